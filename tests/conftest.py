@@ -1,0 +1,117 @@
+"""Fixtures over private real servers, started once for the run and only when a test asks.
+
+A server that cannot run here skips its tests with the reason, and fails them where CI=true. At the
+end no process that the run started may be left.
+
+`valkey`, `redis62`, `debian_redis`, `postgres`, `rabbitmq` are the servers; a test that stops or
+pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `pg_url` and
+`sqlite_url` are empty stores for one test.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from support.waiting import wait_until
+from taskguard.testing.servers import DebianRedis, Postgres, RabbitMQ, Redis62, Server, Valkey
+
+ServerT = TypeVar("ServerT", bound=Server)
+
+
+def need(server: type[Server]) -> None:
+    """Skips the test, or fails it in CI, where the server cannot run."""
+    reason = server.available()
+    if reason is None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def started(server: ServerT) -> Iterator[ServerT]:
+    """Runs the server for as long as the fixture lives."""
+    need(type(server))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    yield from started(Valkey())
+
+
+@pytest.fixture(scope="session")
+def redis62() -> Iterator[Redis62]:
+    yield from started(Redis62())
+
+
+@pytest.fixture(scope="session")
+def debian_redis() -> Iterator[DebianRedis]:
+    yield from started(DebianRedis())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """PostgreSQL without fsync: faster, and nothing here cuts the power."""
+    yield from started(Postgres(fsync="off"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    yield from started(RabbitMQ())
+
+
+@pytest.fixture
+def redis_url(valkey: Valkey) -> Iterator[str]:
+    """Database 0 of an empty Valkey; the other databases are empty as well."""
+    flush(valkey.port)
+    yield valkey.url
+    flush(valkey.port)
+
+
+@pytest.fixture
+def pg_url(postgres: Postgres) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty PostgreSQL database, dropped afterwards."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The SQLAlchemy URL of an SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+def flush(port: int) -> None:
+    """FLUSHALL, and functions and scripts too, so that no test finds what another loaded."""
+    with socket.create_connection(("127.0.0.1", port), 10.0) as connection:
+        for command in (b"FLUSHALL\r\n", b"SCRIPT FLUSH\r\n"):
+            connection.sendall(command)
+            reply = connection.recv(64)
+            assert reply.startswith(b"+OK"), reply
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """The run fails if it leaves a process behind; the next run does not meet it."""
+    me = psutil.Process()
+    try:
+        # Ended servers and workers need a moment until their keepers are gone.
+        wait_until(lambda: not me.children(recursive=True), timeout_s=5.0)
+    except AssertionError:
+        left = me.children(recursive=True)
+        for process in left:
+            try:
+                print(f"left behind: {process.pid} {' '.join(process.cmdline())}")
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,1 @@
+"""What several tests use: waiting on conditions, and more beside it."""
