@@ -10,7 +10,6 @@ pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `p
 
 from __future__ import annotations
 
-import os
 import socket
 import uuid
 from collections.abc import Iterator
@@ -20,20 +19,11 @@ from typing import TypeVar
 import psutil
 import pytest
 
+from support.needs import need
 from support.waiting import wait_until
 from taskguard.testing.servers import DebianRedis, Postgres, RabbitMQ, Redis62, Server, Valkey
 
 ServerT = TypeVar("ServerT", bound=Server)
-
-
-def need(server: type[Server]) -> None:
-    """Skips the test, or fails it in CI, where the server cannot run."""
-    reason = server.available()
-    if reason is None:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def started(server: ServerT) -> Iterator[ServerT]:

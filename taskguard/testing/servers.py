@@ -35,6 +35,7 @@ __all__ = [
     "Postgres",
     "RabbitMQ",
     "Redis62",
+    "RedisServer",
     "Server",
     "ServerError",
     "Valkey",

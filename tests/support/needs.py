@@ -1,0 +1,23 @@
+"""What a test needs from its machine: skipped with the reason where it is missing, failed in CI."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from taskguard.testing.servers import Server
+
+
+def need(server: type[Server]) -> None:
+    """Skips the test, or fails it where CI=true, if the server cannot run here."""
+    missing(server.available())
+
+
+def missing(reason: str | None) -> None:
+    """Skips the test, or fails it where CI=true, for a reason other than None."""
+    if reason is None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)

