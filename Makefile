@@ -14,39 +14,47 @@ PYTEST_ARGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
 
+# Debian ships Python without what makes a virtual environment; say so before a traceback does.
+define CHECK_PYTHON
+import importlib.util as u, sys
+if sys.version_info < (3, 10): sys.exit("taskguard needs Python 3.10 or later, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")
+if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv")
+endef
+export CHECK_PYTHON
+
 .PHONY: setup demo test lint format bench debian-servers clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "taskguard needs Python 3.10 or later, $(PYTHON) is " + sys.version.split()[0])'
+	@$(PYTHON) -c "$$CHECK_PYTHON"
 	@echo "setting up $(VENV) (once; a minute or two)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup
-	@$(BIN)/python -m taskguard.testing.demo $(if $(DATA),--data '$(DATA)')
+	@"$(BIN)/python" -m taskguard.testing.demo $(if $(DATA),--data '$(DATA)')
 
 test: setup debian-servers
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@"$(BIN)/python" -m pytest $(PYTEST_ARGS)
 
 lint: setup
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@"$(BIN)/python" -m ruff check .
+	@"$(BIN)/python" -m ruff format --check .
+	@"$(BIN)/python" -m mypy
+	@"$(BIN)/lint-imports" --no-logo
 
 format: setup
-	@$(BIN)/ruff check --fix-only --quiet .
-	@$(BIN)/ruff format --quiet .
+	@"$(BIN)/python" -m ruff check --fix-only --quiet .
+	@"$(BIN)/python" -m ruff format --quiet .
 
 bench: setup
-	@$(BIN)/python -m benchmarks
+	@"$(BIN)/python" -m benchmarks
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
-	@.ci/debian-servers
+	@sh .ci/debian-servers
 
 clean:
 	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
