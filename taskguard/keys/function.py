@@ -1,0 +1,250 @@
+"""From a call's arguments to its keys: what the decorator compiles, and `taskguard.key`.
+
+Guarantees: everything that can be known from the signature is checked when it is compiled.
+Arguments that do not fit the signature raise a `TypeError`, as the call itself would. Several keys
+come sorted by code point and without repeats, so that everybody takes them in one order.
+Does not guarantee: that a callable's keys tell different work apart. Its text is the user's; it is
+only made safe to store.
+
+Read next: `template.py` for the syntax, `values.py` for what counts as a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from taskguard.errors import KeyTemplateError
+from taskguard.keys.arguments import Arguments, check_name
+from taskguard.keys.template import Template, TemplateProblemError, parse
+from taskguard.keys.values import RefusedValueError, escape, shorten, text_of
+
+__all__ = ["MAX_KEYS", "KeyFunction", "KeySpec", "compile_key", "key"]
+
+MAX_KEYS = 100
+
+KeyCallable = Callable[..., str | Iterable[str]]
+KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
+
+_between_separators = re.compile(r"[^:/]+")
+
+
+class _FinishedKey(str):
+    """What `key` returned: a callable may hand it on, and it is not encoded a second time."""
+
+    __slots__ = ()
+
+
+def key(template: str, /, **values: object) -> str:
+    """The key that a task with this template takes, for use elsewhere.
+
+    `taskguard.key("order:<order_id>", order_id=42)` is `"order:42"`. Values that the template does
+    not name are ignored.
+
+    Raises:
+        KeyTemplateError: the template cannot be read, or names a value that was not given.
+        KeyArgumentError: a value cannot be part of a key.
+    """
+    try:
+        if not isinstance(template, str):
+            raise TemplateProblemError(f"a template is text, not {type(template).__name__}")
+        parsed = _parse_once(template)
+        for placeholder, _ in parsed.tail:
+            check_name(placeholder, values)
+    except TemplateProblemError as problem:
+        given = ", ".join(values) or "none"
+        raise KeyTemplateError(
+            f"key {template!r}: {problem}. Values given: {given}.", template=str(template)
+        ) from None
+    return _FinishedKey(parsed.fill(values, task=None))
+
+
+_parse_once = lru_cache(maxsize=256)(parse)
+
+
+def compile_key(
+    spec: KeySpec,
+    *,
+    signature: inspect.Signature,
+    task: str,
+    ignore: Collection[str] = ("guard",),
+) -> KeyFunction:
+    """Check a `key` or `once_per` option against a task's signature; the result makes its keys.
+
+    `spec` is a template, a callable, or a list of these. A callable is called with all arguments of
+    the task by name, defaults applied, and returns one key or several. Parameters in `ignore` are
+    not the caller's to pass and are not seen.
+
+    Raises:
+        KeyTemplateError: `spec` does not fit; the message names the task, the placeholder and the
+            parameters there are.
+    """
+    arguments = Arguments(signature, task=task, ignore=ignore)
+    try:
+        parts = tuple(_compile_part(part, arguments) for part in _parts(spec))
+    except TemplateProblemError as problem:
+        raise KeyTemplateError(
+            f"task {task}, key {_describe(spec)}: {problem}. Parameters: {arguments.describe()}.",
+            task=task,
+            template=_describe(spec) if not isinstance(spec, str) else spec,
+        ) from None
+    return KeyFunction(parts, arguments, task=task)
+
+
+class KeyFunction:
+    """Makes a call's keys: one at least, sorted, each once. `sources` are the templates."""
+
+    __slots__ = ("_arguments", "_parts", "sources", "task")
+
+    def __init__(
+        self, parts: tuple[Template | _Callable, ...], arguments: Arguments, *, task: str
+    ) -> None:
+        self._parts = parts
+        self._arguments = arguments
+        self.sources = tuple(part.source for part in parts)
+        self.task = task
+
+    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+        """The keys of a call with these arguments.
+
+        Raises:
+            KeyArgumentError: an argument cannot be part of a key.
+            TypeError: the arguments do not fit the task's signature.
+        """
+        values = self._arguments.bind(args, kwargs)
+        found: list[str] = []
+        for part in self._parts:
+            if isinstance(part, Template):
+                found.append(part.fill(values, task=self.task))
+            else:
+                found.extend(part.keys(values, task=self.task))
+        if len(found) == 1:
+            return (found[0],)
+        keys = sorted(set(found))
+        if len(keys) > MAX_KEYS:
+            raise _too_many().named("its key option", task=self.task)
+        return tuple(keys)
+
+    def __repr__(self) -> str:
+        return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
+
+
+def _too_many() -> RefusedValueError:
+    return RefusedValueError(f"makes more than {MAX_KEYS} keys of one call: split the work")
+
+
+def _parts(spec: object) -> Sequence[object]:
+    if isinstance(spec, str) or callable(spec):
+        return (spec,)
+    if not isinstance(spec, (list, tuple)):
+        raise TemplateProblemError(
+            f"a key is a template, a callable, or a list of these, not {type(spec).__name__}"
+        )
+    if not 0 < len(spec) <= MAX_KEYS:
+        raise TemplateProblemError(f"the list has {len(spec)} keys, not 1 to {MAX_KEYS}")
+    return spec
+
+
+def _describe(spec: object) -> str:
+    if isinstance(spec, (list, tuple)):
+        return f"[{', '.join(map(_describe, spec))}]"
+    return _callable_name(spec) if callable(spec) else repr(spec)
+
+
+def _callable_name(function: object) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _compile_part(part: object, arguments: Arguments) -> Template | _Callable:
+    if isinstance(part, str):
+        template = parse(part)
+        for placeholder, _ in template.tail:
+            arguments.check(placeholder)
+        return template
+    if callable(part):
+        return _Callable(part, arguments)
+    raise TemplateProblemError(
+        f"a list of keys holds templates and callables, not {type(part).__name__}"
+    )
+
+
+class _Callable:
+    """A key option that is code: called with the task's arguments, by name."""
+
+    __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
+
+    def __init__(self, function: KeyCallable, arguments: Arguments) -> None:
+        # By name, so that `lambda order_id, **_:` can leave out what it does not need and none can
+        # be mixed up; by position only what has no other way.
+        stars = (arguments.var_positional, arguments.var_keyword)
+        parameters = [p for p in arguments.parameters.values() if p.name not in stars]
+        self._by_position = tuple(
+            p.name
+            for p in parameters
+            if p.kind is p.POSITIONAL_ONLY
+            or (p.kind is p.POSITIONAL_OR_KEYWORD and arguments.var_positional is not None)
+        )
+        self._by_name = tuple(p.name for p in parameters if p.name not in self._by_position)
+        self._arguments = arguments
+        self._function = function
+        self.source = _callable_name(function)
+        self._check()
+
+    def keys(self, values: Mapping[str, object], *, task: str) -> Iterable[str]:
+        """The keys that the callable names for these arguments."""
+        result = self._call(values)
+        found: set[str] = set()
+        try:
+            for text in _texts(result):
+                found.add(_finish(text))
+                if len(found) > MAX_KEYS:  # before a generator without an end fills the memory
+                    raise _too_many()
+            if found:
+                return found
+            raise RefusedValueError("returned no key: return one at least")
+        except RefusedValueError as refusal:
+            problem = refusal
+        raise problem.named(f"the key callable {self.source}", task=task)
+
+    def _check(self) -> None:
+        try:
+            signature = inspect.signature(self._function)
+        except (TypeError, ValueError):  # a builtin may have none
+            return
+        try:
+            signature.bind(*self._by_position, **dict.fromkeys(self._by_name))
+        except TypeError as error:
+            raise TemplateProblemError(
+                f"{self.source} does not take the task's arguments: {error}. It gets all of them,"
+                " by name; one that uses a few is written lambda order_id, **_: …"
+            ) from None
+
+    def _call(self, values: Mapping[str, object]) -> object:
+        positional = [values[name] for name in self._by_position]
+        named = {name: values[name] for name in self._by_name}
+        if self._arguments.var_positional is not None:
+            positional.extend(values[self._arguments.var_positional])  # type: ignore[arg-type]
+        if self._arguments.var_keyword is not None:
+            named.update(values[self._arguments.var_keyword])  # type: ignore[call-overload]
+        return self._function(*positional, **named)
+
+
+def _texts(result: object) -> Iterable[object]:
+    if isinstance(result, str):
+        return (result,)
+    if isinstance(result, Iterable) and not isinstance(result, (bytes, Mapping)):
+        return result
+    raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
+
+
+def _finish(text: object) -> str:
+    """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
+    if isinstance(text, _FinishedKey):
+        return str(text)
+    if not isinstance(text, str):
+        raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
+    if not text:
+        raise RefusedValueError("returned empty text: all such calls would share one key")
+    return shorten(_between_separators.sub(lambda part: escape(part[0]), text_of(text)))

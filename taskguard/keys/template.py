@@ -1,0 +1,234 @@
+"""Key templates: `order:<order_id>`, checked once, then filled in for every call.
+
+| in a template | means |
+| --- | --- |
+| `<name>` | an argument, defaults applied |
+| `<order.id>` | an attribute of it |
+| `<payload[sku]>`, `<ids[0]>` | an item: a dict's key, or a list's index (`-1` is the last) |
+| `<when:%Y-%m-%d>`, `<number:05d>` | a date, time or number in a format |
+| `<email|hash>` | a digest of its text, which is then in no key, log or metric |
+| `<phone|str>` | the `str()` of an object of any class that defines one |
+| `<<` | a literal `<` |
+
+They combine in this order: `<order.lines[0].due:%Y-%m-%d|hash>`.
+
+Guarantees: two placeholders are separated by a character that no value can hold, so that a key
+reads back to one set of texts only. A dict's item is looked up by text, then, where that is digits,
+by number, since JSON makes text of a dict's numbers.
+Does not guarantee: that the attributes and items there are the same on every machine; what is
+lazily loaded is loaded.
+
+Read next: `function.py`, which brings the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from taskguard.keys.formats import explain_format, format_value
+from taskguard.keys.values import (
+    VALUE_ALPHABET,
+    RefusedValueError,
+    digest,
+    escape,
+    shorten,
+    text_of,
+)
+
+__all__ = ["Placeholder", "Template", "TemplateProblemError", "parse"]
+
+_FILTERS = {
+    "hash": "a digest instead of the value",
+    "str": "the str() of any object",
+}
+# An unclosed `<` is a token of its own, so that it can be told from a literal one, `<<`.
+_tokens = re.compile(r"<<|<[^<>]*>|<|[^<]+").finditer
+_NAME = r"[^\W\d]\w*"
+_STEP = rf"\.{_NAME}|\[[^\[\]]+\]"
+_is_placeholder = re.compile(
+    rf"<(?P<name>{_NAME})(?P<path>(?:{_STEP})*)(?::(?P<spec>[^|]*))?(?P<filters>(?:\|[^|]*)*)>"
+).fullmatch
+_steps = re.compile(_STEP).findall
+_is_index = re.compile(r"-?[0-9]{1,9}").fullmatch
+
+
+class TemplateProblemError(Exception):
+    """What is wrong with a template. It stays in this package, where task and names are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """One `<…>` of a template."""
+
+    source: str
+    name: str
+    path: tuple[Callable[[object], object], ...]
+    takes_item: bool
+    spec: str | None
+    hidden: bool
+    by_str: bool
+
+    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
+        """The text for the key that this placeholder makes of the call's arguments."""
+        try:
+            text = self._text(values)
+            return digest(text) if self.hidden else escape(text)
+        except RefusedValueError as refusal:
+            problem = refusal
+        # Out here, so that nothing of a hidden value hangs on the error as its context.
+        cause = None if self.hidden else problem.__cause__
+        raise problem.named(self.source, task=task) from cause
+
+    def _text(self, values: Mapping[str, object]) -> str:
+        if self.name not in values:  # only where the task takes **kwargs
+            raise RefusedValueError("is not among the arguments of this call")
+        value = values[self.name]
+        for step in self.path:
+            value = step(value)
+        if self.spec is not None:
+            return format_value(value, self.spec)
+        return text_of(value, by_str=self.by_str)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A parsed template: literal text, and placeholders each with the literal text after it."""
+
+    source: str
+    head: str
+    tail: tuple[tuple[Placeholder, str], ...]
+
+    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
+        """The key for these arguments.
+
+        Raises:
+            KeyArgumentError: an argument cannot be part of a key.
+        """
+        pieces = [self.head]
+        for placeholder, literal in self.tail:
+            pieces.append(placeholder.fill(values, task=task))
+            pieces.append(literal)
+        return shorten("".join(pieces))
+
+
+def parse(source: str) -> Template:
+    """Read a template.
+
+    Raises:
+        TemplateProblemError: it cannot be read, or two different calls could make one key.
+    """
+    if not source:
+        raise TemplateProblemError("the template is empty")
+    literals = [""]
+    placeholders: list[Placeholder] = []
+    for match in _tokens(source):
+        part = match[0]
+        if part == "<<":
+            literals[-1] += "<"
+        elif part == "<":
+            raise TemplateProblemError(
+                f"the '<' of {source[match.start() :]!r} is not closed; '<<' is a literal '<'"
+            )
+        elif part.startswith("<"):
+            placeholders.append(_parse_placeholder(part))
+            literals.append("")
+        else:
+            literals[-1] += part
+    _check_literals(literals, placeholders)
+    return Template(source, literals[0], tuple(zip(placeholders, literals[1:], strict=True)))
+
+
+def _check_literals(literals: list[str], placeholders: list[Placeholder]) -> None:
+    for literal in literals:
+        bad = next((c for c in literal if c in "{}%" or not c.isprintable() or c.isspace()), None)
+        if bad is not None:
+            raise TemplateProblemError(
+                f"the text {literal!r} has the character {bad!r} (U+{ord(bad):04X}); outside"
+                " placeholders there are no spaces, control characters, '{', '}' or '%'"
+            )
+    for first, between, second in zip(placeholders, literals[1:], placeholders[1:], strict=False):
+        if VALUE_ALPHABET.issuperset(between):
+            raise TemplateProblemError(
+                f"between {first.source} and {second.source} there is {between!r}, which values can"
+                " hold too, so that different calls could make one key: put ':' or '/' between them"
+            )
+
+
+def _parse_placeholder(token: str) -> Placeholder:
+    match = _is_placeholder(token)
+    if match is None:
+        raise TemplateProblemError(
+            f"{token} cannot be read; a placeholder is <name>, <order.id>, <payload[sku]>,"
+            " <when:%Y-%m-%d>, <email|hash> or these together, in this order"
+        )
+    spec: str | None = match["spec"]
+    filters = match["filters"].split("|")[1:]
+    _check_filters(token, filters)
+    problem = None if spec is None else explain_format(spec)
+    if problem is not None:
+        raise TemplateProblemError(f"{token} {problem}")
+    if spec is not None and "str" in filters:
+        raise TemplateProblemError(f"{token}: |str makes text, which takes no format")
+    return Placeholder(
+        source=token,
+        name=match["name"],
+        path=tuple(
+            _item(s[1:-1]) if s[0] == "[" else _attribute(s[1:]) for s in _steps(match["path"])
+        ),
+        takes_item=match["path"].startswith("["),
+        spec=spec,
+        hidden="hash" in filters,
+        by_str="str" in filters,
+    )
+
+
+def _check_filters(token: str, filters: list[str]) -> None:
+    for name in filters:
+        if name not in _FILTERS:
+            known = ", ".join(f"|{known} ({meaning})" for known, meaning in _FILTERS.items())
+            raise TemplateProblemError(f"{token}: there is no filter |{name}; there are {known}")
+        if filters.count(name) > 1:
+            raise TemplateProblemError(f"{token}: |{name} is there twice")
+
+
+def _attribute(name: str) -> Callable[[object], object]:
+    def step(value: object) -> object:
+        try:
+            return getattr(value, name)
+        except AttributeError as error:
+            raise RefusedValueError(
+                f"cannot be read: {type(value).__name__} has no attribute {name!r}"
+            ) from error
+
+    return step
+
+
+def _item(text: str) -> Callable[[object], object]:
+    index = int(text) if _is_index(text) else None
+
+    def step(value: object) -> object:
+        kind = type(value)
+        try:
+            if issubclass(kind, Mapping):
+                return _mapping_item(value, text, index)  # type: ignore[arg-type]
+            if not issubclass(kind, (str, bytes)):
+                return value[text if index is None else index]  # type: ignore[index]
+        except (LookupError, TypeError) as error:
+            raise RefusedValueError(
+                f"cannot be read: {kind.__name__} has no item {text!r}"
+            ) from error
+        # A text's characters: never meant, and what a dict sent as JSON text would give.
+        raise RefusedValueError(f"cannot be read: {kind.__name__} has no item {text!r}")
+
+    return step
+
+
+def _mapping_item(mapping: Mapping[object, object], text: str, index: int | None) -> object:
+    # Asked with `in` first: a defaultdict would make the item, with a value that nobody sent.
+    if text in mapping:
+        return mapping[text]
+    if index is not None and index in mapping:
+        return mapping[index]
+    raise KeyError(text)

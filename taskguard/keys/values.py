@@ -1,0 +1,242 @@
+"""Values as key text: what an argument says, and the form in which that may stand in a key.
+
+Guarantees: the text is the same before and after kombu's JSON and pickle, because the type that
+JSON keeps decides: an `IntEnum` member is its number, a text subclass its text, whatever their own
+`__str__` says. `escape` never makes one text of two, and its result is of `VALUE_ALPHABET` and `%`
+alone. Work is bounded by the limits below, before anything is copied, whatever comes in.
+Does not guarantee: that a class of the user's has a `__str__` that tells its objects apart. Hence
+such objects are refused unless the template says `|str`: a password type that prints as asterisks,
+or a customer's name, would else quietly put different work under one key.
+
+| value | text |
+| --- | --- |
+| str, int, Decimal, UUID | `str()` |
+| bool | `True`, `False` |
+| float | `repr()`: `1.0`, `1e+16` |
+| datetime, date, time | ISO 8601, as JSON carries it: `2024-05-01T12:00:00+00:00` |
+| Enum | its value's text |
+| another library's integer | its digits |
+
+Read next: `formats.py` for `<when:%Y>`, `template.py` for how values are found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from math import isfinite
+from numbers import Integral
+from typing import Any, cast
+from uuid import UUID
+
+from taskguard.errors import KeyArgumentError
+
+__all__ = [
+    "MAX_KEY_BYTES",
+    "MAX_TEXT_CHARS",
+    "VALUE_ALPHABET",
+    "RefusedValueError",
+    "digest",
+    "encode_value",
+    "escape",
+    "shorten",
+    "text_of",
+    "unwrap",
+]
+
+MAX_KEY_BYTES = 200
+# Longer texts are documents rather than names of something. Also the bound on the work of a call.
+MAX_TEXT_CHARS = 65_536
+# Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
+_MAX_INT_BITS = 2048
+_DIGEST_HEX_CHARS = 32
+# Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
+_SHORTENED = "%~"
+
+VALUE_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~@+")
+_is_plain = re.compile(r"[A-Za-z0-9\-_.~@+]+").fullmatch
+_half_an_escape = re.compile(r"%[0-9A-F]?\Z")
+_ESCAPES = tuple(chr(b) if chr(b) in VALUE_ALPHABET else f"%{b:02X}" for b in range(256))
+
+
+class RefusedValueError(Exception):
+    """Why a value cannot be part of a key; a sentence without its subject and without the value.
+
+    It stays in this package: `named` makes the error that users see.
+    """
+
+    def named(self, source: str, *, task: str | None) -> KeyArgumentError:
+        """The public error, with the placeholder as written and the task."""
+        where = f"task {task}: " if task else ""
+        return KeyArgumentError(f"{where}{source} {self}", task=task, placeholder=source)
+
+
+def encode_value(value: object, *, task: str | None = None, placeholder: str = "value") -> str:
+    """The text of `value` as it stands in a key.
+
+    Raises:
+        KeyArgumentError: `value` cannot be part of a key; `placeholder` is what the error calls it.
+    """
+    try:
+        return escape(text_of(value))
+    except RefusedValueError as refusal:
+        raise refusal.named(placeholder, task=task) from None
+
+
+def text_of(value: object, *, by_str: bool = False) -> str:
+    """What `value` says. With `by_str`, an object of any class that has a `__str__` may say it."""
+    convert = _TEXTS.get(type(value))
+    if convert is None:
+        value = unwrap(value)
+        convert = _converter(type(value))
+    return convert(value) if convert is not None else _text_of_other(value, by_str=by_str)
+
+
+def unwrap(value: object) -> object:
+    """The scalar that an enum member or another library's integer stands for, else `value`."""
+    # By type, not isinstance: a lazy proxy's `__class__` runs code of its own and claims a type
+    # that JSON and pickle do not see.
+    kind = type(value)
+    if issubclass(kind, _SCALARS):
+        return value
+    if issubclass(kind, Enum):
+        return unwrap(cast("Enum", value).value)
+    if issubclass(kind, Integral):
+        return int(cast("Integral", value))
+    return value
+
+
+def escape(text: str) -> str:
+    """`text` with everything outside `VALUE_ALPHABET` percent-encoded from UTF-8."""
+    if _is_plain(text):
+        return text
+    return "".join(map(_ESCAPES.__getitem__, _utf8(text)))
+
+
+def digest(text: str) -> str:
+    """Stands for `text` where that must not be seen: SHA-256, its first 128 bits in hex."""
+    return _sha256(_utf8(text))
+
+
+def shorten(key: str) -> str:
+    """`key` itself up to 200 bytes; beyond, its beginning, `%~` and a digest of all of it.
+
+    `key` must be made of escaped values and literal text: then no short key reads the same.
+    """
+    if len(key) <= MAX_KEY_BYTES and key.isascii():
+        return key
+    whole = key.encode()
+    if len(whole) <= MAX_KEY_BYTES:
+        return key
+    room = MAX_KEY_BYTES - len(_SHORTENED) - _DIGEST_HEX_CHARS
+    head = whole[:room].decode(errors="ignore")
+    return _half_an_escape.sub("", head) + _SHORTENED + _sha256(whole)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data, usedforsecurity=False).hexdigest()[:_DIGEST_HEX_CHARS]
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        pass
+    # Raised out here, since the codec's exception carries the text, and would be its context.
+    raise RefusedValueError(
+        "holds a lone surrogate, half of a character that UTF-8 cannot store: clean the text first"
+    )
+
+
+def _text_of_str(value: str) -> str:
+    # The unbound methods: a subclass's own would not be the worker's, and no copy before the limit.
+    length = str.__len__(value)
+    if length == 0:
+        raise RefusedValueError(
+            "is empty text: all such calls would share one key. Pass a value, or leave it out"
+        )
+    if length > MAX_TEXT_CHARS:
+        raise RefusedValueError(
+            f"is text of {length:,} characters, at most {MAX_TEXT_CHARS:,} can be part of a key:"
+            " pass an id, or a hash of it"
+        )
+    return str.__str__(value)
+
+
+def _text_of_int(value: int) -> str:
+    if int.bit_length(value) > _MAX_INT_BITS:
+        raise RefusedValueError(f"is a number of more than {_MAX_INT_BITS:,} bits: pass an id")
+    return int.__repr__(value)
+
+
+def _text_of_float(value: float) -> str:
+    if not isfinite(value):
+        raise RefusedValueError(
+            "is not a finite number (NaN or infinity): check it before the call"
+        )
+    return float.__repr__(value)
+
+
+def _text_of_decimal(value: Decimal) -> str:
+    if not Decimal.is_finite(value):
+        raise RefusedValueError(
+            "is not a finite number (NaN or infinity): check it before the call"
+        )
+    # More bytes than characters are allowed is certainly more digits: no need to print them.
+    if Decimal.__sizeof__(value) > MAX_TEXT_CHARS:
+        raise RefusedValueError("is a number of too many digits: pass an id")
+    return _text_of_str(Decimal.__str__(value))
+
+
+def _text_of_other(value: object, *, by_str: bool) -> str:
+    kind = type(value)
+    if value is None:
+        raise RefusedValueError(
+            "is None: all such calls would share one key. Pass a value, or leave it out of the key"
+        )
+    if issubclass(kind, (bytes, bytearray, memoryview)):
+        raise RefusedValueError(
+            f"is {kind.__name__}: decode it, or pass its hex(), before the call"
+        )
+    if issubclass(kind, (Mapping, AbstractSet, Sequence)):
+        raise RefusedValueError(
+            f"is a {kind.__name__}, not a single value: name one item, as in <payload[sku]>, or let"
+            " a callable return one key for each item"
+        )
+    if not by_str:
+        raise RefusedValueError(
+            f"is an object of class {kind.__name__}: name an attribute, as in <order.id>, or write"
+            " |str into the placeholder if its str() identifies it"
+        )
+    if kind.__str__ is object.__str__:
+        raise RefusedValueError(
+            f"is an object of class {kind.__name__}, which has no __str__ of its own: name an"
+            " attribute, as in <order.id>"
+        )
+    return _text_of_str(str(value))
+
+
+# In the order in which a subclass is looked for: a datetime is a date too.
+_TEXTS: dict[type, Callable[[Any], str]] = {
+    str: _text_of_str,
+    int: _text_of_int,
+    bool: bool.__repr__,
+    float: _text_of_float,
+    datetime: datetime.isoformat,
+    date: date.isoformat,
+    time: time.isoformat,
+    Decimal: _text_of_decimal,
+    UUID: UUID.__str__,
+}
+_SCALARS = tuple(_TEXTS)
+
+
+def _converter(kind: type) -> Callable[[Any], str] | None:
+    return _TEXTS.get(kind) or next(
+        (convert for base, convert in _TEXTS.items() if issubclass(kind, base)), None
+    )

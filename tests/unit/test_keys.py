@@ -1,0 +1,885 @@
+"""Keys: each sentence that the documentation says about templates, values and limits."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pickle
+import tracemalloc
+from collections import defaultdict
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from numbers import Integral
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from taskguard.errors import ConfigurationError, KeyArgumentError, KeyTemplateError
+from taskguard.keys import (
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_TEXT_CHARS,
+    KeyFunction,
+    compile_key,
+    encode_value,
+    key,
+    shorten,
+)
+
+# A task's argument may be naive: what matters is the text.
+NOON = datetime(2024, 5, 1, 12, 30)  # noqa: DTZ001
+SECRET = "ada@example.org"
+
+
+def ship(order_id, region="eu", *, priority=1, guard=None): ...
+
+
+def compiled(spec, function=ship, **options) -> KeyFunction:
+    signature = inspect.signature(function)
+    return compile_key(spec, signature=signature, task="shop.ship", **options)
+
+
+def one(template: str, value: object) -> str:
+    """The key of a single value called x."""
+    return key(template, x=value)
+
+
+def refusal(template: str, value: object) -> str:
+    with pytest.raises(KeyArgumentError) as caught:
+        one(template, value)
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+def template_problem(spec, function=ship) -> str:
+    with pytest.raises(KeyTemplateError) as caught:
+        compiled(spec, function)
+    assert caught.value.task == "shop.ship"
+    assert "shop.ship" in str(caught.value)
+    return str(caught.value)
+
+
+class TestArguments:
+    """Where a placeholder's value comes from."""
+
+    def test_the_designs_example(self):
+        """`order:<order_id>` with 42 reads order:42, here and by `taskguard.key`."""
+        assert compiled("order:<order_id>")((42,), {}) == ("order:42",)
+        assert key("order:<order_id>", order_id=42) == "order:42"
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs"),
+        [((42,), {}), ([42], {}), ((), {"order_id": 42}), ((42, "eu"), {"priority": 1})],
+    )
+    def test_passed_by_position_or_by_name(self, args, kwargs):
+        """However an argument is passed, and with defaults applied, the key is the same."""
+        template = "<region>/<order_id>/<priority>"
+        assert compiled(template)(args, kwargs) == ("eu/42/1",)
+
+    def test_the_guard_is_no_argument(self):
+        """`guard` is the library's to pass: not a parameter of templates, nor of calls."""
+        assert "Parameters: order_id, region, priority." in template_problem("<guard>")
+        with pytest.raises(TypeError, match="guard"):
+            compiled("<order_id>")((42,), {"guard": None})
+
+    def test_a_guard_in_the_middle(self):
+        """A guard between other parameters moves none of them."""
+
+        def task(a, guard, b): ...
+
+        assert compiled("<a>:<b>", task)((1, 2), {}) == ("1:2",)
+
+    def test_other_names_can_be_ignored(self):
+        """`ignore` is the integration's choice."""
+        assert compiled("<guard>", ignore=())((1,), {"guard": 2}) == ("2",)
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs"),
+        [
+            ((), {}),
+            ((), {"region": "eu"}),
+            ((1, 2, 3), {}),
+            ((1,), {"order_id": 1}),
+            ((1,), {"other": 1}),
+        ],
+    )
+    def test_arguments_that_do_not_fit(self, args, kwargs):
+        """Wrong arguments are the TypeError that the call itself would be, naming the task."""
+        with pytest.raises(TypeError):
+            ship(*args, **kwargs)
+        with pytest.raises(TypeError, match=r"^shop\.ship: "):
+            compiled("<order_id>")(args, kwargs)
+
+    def test_positional_only_parameters(self):
+        """A positional-only parameter is not taken by name."""
+
+        def task(order_id, /, region="eu"): ...
+
+        assert compiled("<order_id>:<region>", task)((1,), {"region": "us"}) == ("1:us",)
+        with pytest.raises(TypeError):
+            compiled("<order_id>", task)((), {"order_id": 1})
+
+    def test_required_keyword_only_parameters(self):
+        """A keyword-only parameter without a default must be given."""
+
+        def task(*, order_id): ...
+
+        assert compiled("<order_id>", task)((), {"order_id": 1}) == ("1",)
+        with pytest.raises(TypeError):
+            compiled("<order_id>", task)((), {})
+
+    def test_collected_positional_arguments(self):
+        """`<args[0]>` is the first of `*args`; one that was not passed is an error."""
+
+        def task(*args): ...
+
+        keys = compiled("<args[1]>", task)
+        assert keys((1, 2), {}) == ("2",)
+        with pytest.raises(
+            KeyArgumentError, match=r"<args\[1\]> cannot be read: tuple has no item"
+        ):
+            keys((1,), {})
+
+    def test_collected_keyword_arguments(self):
+        """With `**options`, a name that is no parameter is looked for in there at each call."""
+
+        def task(order_id, **options): ...
+
+        keys = compiled("<order_id>:<tenant>", task)
+        assert keys((1,), {"tenant": "acme"}) == ("1:acme",)
+        assert compiled("<options[tenant]>", task)((1,), {"tenant": "acme"}) == ("acme",)
+        with pytest.raises(KeyArgumentError, match="<tenant> is not among the arguments") as caught:
+            keys((1,), {"tenent": "acme"})
+        assert caught.value.placeholder == "<tenant>"
+        assert caught.value.task == "shop.ship"
+
+    @pytest.mark.parametrize("template", ["<args>", "<options>", "<args.x>"])
+    def test_all_of_the_collected_arguments(self, template):
+        """`*args` and `**options` themselves are no value, which is known at decoration."""
+
+        def task(*args, **options): ...
+
+        assert "name one, as in <" in template_problem(template, task)
+        assert "Parameters: *args, **options." in template_problem(template, task)
+
+
+class TestPaths:
+    """Attributes and items."""
+
+    def test_attributes(self):
+        """`<order.id>` and longer paths."""
+        order = SimpleNamespace(id=42, customer=SimpleNamespace(id="c1"))
+        assert one("<x.id>:<x.customer.id>", order) == "42:c1"
+
+    def test_items_of_a_dict(self):
+        """`<payload[sku]>`; a number's digits find the number too, since JSON makes text of it."""
+        assert one("<x[sku]>", {"sku": "s-1"}) == "s-1"
+        assert one("<x[7]>", {7: "a"}) == one("<x[7]>", {"7": "a"}) == "a"
+        assert one("<x[7]>", {7: "number", "7": "text"}) == "text"
+
+    def test_items_of_a_list(self):
+        """Lists and tuples by index, from the end too."""
+        assert one("<x[0]>:<x[-1]>", ["a", "b", "c"]) == "a:c"
+        assert one("<x[0]>:<x[-1]>", ("a", "b", "c")) == "a:c"
+
+    def test_steps_combine(self):
+        """Attributes, items, a format and a filter in one placeholder."""
+        order = SimpleNamespace(lines=[{"due": date(2024, 5, 1)}])
+        assert one("<x.lines[0][due]:%Y>", order) == "2024"
+        assert len(one("<x.lines[0][due]:%Y|hash>", order)) == 32
+
+    def test_a_default_dict_is_left_alone(self):
+        """Reading a key adds nothing to the argument."""
+        payload: defaultdict[str, str] = defaultdict(lambda: "made up")
+        with pytest.raises(KeyArgumentError, match="no item 'sku'"):
+            one("<x[sku]>", payload)
+        assert payload == {}
+
+    @pytest.mark.parametrize(
+        ("template", "value", "said"),
+        [
+            ("<x.id>", None, "NoneType has no attribute 'id'"),
+            ("<x.id>", {"id": 1}, "dict has no attribute 'id'"),
+            ("<x[sku]>", {}, "dict has no item 'sku'"),
+            ("<x[3]>", [1], "list has no item '3'"),
+            ("<x[sku]>", [1], "list has no item 'sku'"),
+            ("<x[0]>", "text", "str has no item '0'"),
+            ("<x[0]>", 42, "int has no item '0'"),
+        ],
+    )
+    def test_what_is_not_there(self, template, value, said):
+        """A step that leads nowhere names the placeholder, the type and the step."""
+        with pytest.raises(KeyArgumentError) as caught:
+            one(template, value)
+        assert str(caught.value) == f"{template} cannot be read: {said}"
+
+    def test_what_a_property_raises(self):
+        """A property's AttributeError stays visible as the cause; its other errors go on."""
+
+        class Order:
+            @property
+            def broken(self):
+                return self.no_such
+
+            @property
+            def away(self):
+                raise ConnectionError("database")
+
+        with pytest.raises(KeyArgumentError) as caught:
+            one("<x.broken>", Order())
+        assert "no_such" in str(caught.value.__cause__)
+        with pytest.raises(ConnectionError):
+            one("<x.away>", Order())
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class TextColour(str, Enum):
+    RED = "red"
+
+    def __str__(self):
+        return "never this"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Nested(Enum):
+    COLOUR = Colour.RED
+    PAIR = (1, 2)
+
+
+class LoudInt(int):
+    def __str__(self):
+        return "loud"
+
+    __repr__ = __str__
+
+
+class LoudText(str):
+    __slots__ = ()
+
+    def __str__(self):
+        return "loud"
+
+
+class LoudFloat(float):
+    def __repr__(self):
+        return "loud"
+
+
+class Phone:
+    def __init__(self, number):
+        self.number = number
+
+    def __str__(self):
+        return self.number
+
+
+class TestValues:
+    """What a value says."""
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (42, "42"),
+            ("42", "42"),
+            (-7, "-7"),
+            (True, "True"),
+            (1.0, "1.0"),
+            (1e16, "1e+16"),
+            (Decimal("1.50"), "1.50"),
+            (Decimal("1E+2"), "1E+2"),
+            (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+            (date(2024, 5, 1), "2024-05-01"),
+            (NOON, "2024-05-01T12%3A30%3A00"),
+            (datetime(2024, 5, 1, 12, tzinfo=timezone.utc), "2024-05-01T12%3A00%3A00+00%3A00"),
+            (time(12, 30), "12%3A30%3A00"),
+            (Colour.RED, "red"),
+            (TextColour.RED, "red"),
+            (Level.HIGH, "3"),
+            (Nested.COLOUR, "red"),
+        ],
+    )
+    def test_texts(self, value, text):
+        """The table in `values.py`."""
+        assert one("<x>", value) == text
+        assert encode_value(value) == text
+
+    @pytest.mark.parametrize(
+        ("value", "text"), [(LoudInt(1), "1"), (LoudText("a"), "a"), (LoudFloat(1), "1.0")]
+    )
+    def test_subclasses_say_what_json_sends(self, value, text):
+        """A subclass's own `__str__` would not be there any more at the worker."""
+        assert one("<x>", value) == text
+        assert type(one("<x>", value).split(":")[0]) is str
+
+    def test_integers_of_other_libraries(self):
+        """What registers as a whole number is its digits, with a format too."""
+
+        class Int64:
+            def __int__(self):
+                return 7
+
+        Integral.register(Int64)
+        assert one("<x>:<x:03d>", Int64()) == "7:007"
+
+    def test_texts_meet(self):
+        """42 and "42", a UUID and its text, a datetime and its ISO text make one key."""
+        moment = datetime(2024, 5, 1, tzinfo=timezone.utc)
+        for value, text in [
+            (42, "42"),
+            (UUID(int=5), str(UUID(int=5))),
+            (moment, moment.isoformat()),
+        ]:
+            assert one("k:<x>", value) == one("k:<x>", text)
+
+    def test_values_that_equal_but_read_differently(self):
+        """Texts decide, not values: the module's documentation says which differ."""
+        for first, second in [
+            (1, 1.0),
+            (Decimal("1.0"), Decimal("1.00")),
+            (True, "true"),
+            (0.0, -0.0),
+        ]:
+            assert one("<x>", first) != one("<x>", second)
+
+    @pytest.mark.parametrize(
+        ("value", "said"),
+        [
+            (None, "is None"),
+            ("", "is empty text"),
+            (LoudText(""), "is empty text"),
+            (float("nan"), "is not a finite number"),
+            (float("-inf"), "is not a finite number"),
+            (Decimal("NaN"), "is not a finite number"),
+            (Decimal("sNaN"), "is not a finite number"),
+            (Decimal("Infinity"), "is not a finite number"),
+            ([1], "is a list, not a single value"),
+            ((1,), "is a tuple, not a single value"),
+            ({1}, "is a set, not a single value"),
+            (frozenset({1}), "is a frozenset, not a single value"),
+            ({"a": 1}, "is a dict, not a single value"),
+            (range(3), "is a range, not a single value"),
+            (Nested.PAIR, "is a tuple, not a single value"),
+            (b"42", "is bytes: decode it"),
+            (bytearray(b"42"), "is bytearray: decode it"),
+            (memoryview(b"42"), "is memoryview: decode it"),
+            ("\ud800", "holds a lone surrogate"),
+            (10**700, "is a number of more than 2,048 bits"),
+            (object(), "is an object of class object: name an attribute, as in <order.id>"),
+            (Phone("1"), "is an object of class Phone"),
+            (timedelta(1), "is an object of class timedelta"),
+            (1j, "is an object of class complex"),
+            (len, "is an object of class builtin_function_or_method"),
+        ],
+    )
+    def test_refused_by_name(self, value, said):
+        """What cannot be a key is refused with the placeholder, what it is, and what to do."""
+        assert refusal("k:<x>", value).startswith(f"<x> {said}")
+        assert refusal("k:<x|hash>", value).startswith(f"<x|hash> {said}")
+
+    @pytest.mark.parametrize(
+        "value", [None, "", [1], b"1", float("nan"), object(), SimpleNamespace()]
+    )
+    def test_refused_with_str_too(self, value):
+        """`|str` lets in what has a text of its own, and nothing else."""
+        assert "<x|str> " in refusal("<x|str>", value)
+
+    def test_str_of_any_object(self):
+        """`|str` says that an object's `str()` identifies it."""
+        assert one("<x|str>", Phone("+49 30")) == "+49%2030"
+        assert one("<x|str>", 42) == "42"
+        assert (
+            one("<x|str|hash>", Phone("1"))
+            == one("<x|hash|str>", Phone("1"))
+            == one("<x|hash>", "1")
+        )
+
+    def test_a_class_without_a_str_of_its_own(self):
+        """The default text holds an address, which no other process would have."""
+        said = refusal("<x|str>", SimpleNamespace(a=1))
+        assert "SimpleNamespace, which has no __str__ of its own" in said
+        assert " at 0x" not in said
+
+    def test_a_proxy_is_not_believed(self):
+        """What claims another type in `__class__` is what it is, not what it claims."""
+
+        class Proxy:
+            @property
+            def __class__(self):
+                raise RuntimeError("outside of a request")
+
+        assert "object of class Proxy" in refusal("<x>", Proxy())
+
+    def test_encode_value_names_what_it_is_told(self):
+        """Other modules encode single values and say how errors call them."""
+        with pytest.raises(KeyArgumentError) as caught:
+            encode_value(None, task="shop.ship", placeholder="message id")
+        assert str(caught.value).startswith("task shop.ship: message id is None")
+        assert (caught.value.task, caught.value.placeholder) == ("shop.ship", "message id")
+        assert isinstance(caught.value, ValueError)
+
+
+class TestEncoding:
+    """The form in which a text stands in a key."""
+
+    def test_plain_characters_stay(self):
+        """ASCII letters, digits and `-_.~@+`."""
+        plain = "ABCxyz0189-_.~@+"
+        assert one("<x>", plain) == plain
+
+    @pytest.mark.parametrize(
+        ("text", "encoded"),
+        [
+            ("a b", "a%20b"),
+            ("a:b/c", "a%3Ab%2Fc"),
+            ("100%", "100%25"),
+            ("%20", "%2520"),
+            ("{1}", "%7B1%7D"),
+            ("a\x00\n*", "a%00%0A%2A"),
+            ("é", "%C3%A9"),
+            ("٣", "%D9%A3"),
+            ("😀", "%F0%9F%98%80"),
+        ],
+    )
+    def test_all_others_are_percent_encoded(self, text, encoded):
+        """From UTF-8, in upper-case hex; digits of other scripts too."""
+        assert one("<x>", text) == encoded
+
+    def test_look_alikes_stay_different(self):
+        """No normalisation, folding or trimming: also what a collation would confuse (fault 34)."""
+        texts = ["a", "A", "á", "a\u0301", "a ", " a", "а", "ａ", "a\x00"]
+        assert len({one("<x>", text) for text in texts}) == len(texts)
+
+    def test_short_of_the_limit(self):
+        """A key of 200 bytes is left as it is; literal text counts in bytes."""
+        assert one("k:<x>", "a" * 198) == "k:" + "a" * 198
+        assert "%~" not in one("ü:<x>", "a" * 197)
+        assert "%~" in one("ü:<x>", "a" * 198)
+
+    def test_over_the_limit(self):
+        """A longer key keeps its beginning, and a digest of all of it tells it from others."""
+        first, second = one("k:<x>", "a" * 199), one("k:<x>", "a" * 198 + "b")
+        assert first != second
+        assert (
+            first == "k:" + "a" * 164 + "%~" + hashlib.sha256(b"k:" + b"a" * 199).hexdigest()[:32]
+        )
+        assert len(first) == MAX_KEY_BYTES
+
+    @pytest.mark.parametrize("width", range(1, 8))
+    def test_the_cut_splits_no_character(self, width):
+        """Neither an escape nor a character of the literal text is cut in two."""
+        for template in ["a" * width + ":<x>", "ü" * 80 + "a" * width + ":<x>"]:
+            shortened = one(template, "é" * 200)
+            head, _, _digest = shortened.partition("%~")
+            assert head.count("%") == len([p for p in head.split("%")[1:] if len(p) >= 2])
+            assert MAX_KEY_BYTES - 6 < len(shortened.encode()) <= MAX_KEY_BYTES
+
+    def test_no_short_key_looks_shortened(self):
+        """`%~` is in no other key: an argument that imitates a shortened key is another key."""
+        shortened = one("k:<x>", "a" * 300)
+        assert one("k:<x>", shortened.removeprefix("k:")) != shortened
+        assert shorten(shortened) == shortened
+
+    def test_a_text_at_the_limit(self):
+        """65,536 characters are a key; one more is refused, hashed or not."""
+        assert len(one("<x>", "é" * MAX_TEXT_CHARS)) <= MAX_KEY_BYTES
+        assert len(one("<x|hash>", "é" * MAX_TEXT_CHARS)) == 32
+        assert "65,537 characters" in refusal("<x>", "é" * (MAX_TEXT_CHARS + 1))
+        assert "65,537 characters" in refusal("<x|hash>", "é" * (MAX_TEXT_CHARS + 1))
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "x" * 10_000_000,
+            LoudText("\ud800" * 10_000_000),
+            b"x" * 10_000_000,
+            1 << 80_000_000,
+            [0] * 1_000_000,
+            Decimal((0, (1,) * 1_000_000, 0)),
+        ],
+        ids=["text", "surrogates", "bytes", "int", "list", "Decimal"],
+    )
+    @pytest.mark.parametrize(
+        "template", ["k:<x>", "k:<x|hash>", "k:<x|str>", "k:<x:%Y>", "k:<x:.2f>"]
+    )
+    def test_huge_values_are_refused_uncopied(self, template, value):
+        """The limit comes before any work: what is refused is neither copied nor printed."""
+        with pytest.raises(KeyArgumentError):
+            one(template, value)  # once before, so that no import is counted
+        tracemalloc.start()
+        try:
+            with pytest.raises(KeyArgumentError):
+                one(template, value)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 100_000
+
+
+class TestFormats:
+    """`<when:%Y-%m-%d>` and `<number:05d>`."""
+
+    @pytest.mark.parametrize(
+        ("template", "value", "text"),
+        [
+            ("<x:%Y-%m-%d>", NOON, "2024-05-01"),
+            ("<x:%Y-%m-%d>", date(2024, 5, 1), "2024-05-01"),
+            ("<x:%H:%M>", NOON, "12%3A30"),
+            ("<x:%H.%M>", time(12, 30), "12.30"),
+            ("<x:%G-W%V>", date(2024, 12, 30), "2025-W01"),
+            ("<x:%Y%%>", date(2024, 5, 1), "2024%25"),
+            ("<x:05d>", 42, "00042"),
+            ("<x:05d>", Level.HIGH, "00003"),
+            ("<x:.2f>", 1, "1.00"),
+            ("<x:.2f>", 1.005, "1.00"),
+            ("<x:.2f>", Decimal("1.5"), "1.50"),
+            ("<x:X>", 255, "FF"),
+            ("<x:.0%>", 0.5, "50%25"),
+        ],
+    )
+    def test_formats(self, template, value, text):
+        """A date's directives, a number's width, places and base."""
+        assert one(template, value) == text
+
+    @pytest.mark.parametrize(
+        ("template", "value", "said"),
+        [
+            ("<x:%Y>", "2024-05-01", "is text, while its format %Y is one of a date or datetime"),
+            ("<x:%Y>", 2024, "is of class int, while its format %Y is one of a date or datetime"),
+            ("<x:05d>", "42", "is text, while its format 05d is one of a number"),
+            (
+                "<x:05d>",
+                date(2024, 1, 1),
+                "is of class date, while its format 05d is one of a number",
+            ),
+            ("<x:05d>", 1.5, "is of class float, which the format 05d does not take"),
+            ("<x:.2f>", 1 << 2000, "is of class int, which the format .2f does not take"),
+            ("<x:.2f>", Decimal("1E+999999"), "is a Decimal too large or too small"),
+            ("<x:f>", Decimal("1E-999999"), "is a Decimal too large or too small"),
+            ("<x:%Y>", None, "is None"),
+            ("<x:05d>", None, "is None"),
+            ("<x:.2f>", float("nan"), "is not a finite number"),
+            ("<x:%z>", NOON, "is empty text"),
+        ],
+    )
+    def test_values_that_do_not_fit(self, template, value, said):
+        """Text instead of a date is an error that names it and what to do."""
+        assert refusal(template, value).startswith(f"{template} {said}")
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("<order_id:>", "empty format: leave the colon out"),
+            ("<order_id:%b>", "the directive %b, whose text depends on locale"),
+            ("<order_id:%Y %Z>", "the directive %Z, whose text depends on locale"),
+            ("<order_id:%Y%>", "the directive %, whose text"),
+            ("<order_id:%-d>", "the format '%-d', neither one of a date"),
+            ("<order_id:abc>", "the format 'abc', neither one of a date"),
+            ("<order_id:>10>", "<order_id:> has an empty format"),
+            ("<order_id:99999d>", "the format '99999d', neither one of a date"),
+            ("<order_id:.2d>", "the format '.2d', neither one of a date"),
+            ("<order_id:n>", "the format 'n', neither one of a date"),
+            ("<order_id:%Y|str>", "|str makes text, which takes no format"),
+        ],
+    )
+    def test_formats_that_cannot_be(self, template, said):
+        """A format that is none, or that differs between machines, is refused at decoration."""
+        assert said in template_problem(template)
+
+
+class TestHash:
+    """`<email|hash>` keeps the value out."""
+
+    def test_the_digest(self):
+        """The first 128 bits of SHA-256 of the text, so that every language can compute it."""
+        digest = hashlib.sha256(SECRET.encode()).hexdigest()[:32]
+        assert one("user:<x|hash>", SECRET) == f"user:{digest}"
+
+    def test_of_a_formatted_value(self):
+        """Format and hash combine: the digest is that of the formatted text."""
+        assert one("<x:%Y|hash>", date(2024, 5, 1)) == one("<x|hash>", "2024")
+
+    def test_texts_meet_under_hash_too(self):
+        """42 and "42" have one digest, 42 and 43 two."""
+        assert one("<x|hash>", 42) == one("<x|hash>", "42") != one("<x|hash>", 43)
+
+    @pytest.mark.parametrize(
+        ("template", "value"),
+        [
+            ("<x|hash>", SECRET + "\ud800"),
+            ("<x|hash>", [SECRET]),
+            ("<x|hash>", SECRET.encode()),
+            ("<x|hash>", SECRET * MAX_TEXT_CHARS),
+            ("<x:%Y|hash>", SECRET),
+            ("<x:05d|hash>", SECRET),
+            ("<x[mail]|hash>", {SECRET: 1}),
+            ("<x[0]|hash>", SECRET),
+            ("<x.a.b|hash>", SimpleNamespace(a=SECRET)),
+        ],
+    )
+    def test_in_no_error(self, template, value):
+        """Neither the message nor anything chained to it nor its pickle holds the value."""
+        with pytest.raises(KeyArgumentError) as caught:
+            one(template, value)
+        error = caught.value
+        assert error.__cause__ is None
+        assert error.__context__ is None
+        assert SECRET not in str(error) + repr(error) + repr(vars(error))
+        assert SECRET.encode() not in pickle.dumps(error)
+
+    def test_in_no_chained_error(self):
+        """What a property says about a hidden value is not chained."""
+
+        class User:
+            @property
+            def email(self):
+                raise AttributeError(SECRET)
+
+        with pytest.raises(KeyArgumentError) as caught:
+            one("<x.email|hash>", User())
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+
+    def test_in_no_repr(self):
+        """The repr says the templates and the task, after calls too."""
+        keys = compiled(["user:<order_id|hash>", "all"])
+        keys((SECRET,), {})
+        assert repr(keys) == "<KeyFunction user:<order_id|hash> all of shop.ship>"
+
+
+class TestTemplateChecks:
+    """What is refused at decoration, by name."""
+
+    def test_an_unknown_parameter(self):
+        """The message names the task, the placeholder, the nearest name and all names there are."""
+        with pytest.raises(KeyTemplateError) as caught:
+            compiled("order:<ordr_id>")
+        assert str(caught.value) == (
+            "task shop.ship, key 'order:<ordr_id>': <ordr_id> is not one of the arguments"
+            " (did you mean <order_id>?). Parameters: order_id, region, priority."
+        )
+        assert caught.value.task == "shop.ship"
+        assert caught.value.template == "order:<ordr_id>"
+        assert isinstance(caught.value, ConfigurationError)
+
+    def test_a_task_without_parameters(self):
+        """Also where there is nothing to name."""
+        assert "Parameters: none." in template_problem("<order_id>", lambda: None)
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("", "the template is empty"),
+            ("order:<order_id", "the '<' of '<order_id' is not closed"),
+            ("a<b<order_id>", "the '<' of '<b<order_id>' is not closed"),
+            ("order:<>", "<> cannot be read"),
+            ("<order id>", "<order id> cannot be read"),
+            ("<1>", "<1> cannot be read"),
+            ("<order_id.>", "<order_id.> cannot be read"),
+            ("<order_id[]>", "<order_id[]> cannot be read"),
+            ("<order_id[a>", "<order_id[a> cannot be read"),
+            ("<order_id|unknown>", "no filter |unknown; there are |hash (a digest"),
+            ("<order_id|>", "no filter |; there are |hash"),
+            ("<order_id|hash|hash>", "|hash is there twice"),
+            ("my order:<order_id>", "has the character ' ' (U+0020)"),
+            ("order\n", r"has the character '\n' (U+000A)"),
+            ("order\u200b:", "(U+200B)"),
+            ("{order}:<order_id>", "has the character '{'"),
+            ("order}:<order_id>", "has the character '}'"),
+            ("100%:<order_id>", "has the character '%'"),
+            ("\ud800", "(U+D800)"),
+        ],
+    )
+    def test_refused(self, template, said):
+        """Each problem names the part of the template, and the parameters there are."""
+        problem = template_problem(template)
+        assert said in problem
+        assert "Parameters: order_id, region, priority." in problem
+
+    @pytest.mark.parametrize("between", ["", "_", "-", ".", "~", "@", "+", "and", "_7_"])
+    def test_placeholders_that_values_could_bridge(self, between):
+        """Fault 33: ('a_b', 'c') and ('a', 'b_c') under <x>_<y> would be one key."""
+        problem = template_problem(f"<order_id>{between}<region>")
+        assert f"between <order_id> and <region> there is {between!r}" in problem
+        assert "put ':' or '/' between them" in problem
+
+    @pytest.mark.parametrize("between", [":", "/", "_:_", "#", ",", "<<", ">", "ü"])
+    def test_placeholders_that_are_kept_apart(self, between):
+        """Any character that values cannot hold will do; the naive join's pairs are two keys."""
+        keys = compiled(f"<order_id>{between}<region>")
+        assert keys(("a_b", "c"), {}) != keys(("a", "b_c"), {})
+        assert keys((f"a{between}b", "c"), {}) != keys(("a", f"b{between}c"), {})
+
+    def test_a_constant(self):
+        """No placeholder is needed: one lock for all calls."""
+        assert compiled("nightly-report")((1,), {}) == ("nightly-report",)
+
+    def test_a_literal_bracket(self):
+        """`<<` is `<`, also right before a placeholder; `>` is itself."""
+        assert compiled("a<<b->:<<<order_id>>")((1,), {}) == ("a<b->:<1>",)
+
+    @pytest.mark.parametrize("spec", [None, 42, b"order", {"a"}, {"order": 1}])
+    def test_no_template_at_all(self, spec):
+        """A key is text, a callable, or a list of these."""
+        assert f"not {type(spec).__name__}" in template_problem(spec)
+
+
+class TestSeveralKeys:
+    """A list: all or none, one order for everybody."""
+
+    def test_sorted_and_once(self):
+        """By code point, whatever the order of templates and arguments; repeats collapse."""
+        keys = compiled(["b:<order_id>", "a:<region>", "a:<order_id>"])
+        assert keys((1, "x"), {}) == ("a:1", "a:x", "b:1")
+        assert keys(("x", "x"), {}) == ("a:x", "b:x")
+        assert compiled(("B", "a", "É", "_"))((1,), {}) == ("B", "_", "a", "É")
+
+    def test_all_or_none(self):
+        """One argument that cannot be a key fails the whole."""
+        with pytest.raises(KeyArgumentError, match="<region> is None"):
+            compiled(["a:<order_id>", "b:<region>"])((1, None), {})
+
+    def test_wrong_lists(self):
+        """Nothing, too much, or what is no template."""
+        assert "the list has 0 keys" in template_problem([])
+        assert f"the list has {MAX_KEYS + 1} keys" in template_problem(["k"] * (MAX_KEYS + 1))
+        assert "holds templates and callables, not int" in template_problem(["k", 42])
+        assert "not list" in template_problem([["k"]])
+        assert "<nope> is not one of the arguments" in template_problem(["k", "<nope>"])
+
+
+class TestCallables:
+    """Keys by code."""
+
+    def test_called_by_name_with_defaults(self):
+        """A callable gets every argument by name, and takes those it needs."""
+        keys = compiled(lambda order_id, region, **_: f"order:{region}/{order_id}")
+        assert keys((1,), {}) == keys((), {"order_id": 1}) == ("order:eu/1",)
+
+    def test_arguments_that_have_no_other_way(self):
+        """Positional-only and collected arguments come as the task gets them."""
+        seen = []
+
+        def task(a, /, b=2, *rest, c, **options): ...
+
+        def spec(*args, **kwargs):
+            seen.append((args, kwargs))
+            return "k"
+
+        compiled(spec, task)((1,), {"c": 3, "d": 4})
+        compiled(spec, task)((1, 5, 6), {"c": 3})
+        assert seen == [((1, 2), {"c": 3, "d": 4}), ((1, 5, 6), {"c": 3})]
+
+    def test_a_callable_that_does_not_fit(self):
+        """Known at decoration, with the way to write it."""
+        problem = template_problem(lambda order: f"order:{order}")
+        assert "<lambda> does not take the task's arguments" in problem
+        assert "lambda order_id, **_" in problem
+        assert "Parameters: order_id, region, priority." in problem
+
+    def test_several_keys(self):
+        """Any iterable of texts; sorted and once, together with a list's other parts."""
+        for make in (list, tuple, set, iter):
+            keys = compiled([lambda order_id, make=make, **_: make(["b", "a", "b"]), "c", "a"])
+            assert keys((1,), {}) == ("a", "b", "c")
+
+    def test_text_is_made_safe(self):
+        """What values may not hold is percent-encoded, except `:` and `/`."""
+        assert compiled(lambda **_: "a:b/c d{é}\n%20")((1,), {}) == (
+            "a:b/c%20d%7B%C3%A9%7D%0A%2520",
+        )
+        assert len(compiled(lambda **_: "k:" + "a" * 300)((1,), {})[0]) == MAX_KEY_BYTES
+
+    def test_finished_keys_stay(self):
+        """What `taskguard.key` returned is not encoded twice: both ways meet one lock."""
+        keys = compiled(lambda order_id, **_: [key("order:<o>", o=o) for o in order_id])
+        ids = ["a b", "x" * 300]
+        assert set(keys((ids,), {})) == {key("order:<order_id>", order_id=o) for o in ids}
+        assert {type(k) for k in keys((ids,), {})} == {str}
+
+    @pytest.mark.parametrize(
+        ("result", "said"),
+        [
+            (None, "returned NoneType"),
+            (42, "returned int"),
+            (b"k", "returned bytes"),
+            ({"k": 1}, "returned dict"),
+            ([], "returned no key"),
+            ("", "returned empty text"),
+            (["k", None], "returned a list with NoneType"),
+            (["k", ""], "returned empty text"),
+            ("\ud800", "holds a lone surrogate"),
+            ("x" * (MAX_TEXT_CHARS + 1), "is text of 65,537 characters"),
+            ([str(n) for n in range(MAX_KEYS + 1)], "makes more than 100 keys"),
+        ],
+    )
+    def test_results_that_are_no_keys(self, result, said):
+        """Refused by name; the callable's stands where a placeholder would."""
+
+        def by_code(**_):
+            return result
+
+        with pytest.raises(KeyArgumentError) as caught:
+            compiled(by_code)((1,), {})
+        assert f"task shop.ship: the key callable {by_code.__qualname__} {said}" in str(
+            caught.value
+        )
+
+    def test_an_endless_result(self):
+        """A generator without an end is stopped at the limit."""
+        with pytest.raises(KeyArgumentError, match="makes more than 100 keys"):
+            compiled(lambda **_: (str(n) for n in iter(int, 1) for n in range(1000)))((1,), {})
+
+    def test_too_many_together(self):
+        """The limit counts a list's parts together."""
+        parts = [lambda half=half, **_: [f"{half}{n}" for n in range(60)] for half in "ab"]
+        with pytest.raises(KeyArgumentError, match="makes more than 100 keys"):
+            compiled(parts)((1,), {})
+
+    def test_its_own_exceptions(self):
+        """What the callable raises goes on unchanged."""
+        with pytest.raises(ZeroDivisionError):
+            compiled(lambda order_id, **_: str(1 // order_id))((0,), {})
+
+    def test_without_a_signature(self):
+        """A callable whose signature cannot be read is tried at the call."""
+        with pytest.raises(ValueError, match="no signature"):
+            inspect.signature(dict)
+        keys = compiled(dict)
+        with pytest.raises(KeyArgumentError, match="the key callable dict returned dict"):
+            keys((1,), {})
+
+
+class TestKey:
+    """`taskguard.key`."""
+
+    def test_names_are_checked(self):
+        """A placeholder without a value names the values given."""
+        with pytest.raises(KeyTemplateError) as caught:
+            key("order:<order_id>", order=1, region="eu")
+        assert str(caught.value) == (
+            "key 'order:<order_id>': <order_id> is not one of the arguments"
+            " (did you mean <order>?). Values given: order, region."
+        )
+        assert caught.value.task is None
+
+    def test_any_name_and_any_further_value(self):
+        """A value may be called template; values that the template does not name are ignored."""
+        assert key("<template>", template=1, other=None) == "1"
+
+    @pytest.mark.parametrize("template", ["", "<a", None, ["<a>"]])
+    def test_bad_templates(self, template):
+        """The same checks as at decoration."""
+        with pytest.raises(KeyTemplateError):
+            key(template, a=1)
+
+    def test_without_a_task(self):
+        """The error of a value names the placeholder alone."""
+        assert refusal("k:<x>", None).startswith("<x> is None")
