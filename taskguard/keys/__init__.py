@@ -5,8 +5,8 @@ Guarantees, for one template:
 * Arguments whose texts differ never make one key; arguments whose texts agree always do, so that
   `42`, `"42"` and a UUID sent as text meet. A producer and a worker compute the same key, whether
   the message went as JSON (kombu's) or as pickle.
-* A key has at most 200 bytes, holds no whitespace, control character or brace, and can be stored,
-  logged and put into a URL path as it is.
+* A key has at most 200 bytes and holds no whitespace, control character or brace: it can be stored
+  and logged as it is.
 * A value marked `|hash` is in no key, no error message and no repr. No error message holds any
   other value either: it says what the argument is, not what it holds.
 * A template that does not fit is refused when the task is decorated, with `KeyTemplateError`; an

@@ -78,6 +78,12 @@ class TestArguments:
         template = "<region>/<order_id>/<priority>"
         assert compiled(template)(args, kwargs) == ("eu/42/1",)
 
+    def test_calls_leave_nothing_behind(self):
+        """A call's arguments are not the next one's defaults."""
+        keys = compiled("<order_id>:<region>")
+        assert keys((1, "us"), {}) == ("1:us",)
+        assert keys((1,), {}) == ("1:eu",)
+
     def test_the_guard_is_no_argument(self):
         """`guard` is the library's to pass: not a parameter of templates, nor of calls."""
         assert "Parameters: order_id, region, priority." in template_problem("<guard>")
@@ -154,6 +160,14 @@ class TestArguments:
             keys((1,), {"tenent": "acme"})
         assert caught.value.placeholder == "<tenant>"
         assert caught.value.task == "shop.ship"
+
+    def test_a_parameter_comes_before_a_collected_name(self):
+        """Where `**options` collects a positional-only parameter's name, the parameter is meant."""
+
+        def task(order_id, /, **options): ...
+
+        assert compiled("<order_id>", task)((1,), {"order_id": 2}) == ("1",)
+        assert compiled("<options[order_id]>", task)((1,), {"order_id": 2}) == ("2",)
 
     @pytest.mark.parametrize("template", ["<args>", "<options>", "<args.x>"])
     def test_all_of_the_collected_arguments(self, template):
@@ -259,6 +273,9 @@ class LoudInt(int):
         return "loud"
 
     __repr__ = __str__
+
+    def __format__(self, spec):
+        return "loud"
 
 
 class LoudText(str):
@@ -537,6 +554,7 @@ class TestFormats:
             ("<x:%Y%%>", date(2024, 5, 1), "2024%25"),
             ("<x:05d>", 42, "00042"),
             ("<x:05d>", Level.HIGH, "00003"),
+            ("<x:05d>", LoudInt(1), "00001"),
             ("<x:.2f>", 1, "1.00"),
             ("<x:.2f>", 1.005, "1.00"),
             ("<x:.2f>", Decimal("1.5"), "1.50"),
