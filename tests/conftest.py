@@ -10,6 +10,7 @@ pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `p
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import uuid
 from collections.abc import Iterator
@@ -97,11 +98,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         # Ended servers and workers need a moment until their keepers are gone.
         wait_until(lambda: not me.children(recursive=True), timeout_s=5.0)
     except AssertionError:
-        left = me.children(recursive=True)
-        for process in left:
-            try:
-                print(f"left behind: {process.pid} {' '.join(process.cmdline())}")
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for process in me.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                line = f"left behind: process {process.pid} {' '.join(process.cmdline())}"
+                reporter.write_line(f"\n{line}", red=True)
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
