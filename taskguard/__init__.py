@@ -1,0 +1,1 @@
+"""taskguard makes Celery and RQ tasks safe to deliver twice."""

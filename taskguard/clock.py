@@ -1,0 +1,52 @@
+"""Time as the rest of the library sees it, so that tests and simulations can bring their own.
+
+Guarantees: `monotonic_s` never goes back and, on Linux, goes on counting while the machine is
+suspended, so that a laptop lid or a paused virtual machine cannot stretch a lease.
+Does not guarantee: agreement with any other machine's clock. Nothing here decides who holds a
+key; it only tells a holder when to stop trusting its lease.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """The three things that depend on time."""
+
+    def monotonic_s(self) -> float:
+        """Seconds since some fixed point; for deadlines."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since 1970; for the age of messages and for people."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        ...
+
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+class SystemClock:
+    """The machine's clock: CLOCK_BOOTTIME where there is one, else CLOCK_MONOTONIC."""
+
+    def monotonic_s(self) -> float:
+        if _BOOTTIME is not None:
+            return time.clock_gettime(_BOOTTIME)
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        # Looked up at each call: gevent and eventlet put their own in its place.
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK: Clock = SystemClock()

@@ -1,0 +1,197 @@
+"""Every error that taskguard raises, as one tree.
+
+* TaskguardError
+  - ConfigurationError             the program is wrong: mend it and start again
+    + KeyTemplateError             a key template does not fit its task
+    + MissingDriverError           an extra is not installed
+    + LedgerSchemaError            the ledger's tables are missing or of another version
+  - KeyArgumentError               this call's argument cannot be part of a key
+  - KeyBusyError                   another delivery holds the key, and waiting was not asked for
+  - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
+  - LeaseLostError                 the lease ran out or was taken over: stop working
+  - StaleTokenError                the database refused a commit: a newer holder exists
+  - TransactionRetryError          the database asked for this transaction to be run again
+  - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
+  - ResultError                    a result or progress value cannot be stored
+  - MessageTooOldError             a message older than the record of what was done
+  - WorkDeadError                  this work has killed its workers too often
+  - WorkRevokedError               this work was revoked for good
+  - LockServerUnavailableError     the lock server gave no answer in time
+  - LedgerUnavailableError         the database gave no answer, nothing is known to have happened
+    + CommitUnknownError           a COMMIT was sent and its outcome could not be learned yet
+
+Errors carry `key` and `fence` where they are known, chain the driver's exception as their
+cause, and say what to do next. They never carry a password or a value marked `|hash`.
+
+All derive from `Exception`, also those that end a body: a `BaseException` wedges Celery's
+threads pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CommitUnknownError",
+    "ConfigurationError",
+    "KeyAlreadyHeldError",
+    "KeyArgumentError",
+    "KeyBusyError",
+    "KeyTemplateError",
+    "LeaseLostError",
+    "LedgerSchemaError",
+    "LedgerUnavailableError",
+    "LockServerUnavailableError",
+    "MessageTooOldError",
+    "MissingDriverError",
+    "ResultError",
+    "StaleTokenError",
+    "TaskguardError",
+    "TransactionRetryError",
+    "TransactionUsageError",
+    "WorkDeadError",
+    "WorkRevokedError",
+]
+
+
+class TaskguardError(Exception):
+    """The root of all of taskguard's errors.
+
+    Attributes:
+        key: the keys concerned, joined with ", " where there are several; else None.
+        fence: the fencing token concerned; else None.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, fence: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.fence = fence
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Result backends and process pools pickle exceptions; keyword-only fields would be lost.
+        return (_restore, (type(self), self.args, self.__dict__))
+
+
+def _restore(
+    kind: type[TaskguardError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> TaskguardError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class ConfigurationError(TaskguardError):
+    """The program or its settings are wrong; raised as early as it can be known."""
+
+
+class KeyTemplateError(ConfigurationError):
+    """A key template does not fit its task's signature. Raised at decoration.
+
+    Attributes:
+        task: the task's name.
+        template: the template as written.
+    """
+
+    def __init__(self, message: str, *, task: str | None = None, template: str | None = None):
+        super().__init__(message)
+        self.task = task
+        self.template = template
+
+
+class MissingDriverError(ConfigurationError):
+    """A package is missing; the message names the extra that brings it."""
+
+
+class LedgerSchemaError(ConfigurationError):
+    """The ledger's tables do not exist, or are of another version than this library's."""
+
+
+class KeyArgumentError(TaskguardError, ValueError):
+    """An argument of this call cannot be part of a key. Nothing was run.
+
+    Attributes:
+        task: the task's name.
+        placeholder: the placeholder concerned, as written.
+    """
+
+    def __init__(self, message: str, *, task: str | None = None, placeholder: str | None = None):
+        super().__init__(message)
+        self.task = task
+        self.placeholder = placeholder
+
+
+class KeyBusyError(TaskguardError):
+    """Another delivery holds the key. Nothing was run; call again later.
+
+    Attributes:
+        retry_after_s: seconds until the present lease would end; None where unknown.
+    """
+
+    def __init__(
+        self, message: str, *, key: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, key=key)
+        self.retry_after_s = retry_after_s
+
+
+class KeyAlreadyHeldError(TaskguardError):
+    """A guarded body asked for a key that it holds itself: waiting would never end."""
+
+
+class LeaseLostError(TaskguardError):
+    """The lease can no longer be trusted. Stop: another worker may hold the key."""
+
+
+class StaleTokenError(TaskguardError):
+    """The database refused the commit: the key or the work has a newer holder.
+
+    Nothing of the transaction was written.
+    """
+
+
+class TransactionRetryError(TaskguardError):
+    """Deadlock, serialization failure or an undone COMMIT: run the body again.
+
+    The runner does that by itself, under the same lease, a bounded number of times.
+    """
+
+
+class TransactionUsageError(TaskguardError):
+    """`guard.transaction()` or `guard.checkpoint()` was used out of turn."""
+
+
+class ResultError(TaskguardError, TypeError):
+    """A result or progress value is not JSON or is over the size limit."""
+
+
+class MessageTooOldError(TaskguardError):
+    """A message older than `retention_s` whose work has no record: it may have been done."""
+
+
+class WorkDeadError(TaskguardError):
+    """This work's holders vanished `max_crashes` times; it is not run any more.
+
+    Attributes:
+        crashes: how many holders vanished.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, crashes: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.crashes = crashes
+
+
+class WorkRevokedError(TaskguardError):
+    """This work was revoked; it is not run any more."""
+
+
+class LockServerUnavailableError(TaskguardError):
+    """The lock server gave no answer in time. With a ledger, work goes on without it."""
+
+
+class LedgerUnavailableError(TaskguardError):
+    """The ledger's database gave no answer. Nothing runs without it."""
+
+
+class CommitUnknownError(LedgerUnavailableError):
+    """A COMMIT was sent, the connection broke, and the outcome could not be learned yet."""

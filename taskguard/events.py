@@ -1,0 +1,282 @@
+"""What happens to deliveries, one frozen dataclass per event, and the listeners who are told.
+
+Guarantees: a listener that raises breaks no task (its error is logged once per listener and
+event kind); listeners are called in the thread in which the event happened, so they must not
+block. Keys are as in the lock server: a value marked `|hash` is not in them.
+
+| event | when | level of the default log |
+| --- | --- | --- |
+| acquired | the lock server granted the lease | debug |
+| contended | the key was found taken | debug |
+| renewed | the watchdog renewed leases (one event per batch) | debug |
+| renewal_failed | a renewal got no answer; the old deadline stands | warning |
+| lost | a lease can no longer be trusted | warning |
+| released | the lease ended with the body | debug |
+| claimed | the ledger granted the work | debug |
+| takeover | the ledger granted work whose holder's lease had run out | warning |
+| duplicate | a delivery was answered from the record, or superseded | info |
+| deferred | a delivery was put off; a live copy was published first | info |
+| completed | PROCESSING -> DONE is committed | debug |
+| stale_refused | the database refused a late commit | warning |
+| failed | the body raised | debug (the queue logs it) |
+| dead | the work is not run any more | error |
+| lock_unavailable | the lock server gave no answer; the ledger alone decides | warning |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+__all__ = [
+    "Acquired",
+    "Claimed",
+    "Completed",
+    "Contended",
+    "Dead",
+    "Deferred",
+    "Duplicate",
+    "Event",
+    "Events",
+    "Failed",
+    "Listener",
+    "LockUnavailable",
+    "Lost",
+    "Released",
+    "RenewalFailed",
+    "Renewed",
+    "StaleRefused",
+    "Takeover",
+    "log_event",
+]
+
+logger = logging.getLogger("taskguard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What every event carries.
+
+    Attributes:
+        key: the keys, joined with ", ".
+        task: the task's name; "" for the plain lock.
+        message: the message's id; "" where there is none.
+    """
+
+    name: ClassVar[str] = "event"
+    level: ClassVar[int] = logging.DEBUG
+    text: ClassVar[str] = "%(name)s %(key)s"
+
+    key: str
+    task: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquired(Event):
+    """The lock server granted the lease, `waited_s` after the delivery asked first."""
+
+    name: ClassVar[str] = "acquired"
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contended(Event):
+    """The key was found taken, by `holder` (a message's id), at the lock server or the ledger."""
+
+    name: ClassVar[str] = "contended"
+    holder: str = ""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed(Event):
+    """A batch of `count` leases was renewed, in `took_s`. `key` names the first."""
+
+    name: ClassVar[str] = "renewed"
+    count: int = 1
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalFailed(Event):
+    """A renewal of `count` leases got no answer. Their old deadlines stand."""
+
+    name: ClassVar[str] = "renewal_failed"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = "renewing %(count)s leases failed (%(error)s); their deadlines stand"
+    count: int = 1
+    error: str = ""
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(Event):
+    """The lease can no longer be trusted; the body is told."""
+
+    name: ClassVar[str] = "lost"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = "lease on %(key)s lost after %(held_s).1f s: %(reason)s (%(task)s)"
+    fence: int = 0
+    reason: str = ""
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Event):
+    """The lease ended with the body, `held_s` after it was taken."""
+
+    name: ClassVar[str] = "released"
+    fence: int = 0
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed(Event):
+    """The ledger granted the work, in `took_s`."""
+
+    name: ClassVar[str] = "claimed"
+    fence: int = 0
+    attempt: int = 1
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover(Event):
+    """The work's last holder let its lease run out; this is attempt `attempt`."""
+
+    name: ClassVar[str] = "takeover"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "%(task)s takes over %(key)s: the last holder's lease ran out "
+        "(attempt %(attempt)s, crash %(crashes)s)"
+    )
+    fence: int = 0
+    attempt: int = 1
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplicate(Event):
+    """The delivery needed no body: `reason` is done, superseded, revoked or skipped."""
+
+    name: ClassVar[str] = "duplicate"
+    level: ClassVar[int] = logging.INFO
+    text: ClassVar[str] = (
+        "%(task)s %(key)s answered as a duplicate: %(reason)s (message %(message)s)"
+    )
+    reason: str = "done"
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferred(Event):
+    """A copy was published, to come in `delay_s`; then this delivery was acknowledged."""
+
+    name: ClassVar[str] = "deferred"
+    level: ClassVar[int] = logging.INFO
+    text: ClassVar[str] = (
+        "%(task)s %(key)s deferred by %(delay_s).1f s: %(reason)s (message %(message)s)"
+    )
+    reason: str = ""
+    delay_s: float = 0.0
+    copy: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed(Event):
+    """DONE is committed, `held_s` after the claim."""
+
+    name: ClassVar[str] = "completed"
+    fence: int = 0
+    attempt: int = 1
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleRefused(Event):
+    """The database refused a commit of this holder; nothing of it was written."""
+
+    name: ClassVar[str] = "stale_refused"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "%(task)s %(key)s: stale commit refused (fence %(fence)s, held %(held_s).1f s)"
+    )
+    fence: int = 0
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """The body raised `error` (its type's name), `held_s` after the claim."""
+
+    name: ClassVar[str] = "failed"
+    fence: int = 0
+    error: str = ""
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead(Event):
+    """The work is DEAD: its holders vanished `crashes` times."""
+
+    name: ClassVar[str] = "dead"
+    level: ClassVar[int] = logging.ERROR
+    text: ClassVar[str] = (
+        "%(task)s %(key)s is DEAD: %(crashes)s holders vanished; it is not run any more"
+    )
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockUnavailable(Event):
+    """The lock server gave no answer within `took_s`."""
+
+    name: ClassVar[str] = "lock_unavailable"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "lock server gave no answer (%(error)s); the ledger alone decides on %(key)s"
+    )
+    error: str = ""
+    took_s: float = 0.0
+
+
+Listener = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The listener that is on by default: one line to the logger `taskguard`."""
+    if logger.isEnabledFor(event.level):
+        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        values["name"] = event.name
+        logger.log(event.level, event.text % values, extra={"taskguard": values})
+
+
+class Events:
+    """The listeners of one process or one `TaskGuard`."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners: tuple[Listener, ...] = listeners or (log_event,)
+        self._complained: set[tuple[int, str]] = set()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener; call what is returned to take it away again."""
+        self._listeners = (*self._listeners, listener)
+
+        def stop() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return stop
+
+    def emit(self, event: Event) -> None:
+        """Tell every listener; one that raises is logged once per kind of event."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                complaint = (id(listener), event.name)
+                if complaint not in self._complained:
+                    self._complained.add(complaint)
+                    logger.exception("listener %r failed on %s", listener, event.name)

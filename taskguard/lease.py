@@ -1,0 +1,137 @@
+"""A lease as its holder sees it: who holds what, and until when that may be trusted.
+
+Guarantees: `trusted_until_s` is counted from *before* the request was sent, less a margin, so
+that the holder's trust ends before the server's lease does; a fork holds none of its parent's
+leases. Does not guarantee exclusion: a paused process cannot know that it was paused. That is
+what the fencing token and the ledger are for.
+
+Read next: `watchdog.py`, which renews leases, and `locks/base.py`, which grants them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from taskguard.clock import Clock
+from taskguard.errors import LeaseLostError
+
+__all__ = ["Lease", "Owner", "new_owner", "trusted_until_s"]
+
+_NONCE_BYTES = 12
+_MARGIN_SHARE = 0.01
+_MARGIN_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a key: a nonce, fresh for every attempt, and the message it works for.
+
+    The text `nonce/message` stands as the value in the lock server and in the ledger's
+    `owner` columns, so that each can tell who the other means.
+    """
+
+    nonce: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.nonce}/{self.message}"
+
+    @classmethod
+    def parse(cls, text: str) -> Owner:
+        nonce, _, message = text.partition("/")
+        return cls(nonce, message)
+
+
+def new_owner(message: str = "") -> Owner:
+    """An owner with a nonce that no other attempt has, on any machine."""
+    return Owner(os.urandom(_NONCE_BYTES).hex(), message)
+
+
+def trusted_until_s(*, asked_at_s: float, ttl_s: float) -> float:
+    """Until when a lease of `ttl_s` that was asked for at `asked_at_s` may be trusted.
+
+    The margin is 1% of the ttl + 2 ms, for clocks that run at different speeds (the figures
+    of the Redlock description).
+    """
+    return asked_at_s + ttl_s - (ttl_s * _MARGIN_SHARE + _MARGIN_S)
+
+
+class Lease:
+    """One holder's hold on a set of keys.
+
+    Attributes:
+        keys: the keys, sorted.
+        owner: who holds them.
+        ttl_s: how long each renewal asks for, in seconds.
+        fence: the fencing token, 0 until one is known.
+        lost: set once the lease can no longer be trusted.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: tuple[str, ...],
+        owner: Owner,
+        ttl_s: float,
+        clock: Clock,
+        trusted_until_s: float,
+        fence: int = 0,
+        max_hold_until_s: float | None = None,
+    ) -> None:
+        self.keys = keys
+        self.owner = owner
+        self.ttl_s = ttl_s
+        self.fence = fence
+        self.lost = threading.Event()
+        self.lost_reason: str | None = None
+        self.max_hold_until_s = max_hold_until_s
+        self._clock = clock
+        self._trusted_until_s = trusted_until_s
+        self._pid = os.getpid()
+
+    @property
+    def key(self) -> str:
+        """The keys as one text, for messages."""
+        return ", ".join(self.keys)
+
+    @property
+    def trusted_until_s(self) -> float:
+        """On the clock's monotonic scale."""
+        return self._trusted_until_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which the lease may still be trusted; 0.0 once lost."""
+        if self.lost.is_set() or self._pid != os.getpid():
+            return 0.0
+        return max(0.0, self._trusted_until_s - self._clock.monotonic_s())
+
+    def extend(self, trusted_until_s: float) -> None:
+        """Note a renewal. A lost lease stays lost; trust never shrinks."""
+        if not self.lost.is_set():
+            self._trusted_until_s = max(self._trusted_until_s, trusted_until_s)
+
+    def mark_lost(self, reason: str) -> bool:
+        """Say that the lease can no longer be trusted. True the first time."""
+        if self.lost.is_set():
+            return False
+        self.lost_reason = reason
+        self.lost.set()
+        return True
+
+    def check(self) -> None:
+        """Raise LeaseLostError unless the lease can be trusted at this moment."""
+        if self.remaining_s > 0.0:
+            return
+        reason = self.lost_reason or (
+            "it was taken before a fork" if self._pid != os.getpid() else "it ran out"
+        )
+        raise LeaseLostError(
+            f"The lease on {self.key} can no longer be trusted: {reason}. Stop working; "
+            "another worker may hold the key. A commit by guard.transaction() will be refused "
+            "if one does.",
+            key=self.key,
+            fence=self.fence or None,
+        )

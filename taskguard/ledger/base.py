@@ -1,0 +1,277 @@
+"""What a ledger has to offer: the fence authority and the state machine of works.
+
+Guarantees of every ledger:
+* a key's fence only grows, and every claim of a key gets a higher one than the claim before;
+* a claim is decided and recorded in one atomic step, and asked again by the same owner it gives
+  the same grant and counts nothing;
+* `complete` moves PROCESSING -> DONE only while the work *and* its keys still carry this claim's
+  fence and owner, in the caller's transaction, else StaleTokenError and nothing of it stays;
+* DONE and DEAD never change but by an operator;
+* no call waits for a row lock longer than a short lock time-out: that is `Busy`.
+
+Driver errors come out as LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
+Times in requests are seconds, in rows µs of the *database's* clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from taskguard.lease import Owner
+from taskguard.states import State
+
+__all__ = [
+    "Answer",
+    "Busy",
+    "Claim",
+    "ClaimAnswer",
+    "ClaimRequest",
+    "Claimed",
+    "Ledger",
+    "LedgerHold",
+    "LedgerTransaction",
+    "MessageRef",
+    "WorkView",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRef:
+    """A delivery's message: its identity, its retry number, its copy number."""
+
+    id: str
+    retries: int = 0
+    copy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a delivery asks for.
+
+    Attributes:
+        keys: sorted; may be empty only in tests of works alone.
+        owner: fresh for the attempt.
+        work: the work's id; None claims the keys alone (the plain lock).
+        task: the task's name, recorded with the work.
+        ttl_s: length of the lease.
+        max_crashes: holders that may vanish before the work is DEAD.
+        may_create: False if the message is older than the record reaches.
+    """
+
+    keys: tuple[str, ...]
+    owner: Owner
+    ttl_s: float
+    work: str | None = None
+    task: str = ""
+    message: MessageRef = MessageRef("")
+    max_crashes: int = 3
+    may_create: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that was granted; names old state, fence and owner for all that follows."""
+
+    keys: tuple[str, ...]
+    owner: Owner
+    fence: int
+    work: str | None
+    message: MessageRef = MessageRef("")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The claim was granted.
+
+    Attributes:
+        attempt: 1 for the first holder of this work.
+        takeover: another holder's lease had run out; it counts as a crash.
+        crashes: holders that vanished so far.
+        progress: what the last holder stored, or None.
+    """
+
+    claim: Claim
+    attempt: int = 1
+    takeover: bool = False
+    crashes: int = 0
+    progress: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A live lease stands in the way; nothing was changed.
+
+    Attributes:
+        owner: who holds it; None where a row lock hid it.
+        retry_after_s: seconds until that lease ends; None where unknown.
+        same_work: it is this very work that is being done.
+        started: this work was claimed by somebody before.
+    """
+
+    owner: Owner | None
+    retry_after_s: float | None
+    same_work: bool
+    started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The delivery needs no body.
+
+    `state` is DONE (with `result`), DEAD (with `crashes`), FAILED (revoked for good), or None:
+    `superseded` (a live copy of the message has higher numbers) or `too_old`.
+
+    Attributes:
+        same_message: the message that completed the work is this delivery's.
+        age_s: seconds since the work finished.
+    """
+
+    state: State | None
+    result: Any = None
+    crashes: int = 0
+    error: str | None = None
+    superseded: bool = False
+    too_old: bool = False
+    same_message: bool = True
+    age_s: float = 0.0
+
+
+ClaimAnswer = Claimed | Busy | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHold:
+    """One claim to renew."""
+
+    claim: Claim
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkView:
+    """A work as a person or an operator's tool sees it. Times in seconds since 1970."""
+
+    id: str
+    task: str
+    key: str
+    message: str
+    retries: int
+    state: State
+    final: bool
+    fence: int
+    owner: str
+    lease_until_s: float
+    attempts: int
+    crashes: int
+    progress: Any
+    result: Any
+    error: str | None
+    created_s: float | None
+    started_s: float | None
+    finished_s: float | None
+
+
+class LedgerTransaction(Protocol):
+    """One open transaction of a holder. Ends by leaving the context manager that gave it.
+
+    Attributes:
+        db: the SQLAlchemy Connection the body writes with.
+    """
+
+    db: Any
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """PROCESSING -> DONE in this transaction, and end the ledger's lease.
+
+        Raises StaleTokenError when the claim no longer stands.
+        """
+        ...
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        """Store progress in this transaction, fenced; the state stays PROCESSING."""
+        ...
+
+
+class Ledger(Protocol):
+    """The record in the database. Thread-safe; usable again after a fork."""
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Decide and record, in one atomic step, whether this delivery may run."""
+        ...
+
+    def look(self, request: ClaimRequest) -> ClaimAnswer:
+        """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
+        ...
+
+    def transaction(self, claim: Claim) -> AbstractContextManager[LedgerTransaction]:
+        """A transaction for the holder's writes; an obviously stale claim is refused at once.
+
+        Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
+        resolved before this returns or raises: returns if it happened; raises
+        TransactionRetryError if it did not and the claim stands, StaleTokenError if it did not
+        and cannot any more, CommitUnknownError if the database stays away.
+        """
+        ...
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """PROCESSING -> DONE in a transaction of its own, flushed. Raises StaleTokenError."""
+        ...
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        """Store the result of a work that this claim completed. Does nothing if it did not."""
+        ...
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        """PROCESSING -> FAILED with the attempt's retry number; ends the lease. False if stale."""
+        ...
+
+    def give_back(self, claim: Claim) -> bool:
+        """PROCESSING -> NEW; ends the lease; not a crash. False if stale.
+
+        A claim without a work just ends its lease.
+        """
+        ...
+
+    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+        """Renew many claims in one statement a batch.
+
+        One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
+        completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).
+        """
+        ...
+
+    def report_in(self, claim: Claim) -> None:
+        """A holder whose lease was taken over is alive after all: uncount its crash, once."""
+        ...
+
+    def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
+        """Publish the message's next copy and record its number; False if superseded.
+
+        Holds the message's row locked while `publish(copy + 1)` runs, and commits the number
+        only after it returned, so that a crash in between leaves one copy too many, never one
+        too few, and fifty duplicates at once leave one copy, not fifty.
+        """
+        ...
+
+    def revoke(self, work: str, *, message: str) -> bool:
+        """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
+        ...
+
+    def view(self, work: str) -> WorkView | None:
+        """A work's record."""
+        ...
+
+    def check_schema(self) -> None:
+        """Raise LedgerSchemaError unless the tables are there in this library's version."""
+        ...
+
+    def create_schema(self) -> None:
+        """Create what is missing; asked again it does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+        ...

@@ -1,0 +1,94 @@
+"""What a lock server has to offer. The way it is used stands in `runner.py` and `watchdog.py`.
+
+A provider guarantees that, while its server keeps its memory, a key has one owner at a time,
+and that only its owner renews or releases it. It does not guarantee that across a loss of the
+server's memory; the ledger does.
+
+Every call may be asked twice with the same owner: the answer is the same grant, and nothing is
+counted twice. Every call ends within the provider's own time-outs and raises
+LockServerUnavailableError when the server did not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from taskguard.lease import Owner
+
+__all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The keys are ours. `fence` is 0 unless a token was asked for."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """At least one of the keys is another's; none was taken.
+
+    Attributes:
+        key: the key that is taken.
+        owner: who holds it.
+        remaining_s: for how long that lease still stands, at most.
+    """
+
+    key: str
+    owner: Owner
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One lease to renew."""
+
+    keys: tuple[str, ...]
+    owner: Owner
+    ttl_s: float
+
+
+class Renewal:
+    """What became of a renewal (constants, not an enum: ten thousand are compared per tick)."""
+
+    RENEWED = "renewed"
+    GONE = "gone"  # no owner at all: the server forgot, or the lease ran out
+    TAKEN = "taken"  # another owner holds at least one of the keys
+
+
+class LockProvider(Protocol):
+    """A lock server. Keys come sorted, namespaced by the provider itself."""
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none, in one round trip.
+
+        With `with_fence`, the grant carries max(last + 1, the server's clock in µs) over all
+        keys. `wait_s` > 0 tells the server that this caller is going to `wait()` for so long
+        when refused, so that a release wakes it.
+        """
+        ...
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's and wake waiters. False if none was."""
+        ...
+
+    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+        ...
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew many leases with few round trips; one `Renewal` constant for each, in order."""
+        ...
+
+    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
+        """Block until one of the keys may have been released, at most `timeout_s`."""
+        ...
+
+    def close(self) -> None:
+        """Close connections. The provider may be used again and then reconnects."""
+        ...

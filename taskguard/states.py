@@ -1,0 +1,111 @@
+"""The state machine of a work, as data, and the pure decision about who may claim it.
+
+Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD absorb; a claim is
+decided from one snapshot of the work and never from two readings of a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["TRANSITIONS", "Decision", "State", "WorkRow", "decide", "is_superseded"]
+
+
+class State(str, Enum):
+    """Where a work stands in the ledger."""
+
+    NEW = "NEW"
+    PROCESSING = "PROCESSING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    DEAD = "DEAD"
+
+
+TRANSITIONS: dict[tuple[State, State], str] = {
+    (State.NEW, State.PROCESSING): "claimed for the first time, or again after it was given back",
+    (
+        State.PROCESSING,
+        State.PROCESSING,
+    ): "takeover: the holder's lease ran out, which counts as a crash",
+    (State.PROCESSING, State.NEW): "given back: shutdown, a stale or unknown end",
+    (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
+    (State.PROCESSING, State.FAILED): "the body raised, or the work was revoked (final)",
+    (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
+    (State.NEW, State.FAILED): "revoked (final)",
+    (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
+    (State.DEAD, State.NEW): "requeued by an operator",
+    (State.FAILED, State.NEW): "requeued by an operator",
+}
+
+
+class Decision(str, Enum):
+    """What a claim does with a work, given its row."""
+
+    CREATE = "create"
+    CLAIM = "claim"
+    TAKEOVER = "takeover"
+    SAME = "same"
+    BUSY = "busy"
+    DONE = "done"
+    DEAD = "dead"
+    BURY = "bury"
+    REVOKED = "revoked"
+    SUPERSEDED = "superseded"
+    TOO_OLD = "too_old"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """The columns of a work that a claim is decided by. Times are µs of the database's clock."""
+
+    state: State
+    final: bool
+    owner: str
+    fence: int
+    lease_until_us: int
+    message: str
+    retries: int
+    crashes: int
+
+
+def is_superseded(
+    row: WorkRow | None, *, message: str, retries: int, copy: int, recorded_copy: int
+) -> bool:
+    """Whether a live copy of this message with higher numbers is known to exist."""
+    if copy < recorded_copy:
+        return True
+    return row is not None and row.message == message and retries < row.retries
+
+
+def decide(
+    row: WorkRow | None,
+    *,
+    owner: str,
+    message: str,
+    retries: int,
+    copy: int,
+    recorded_copy: int,
+    now_us: int,
+    max_crashes: int,
+    may_create: bool,
+) -> Decision:
+    """What a claim by `owner` does, by the first rule that fits."""
+    if row is not None:
+        if row.state is State.PROCESSING and row.owner == owner:
+            return Decision.SAME
+        if row.state is State.DONE:
+            return Decision.DONE
+        if row.state is State.DEAD:
+            return Decision.DEAD
+        if row.state is State.FAILED and row.final:
+            return Decision.REVOKED
+    if is_superseded(row, message=message, retries=retries, copy=copy, recorded_copy=recorded_copy):
+        return Decision.SUPERSEDED
+    if row is None:
+        return Decision.CREATE if may_create else Decision.TOO_OLD
+    if row.state is not State.PROCESSING:
+        return Decision.CLAIM
+    if row.lease_until_us > now_us:
+        return Decision.BUSY
+    return Decision.BURY if row.crashes + 1 >= max_crashes else Decision.TAKEOVER
