@@ -90,14 +90,14 @@ class Claimed:
         attempt: 1 for the first holder of this work.
         takeover: another holder's lease had run out; it counts as a crash.
         crashes: holders that vanished so far.
-        progress: what the last holder stored, or None.
+        progress_json: what the last holder stored, as JSON text; None if nothing.
     """
 
     claim: Claim
     attempt: int = 1
     takeover: bool = False
     crashes: int = 0
-    progress: Any = None
+    progress_json: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Busy:
 class Answer:
     """The delivery needs no body.
 
-    `state` is DONE (with `result`), DEAD (with `crashes`), FAILED (revoked for good), or None:
+    `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`), FAILED (revoked for good), or None:
     `superseded` (a live copy of the message has higher numbers) or `too_old`.
 
     Attributes:
@@ -130,7 +130,7 @@ class Answer:
     """
 
     state: State | None
-    result: Any = None
+    result_json: str | None = None
     crashes: int = 0
     error: str | None = None
     superseded: bool = False
@@ -166,8 +166,8 @@ class WorkView:
     lease_until_s: float
     attempts: int
     crashes: int
-    progress: Any
-    result: Any
+    progress_json: str | None
+    result_json: str | None
     error: str | None
     created_s: float | None
     started_s: float | None
