@@ -1,0 +1,135 @@
+"""Locks in the memory of one process: for tests of programs that use taskguard.
+
+Guarantees what every provider guarantees, among the threads of this process, and passes the same
+contract suite. Does not guarantee anything to another process: a forked worker has a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taskguard.clock import SYSTEM_CLOCK, Clock
+from taskguard.lease import Owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+
+__all__ = ["MemoryLocks"]
+
+_WAIT_SLICE_S = 1.0
+_POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class _Lock:
+    owner: Owner
+    until_s: float
+
+
+class MemoryLocks:
+    """A `LockProvider` without a server. Leases run out by `clock`."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._locks: dict[str, _Lock] = {}
+        self._fences: dict[str, int] = {}
+        self._releases: dict[str, int] = {}
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none."""
+        del wait_s  # waiters look for themselves
+        with self._mutex:
+            now_s = self._clock.monotonic_s()
+            found = {key: self._standing(key, now_s) for key in keys}
+            for key, lock in found.items():
+                if lock is not None and lock.owner != owner:
+                    return Held(key=key, owner=lock.owner, remaining_s=lock.until_s - now_s)
+            for key in keys:
+                self._locks[key] = _Lock(owner, now_s + ttl_s)
+            again = all(found.values())
+            return Granted(self._token(keys, again=again) if with_fence else 0)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's; False if none was."""
+        with self._mutex:
+            mine = self._owned(keys, owner)
+            for key in mine:
+                del self._locks[key]
+                self._releases[key] = self._releases.get(key, 0) + 1
+            return bool(mine)
+
+    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+        with self._mutex:
+            given = self._owned(keys, to)
+            mine = self._owned(keys, owner)
+            for key in mine:
+                self._locks[key] = _Lock(to, self._clock.monotonic_s() + ttl_s)
+            return bool(mine or given)
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew many leases; one `Renewal` constant for each, in order."""
+        with self._mutex:
+            return [self._renew(hold) for hold in holds]
+
+    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
+        """Block until one of the keys may have been released, a second at most: then ask again."""
+        # Sleeps by the clock, so that a clock of a test's own moves on.
+        until_s = self._clock.monotonic_s() + min(timeout_s, _WAIT_SLICE_S)
+        seen = self._seen(keys)
+        while (left_s := until_s - self._clock.monotonic_s()) > 0:
+            if self._seen(keys) != seen or self._any_free(keys):
+                return
+            self._clock.sleep(min(_POLL_S, left_s))
+
+    def close(self) -> None:
+        """Nothing to close: the locks stay."""
+
+    def flush(self) -> None:
+        """Forget every lock and token, as a lock server does that lost its memory."""
+        with self._mutex:
+            self._locks.clear()
+            self._fences.clear()
+
+    def warnings(self) -> list[str]:
+        """Nothing to warn of."""
+        return []
+
+    def _standing(self, key: str, now_s: float) -> _Lock | None:
+        lock = self._locks.get(key)
+        return lock if lock is not None and now_s < lock.until_s else None
+
+    def _owned(self, keys: tuple[str, ...], owner: Owner) -> list[str]:
+        now_s = self._clock.monotonic_s()
+        standing = ((key, self._standing(key, now_s)) for key in keys)
+        return [key for key, lock in standing if lock is not None and lock.owner == owner]
+
+    def _renew(self, hold: Hold) -> str:
+        now_s = self._clock.monotonic_s()
+        found = [self._standing(key, now_s) for key in hold.keys]
+        if any(lock is not None and lock.owner != hold.owner for lock in found):
+            return Renewal.TAKEN
+        if not all(found):
+            return Renewal.GONE
+        for key in hold.keys:
+            self._locks[key].until_s = now_s + hold.ttl_s
+        return Renewal.RENEWED
+
+    def _token(self, keys: tuple[str, ...], *, again: bool) -> int:
+        last = max((self._fences.get(key, 0) for key in keys), default=0)
+        if again and last:
+            return last
+        token = max(last + 1, int(self._clock.wall_s() * 1_000_000))
+        self._fences.update(dict.fromkeys(keys, token))
+        return token
+
+    def _seen(self, keys: tuple[str, ...]) -> list[int]:
+        return [self._releases.get(key, 0) for key in keys]
+
+    def _any_free(self, keys: tuple[str, ...]) -> bool:
+        now_s = self._clock.monotonic_s()
+        with self._mutex:
+            return any(self._standing(key, now_s) is None for key in keys)

@@ -1,0 +1,219 @@
+"""Locks on one Redis or Valkey server, 6.2 or later: every step one script, one round trip.
+
+Guarantees, while the server keeps its memory: a key has one owner at a time; only its owner
+renews, frees or hands it on; every call may be asked twice. Tokens are max(last + 1, the server's
+clock in µs): they grow for each key, also across FLUSHALL, eviction and restarts, as long as the
+server's clock does not go back. A waiter is woken by the release itself.
+Does not guarantee: exclusion across a failover or a loss of the server's memory, nor against a
+paused holder. That is the ledger's part.
+
+What stands in the server, all with an expiry (`{…}` makes one Cluster slot of it):
+
+    taskguard:{order:42}            the lock: nonce/message of its owner
+    taskguard:{order:42}:fence      the last token, 24 h; only where tokens are asked for
+    taskguard:{order:42}:waiters    somebody waits; only while that is so
+    taskguard:{order:42}:wake       one element after a release, for BLPOP; 1 s
+
+An expired fence is no loss, since the clock alone makes the next token higher; one that is ahead
+of the clock is kept for that much longer.
+
+The least that its user needs:
+
+    ACL SETUSER tasks on >password ~taskguard:* +evalsha +eval +get +set +del +exists
+        +pexpire +pttl +time +lpush +blpop   (and +select for a database other than 0)
+
+The server should run with `maxmemory-policy noeviction`: `warnings()` says if it does not.
+A Redis Cluster is not supported yet: a key's entries share a slot, those of several keys do not.
+Connections, time-outs and errors are in `redis_link.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.lease import Owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.locks.redis_link import RedisLink, Script, pack
+
+__all__ = ["RedisLocks"]
+
+_FENCE_EXPIRY_MS = b"86400000"
+_WAKE_EXPIRY_MS = b"1000"
+# One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
+# with its waiter, or a lease that ran out, costs the others a second and no more.
+_WAIT_SLICE_S = 1.0
+# The flag outlives the slice by what a slow caller needs to ask again.
+_WAITERS_FLAG_S = 3.0
+# So many keys keep the server busy for about a millisecond.
+_KEYS_PER_RENEWAL = 250
+_RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
+# Only a key that somebody else wrote has no expiry.
+_NO_EXPIRY_S = 86_400.0
+
+
+class RedisLocks:
+    """A `LockProvider` on Redis or Valkey.
+
+    Args:
+        server: a URL, or a `redis.Redis` client (of Sentinel's `master_for()`, for example) whose
+            address and credentials are used, on connections of this object's own.
+        namespace: what every key in the server begins with.
+        socket_timeout_s: how long one reply may take.
+        connect_timeout_s: how long one connection may take.
+        retries: how often a call that got no reply is asked again.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        *,
+        namespace: str = "taskguard",
+        socket_timeout_s: float = 1.0,
+        connect_timeout_s: float = 1.0,
+        retries: int = 1,
+    ) -> None:
+        if not namespace or set(namespace) & set("{} \r\n*?[]"):
+            raise ConfigurationError(
+                f"The namespace {namespace!r} cannot begin a key: use letters, digits, '-', '_', "
+                "'.' and ':'."
+            )
+        self._link = RedisLink(
+            server,
+            socket_timeout_s=socket_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            retries=retries,
+            longest_block_s=_WAIT_SLICE_S,
+        )
+        self._before = f"{namespace}:{{".encode()
+        self.namespace = namespace
+        self._acquire = Script("acquire")
+        self._release = Script("release")
+        self._give_back = Script("give_back")
+        self._renew = Script("renew")
+
+    def __repr__(self) -> str:
+        return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none, in one round trip."""
+        flag_s = min(wait_s, _WAITERS_FLAG_S)
+        reply = self._link.call(
+            self._acquire,
+            [
+                name
+                for lock in self._locks(keys)
+                for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
+            ],
+            [
+                _bytes(str(owner)),
+                _ms(ttl_s),
+                b"1" if with_fence else b"0",
+                _ms(flag_s) if wait_s > 0 else b"0",
+                _FENCE_EXPIRY_MS,
+                _WAKE_EXPIRY_MS,
+            ],
+        )
+        if reply[0] == 1:
+            return Granted(int(reply[1]))
+        _, number, value, pttl_ms = reply
+        return Held(
+            key=keys[number - 1],
+            owner=Owner.parse(value.decode("utf-8", "replace")),
+            remaining_s=pttl_ms / 1000 if pttl_ms >= 0 else _NO_EXPIRY_S,
+        )
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's and wake one waiter of each.
+
+        False if none was: also when the reply of a first attempt got lost on the way.
+        """
+        names = [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":waiters", lock + b":wake")
+        ]
+        arguments = [_bytes(str(owner)), _WAKE_EXPIRY_MS]
+        return bool(self._link.call(self._release, names, arguments))
+
+    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+        arguments = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
+        return bool(self._link.call(self._give_back, self._locks(keys), arguments))
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew many leases, some 250 keys in a round trip.
+
+        Where a later batch gets no answer, the whole call raises: the leases of the earlier ones
+        are renewed all the same, and renewing them again does no harm.
+        """
+        answers: list[str] = []
+        for batch in _batches(holds):
+            names = [lock for hold in batch for lock in self._locks(hold.keys)]
+            arguments = [
+                word
+                for hold in batch
+                for word in (_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys))
+            ]
+            reply = self._link.call(self._renew, names, arguments)
+            answers += [_RENEWALS[letter] for letter in reply]
+        return answers
+
+    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
+        """Block until one of the keys may have been released, a second at most: then ask again.
+
+        Give it the key that `Held` named, for that is where the release will call.
+        """
+        if timeout_s <= 0:
+            return
+        slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
+        names = [lock + b":wake" for lock in self._locks(keys)]
+        self._link.ask(pack(b"BLPOP", *names, b"%.3f" % slice_s), blocks=True)
+
+    def close(self) -> None:
+        """Close idle connections. The next call connects again."""
+        self._link.close()
+
+    def warnings(self) -> list[str]:
+        """What is wrong with the server's settings, one sentence each; empty if it will not say."""
+        try:
+            info = self._link.ask(pack(b"INFO", b"memory")).decode("utf-8", "replace")
+        except LockServerUnavailableError:
+            return []
+        values = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        policy = values.get("maxmemory_policy", "noeviction")
+        if policy == "noeviction" or values.get("maxmemory", "0") == "0":
+            return []
+        advice = "Set noeviction, or give locks a server of their own."
+        return [
+            f"The lock server {self._link.address} throws locks away when it is full "
+            f"(maxmemory-policy {policy}). {advice}"
+        ]
+
+    def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
+        return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
+
+
+def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
+    batch: list[Hold] = []
+    size = 0
+    for hold in holds:
+        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
+            yield batch
+            batch, size = [], 0
+        batch.append(hold)
+        size += len(hold.keys)
+    if batch:
+        yield batch
+
+
+def _bytes(text: str) -> bytes:
+    # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _ms(seconds: float) -> bytes:
+    return b"%d" % max(1, int(seconds * 1000))

@@ -1,0 +1,314 @@
+"""The way to one Redis or Valkey server: own connections, time-outs, retries, one kind of error.
+
+Guarantees
+* A call is tried at most `1 + retries` times, each on a connection of its own making, and ends
+  within about `(1 + retries) * (connect_timeout_s + 2 * socket_timeout_s)`. redis-py's own retries
+  (ten in silence for `redis.Redis()`) are switched off, also for a client that the user hands in.
+* Whatever goes wrong comes out as LockServerUnavailableError, which names host, port and database,
+  and never a password.
+* A connection whose reply is not known to be complete is closed, never used again: also when the
+  call was interrupted by a time limit, a signal or `GreenletExit`.
+* Threads may call at once; a fork starts with no connection; under gevent and eventlet native
+  threads and greenlets share none.
+
+Not guaranteed: a bound on name resolution, which the system does without a time-out; and that a
+call that failed had no effect. That is why every script may be asked twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+from urllib.parse import urlsplit
+
+from taskguard.errors import (
+    ConfigurationError,
+    LockServerUnavailableError,
+    MissingDriverError,
+)
+
+__all__ = ["RedisLink", "Script", "pack"]
+
+_SCHEMES = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "unix": "unix",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "redis+socket": "unix",
+}
+# What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
+_POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
+
+
+def pack(*words: bytes) -> bytes:
+    """A command as it goes over the wire. redis-py's packer takes several times as long."""
+    parts = [b"*%d\r\n" % len(words)]
+    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
+    return b"".join(parts)
+
+
+class Script:
+    """A Lua file and its checksum, by which servers know it."""
+
+    def __init__(self, name: str) -> None:
+        file = resources.files("taskguard.locks") / "lua" / f"{name}.lua"
+        self.name = name
+        self.source = file.read_bytes()
+        # Not for security: it is how the protocol names scripts.
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class RedisLink:
+    """Calls to one server. `target` is a URL or a redis-py client whose address it borrows."""
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        socket_timeout_s: float,
+        connect_timeout_s: float,
+        retries: int,
+        longest_block_s: float,
+    ) -> None:
+        self._redis = _driver()
+        self._errors = self._redis.exceptions
+        self._retries = retries
+        bounds = {
+            "socket_timeout": socket_timeout_s,
+            "socket_connect_timeout": connect_timeout_s,
+        }
+        if isinstance(target, str):
+            kind, options = _from_url(target, self._redis)
+            options = bounds | options  # whoever writes a time-out into the URL means it
+        else:
+            kind, options = _from_client(target)
+            options |= bounds
+        options |= self._quiet_options()
+        self.address = _address(options)
+        # A blocking command answers late by design, so it has connections of its own.
+        patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
+        self._prompt = _Connections(lambda: kind(**options))
+        self._patient = _Connections(lambda: kind(**patient))
+        self._check(kind, options)
+
+    def call(self, script: Script, keys: list[bytes], arguments: list[bytes]) -> Any:
+        """Run a script; one round trip, two where the server does not know the script."""
+        rest = (b"%d" % len(keys), *keys, *arguments)
+        try:
+            return self.ask(pack(b"EVALSHA", script.sha, *rest))
+        except LockServerUnavailableError as error:
+            if not isinstance(error.__cause__, self._errors.NoScriptError):
+                raise
+        # EVAL makes the server remember the script, and cannot miss it in between.
+        return self.ask(pack(b"EVAL", script.source, *rest))
+
+    def ask(self, command: bytes, *, blocks: bool = False) -> Any:
+        """One command, one reply. `blocks`: the server may take up to `longest_block_s`."""
+        connections = self._patient if blocks else self._prompt
+        for left in range(self._retries, -1, -1):
+            try:
+                return self._ask_once(connections, command)
+            except (self._errors.RedisError, OSError) as error:
+                if left and self._may_pass(error):
+                    # The idle ones are as old as the one that failed: the next one is fresh.
+                    connections.close()
+                    continue
+                raise self._unavailable(error) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Close what is idle. Calls in flight go on; later calls connect again."""
+        self._prompt.close()
+        self._patient.close()
+
+    def _ask_once(self, connections: _Connections, command: bytes) -> Any:
+        connection = connections.take()
+        known = False
+        try:
+            connection.send_packed_command([command], check_health=False)
+            try:
+                reply = connection.read_response(disable_decoding=True)
+            except self._errors.ResponseError as error:
+                # The server said no: the reply is complete. A demoted master is left for good.
+                known = not isinstance(error, self._errors.ReadOnlyError)
+                raise
+            known = True
+            return reply
+        finally:
+            if known:
+                connections.put(connection)
+            else:
+                connection.disconnect()
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether a fresh connection may help: not against a refusal."""
+        errors = self._errors
+        if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
+            return False
+        kinds = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, OSError)
+        return isinstance(error, kinds)
+
+    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
+        errors = self._errors
+        text = f"The lock server {self.address} gave no answer: {error}."
+        if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
+            text = (
+                f"The lock server {self.address} refuses user or password: {error}. This is a "
+                "mistake in the settings; correct the URL."
+            )
+        elif isinstance(error, errors.NoPermissionError):
+            text = (
+                f"The lock server {self.address} forbids what locks need: {error}. This is a "
+                "mistake in the settings; see taskguard.locks.redis for the user's rights."
+            )
+        elif isinstance(error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)):
+            text = (
+                f"The lock server {self.address} is a Redis Cluster ({error}), which is not "
+                "supported; use a single server or Sentinel."
+            )
+        elif isinstance(error, errors.ResponseError):
+            text = f"The lock server {self.address} refused: {error}."
+        return LockServerUnavailableError(text)
+
+    def _quiet_options(self) -> dict[str, Any]:
+        """Options that take redis-py's own retries and side conversations away."""
+        options: dict[str, Any] = {
+            "retry": None,
+            "retry_on_error": [],
+            "retry_on_timeout": False,
+            "health_check_interval": 0,
+            "decode_responses": False,
+            # RESP2 needs no HELLO and has no pushed messages to tell from replies.
+            "protocol": 2,
+        }
+        # CLIENT SETINFO costs a round trip each and is a refusal in the log of a restricted user.
+        if hasattr(self._redis, "DriverInfo"):
+            return options | {"driver_info": None}
+        return options | {"lib_name": None, "lib_version": None}
+
+    def _check(self, kind: Callable[..., Any], options: dict[str, Any]) -> None:
+        """Find options that do not exist now rather than at the first task."""
+        try:
+            kind(**options)
+        except (TypeError, ValueError, self._errors.RedisError) as error:
+            # Not chained: the error may show options, and one of them is the password.
+            raise ConfigurationError(
+                f"The lock server {self.address}: redis-py does not take an option of its URL or "
+                f"client ({type(error).__name__}). Check what stands after '?'."
+            ) from None
+
+
+class _Connections:
+    """Idle connections, the latest used first."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._idle: dict[int, deque[Any]] = {}
+        self._pid = os.getpid()
+
+    def take(self) -> Any:
+        """An idle connection, or a new one that is connected."""
+        try:
+            return self._lane().pop()
+        except IndexError:
+            connection = self._make()
+            # Named, since sending connects by itself, but past Sentinel.
+            connection.connect()
+            return connection
+
+    def put(self, connection: Any) -> None:
+        self._lane().append(connection)
+
+    def close(self) -> None:
+        """Close the idle ones of this lane; those of others are closed by their own failures."""
+        idle = self._lane()
+        while idle:
+            try:
+                idle.pop().disconnect()
+            except IndexError:  # another thread was faster
+                return
+
+    def _lane(self) -> deque[Any]:
+        if self._pid != os.getpid():
+            # The parent's connections: dropped, not shut down, for they are still the parent's.
+            self._idle, self._pid = {}, os.getpid()
+        # Sockets of gevent and eventlet belong to the native thread that made them.
+        plain = socket.socket.__module__ == "socket"
+        lane = 0 if plain else threading.get_native_id()
+        found = self._idle.get(lane)
+        return found if found is not None else self._idle.setdefault(lane, deque())
+
+
+def _driver() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise MissingDriverError(
+            "Locks on Redis or Valkey need the package redis: pip install 'celery-taskguard[redis]'"
+        ) from error
+    return redis
+
+
+def _from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    scheme, separator, rest = url.partition("://")
+    known = _SCHEMES.get(scheme.lower()) if separator else None
+    if known is None:
+        named = f"'{scheme}://' is not known" if separator else "it has no scheme"
+        raise ConfigurationError(
+            f"The lock server's URL cannot be used: {named}. It reads "
+            "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
+            "unix:///path. For Sentinel, hand in the client of its master_for()."
+        )
+    plain = f"{known}://{rest}"
+    try:
+        path = urlsplit(plain).path.strip("/")
+        if known != "unix" and path and not path.isdecimal():
+            raise ValueError
+        options = dict(driver.connection.parse_url(plain))
+    except ValueError:
+        # Not chained: the driver's message quotes pieces of the URL, the password's among them.
+        raise ConfigurationError(
+            f"The lock server's URL '{scheme}://…' cannot be read. It reads "
+            f"{scheme}://[user:password@]host[:port][/database number]; characters such as "
+            "/ # ? @ : in a password are percent-encoded (urllib.parse.quote)."
+        ) from None
+    options.pop("max_connections", None)
+    options.pop("timeout", None)
+    kind = options.pop("connection_class", driver.connection.Connection)
+    return kind, options
+
+
+def _from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    pool: Any = getattr(client, "connection_pool", None)
+    kind = getattr(pool, "connection_class", None)
+    if kind is None or "asyncio" in type(client).__module__:
+        raise ConfigurationError(
+            f"A lock server is a URL or a synchronous redis.Redis client, not "
+            f"{type(client).__module__}.{type(client).__qualname__}. (Redis Cluster is not "
+            "supported.)"
+        )
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(_POOL_OPTIONS)
+    }
+    # From HELLO's time on, parser and protocol go together.
+    options.pop("parser_class", None)
+    return kind, options
+
+
+def _address(options: dict[str, Any]) -> str:
+    if "path" in options:
+        where = options["path"]
+    elif "connection_pool" in options:
+        where = f"sentinel master {getattr(options['connection_pool'], 'service_name', '')}".strip()
+    else:
+        where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return f"{where}/{options.get('db') or 0}"
