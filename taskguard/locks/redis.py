@@ -187,11 +187,11 @@ class RedisLocks:
         policy = values.get("maxmemory_policy", "noeviction")
         if policy == "noeviction" or values.get("maxmemory", "0") == "0":
             return []
-        advice = "Set noeviction, or give locks a server of their own."
-        return [
-            f"The lock server {self._link.address} throws locks away when it is full "
-            f"(maxmemory-policy {policy}). {advice}"
-        ]
+        warning = (
+            f"The lock server {self._link.address} has maxmemory-policy {policy}: when it is full "
+            "it throws locks away. Set noeviction, or give locks a server of their own."
+        )
+        return [warning]
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
