@@ -1,0 +1,187 @@
+"""A TCP proxy before a real server that loses replies, freezes and cuts, for fault-injection tests.
+
+    with Proxy(server.port) as proxy:
+        client = connect(proxy.port)
+        proxy.lose_reply_to(b"COMMIT")      # the server commits, the client never hears of it
+        proxy.mode = Mode.BLACK_HOLE        # nothing goes through any more, nothing is closed
+        proxy.mode = Mode.PASS              # connections made from now on work
+
+Guarantees: a request whose reply is lost has been sent to the server in full. Does not guarantee
+that a connection that lost bytes is of any use afterwards, nor that a pattern is found which lies
+across two packets, or within TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Mode(enum.Enum):
+    """What happens to the bytes that pass."""
+
+    PASS = "pass"
+    SWALLOW = "swallow"  # requests reach the server, replies vanish
+    BLACK_HOLE = "black hole"  # neither arrives, connections stay open
+    CUT = "cut"  # connections are closed, new ones at once
+
+
+class Proxy:
+    """Listens on a free port of the loopback interface while the `with` block runs.
+
+    Attributes:
+        connections: how many were accepted.
+        lost: how many bytes of replies were thrown away.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self.lost = 0
+        self._mode = Mode.PASS
+        self._mutex = threading.Lock()
+        self._pairs: list[_Pair] = []
+        self._threads: list[threading.Thread] = []
+        self._pattern: tuple[bytes, Mode] | None = None
+        self._closed = False
+
+    @property
+    def mode(self) -> Mode:
+        """For all connections, present and future; a connection that lost a reply stays deaf."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        self._mode = mode
+        if mode is Mode.CUT:
+            self.cut()
+
+    def lose_reply_to(self, pattern: bytes, *, then: Mode = Mode.SWALLOW) -> None:
+        """The next request that contains `pattern` arrives; its reply does not.
+
+        Its connection goes on as `then` says: SWALLOW (the client runs into its time-out) or CUT
+        (it hears at once that the connection broke). Other connections pass.
+        """
+        self._pattern = (pattern, then)
+
+    @property
+    def armed(self) -> bool:
+        """Whether `lose_reply_to` still waits for its request."""
+        return self._pattern is not None
+
+    def cut(self) -> None:
+        """Close the connections that there are; new ones pass."""
+        with self._mutex:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            pair.close()
+
+    def close(self) -> None:
+        self._closed = True
+        # Closing alone does not wake accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(10.0)
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            try:
+                server = socket.create_connection(self._target, 5.0)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            pair = _Pair(client, server)
+            with self._mutex:
+                self._pairs.append(pair)
+            if self._mode is Mode.CUT or self._closed:
+                self.cut()
+                continue
+            self._start(self._requests, pair)
+            self._start(self._replies, pair)
+
+    def _requests(self, pair: _Pair) -> None:
+        for data in pair.read(pair.client):
+            pattern = self._pattern
+            if pattern is not None and pattern[0] in data:
+                self._pattern = None
+                pair.loses, pair.then = True, pattern[1]
+            if self._mode is not Mode.BLACK_HOLE and not pair.write(pair.server, data):
+                break
+        pair.close()
+
+    def _replies(self, pair: _Pair) -> None:
+        for data in pair.read(pair.server):
+            if pair.loses or self._mode in (Mode.SWALLOW, Mode.BLACK_HOLE):
+                pair.loses = True
+                self.lost += len(data)
+                if pair.then is Mode.CUT:
+                    break
+            elif not pair.write(pair.client, data):
+                break
+        pair.close()
+
+
+class _Pair:
+    """One connection and what stands behind it."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.loses = False
+        self.then = Mode.SWALLOW
+
+    def read(self, source: socket.socket) -> Iterator[bytes]:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                yield data
+
+    def write(self, sink: socket.socket, data: bytes) -> bool:
+        with contextlib.suppress(OSError):
+            sink.sendall(data)
+            return True
+        return False
+
+    def close(self) -> None:
+        for each in (self.client, self.server):
+            # The other thread may be in recv(): shutdown wakes it, close alone does not.
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
