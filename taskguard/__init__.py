@@ -1,1 +1,97 @@
-"""taskguard makes Celery and RQ tasks safe to deliver twice."""
+"""taskguard makes Celery and RQ tasks safe to deliver twice.
+
+Redis coordinates who should try; the database decides who is allowed to win.
+
+The names below are the public ones; integrations and users import nothing else. They are
+loaded when first used, so that `import taskguard` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskguard import errors, events
+    from taskguard.api import TaskGuard, connect
+    from taskguard.delivery import (
+        Answered,
+        Codec,
+        Completed,
+        Deferred,
+        Delivery,
+        Dropped,
+        MessageRef,
+        Outcome,
+        Queue,
+    )
+    from taskguard.guard import Guard, current_guard
+    from taskguard.guarded import GuardedFunction
+    from taskguard.keys import key
+    from taskguard.lease import Lease
+    from taskguard.policy import Policy
+    from taskguard.runner import Runner
+    from taskguard.settings import UNSET
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Answered": "delivery",
+    "Codec": "delivery",
+    "Completed": "delivery",
+    "Deferred": "delivery",
+    "Delivery": "delivery",
+    "Dropped": "delivery",
+    "Guard": "guard",
+    "GuardedFunction": "guarded",
+    "Lease": "lease",
+    "MessageRef": "delivery",
+    "Outcome": "delivery",
+    "Policy": "policy",
+    "Queue": "delivery",
+    "Runner": "runner",
+    "TaskGuard": "api",
+    "UNSET": "settings",
+    "connect": "api",
+    "current_guard": "guard",
+    "key": "keys",
+}
+
+__all__ = [
+    "UNSET",
+    "Answered",
+    "Codec",
+    "Completed",
+    "Deferred",
+    "Delivery",
+    "Dropped",
+    "Guard",
+    "GuardedFunction",
+    "Lease",
+    "MessageRef",
+    "Outcome",
+    "Policy",
+    "Queue",
+    "Runner",
+    "TaskGuard",
+    "connect",
+    "current_guard",
+    "errors",
+    "events",
+    "key",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("errors", "events"):
+        return importlib.import_module(f"taskguard.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'taskguard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"taskguard.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -251,7 +251,7 @@ def log_event(event: Event) -> None:
     if logger.isEnabledFor(event.level):
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         values["name"] = event.name
-        logger.log(event.level, event.text % values, extra={"taskguard": values})
+        logger.log(event.level, event.text, values, extra={"taskguard": values})
 
 
 class Events:

@@ -66,6 +66,7 @@ class Lease:
         owner: who holds them.
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
+        taken_at_s: when it was asked for, on the clock's monotonic scale.
         lost: set once the lease can no longer be trusted.
     """
 
@@ -76,6 +77,7 @@ class Lease:
         owner: Owner,
         ttl_s: float,
         clock: Clock,
+        taken_at_s: float,
         trusted_until_s: float,
         fence: int = 0,
         max_hold_until_s: float | None = None,
@@ -84,6 +86,7 @@ class Lease:
         self.owner = owner
         self.ttl_s = ttl_s
         self.fence = fence
+        self.taken_at_s = taken_at_s
         self.lost = threading.Event()
         self.lost_reason: str | None = None
         self.max_hold_until_s = max_hold_until_s

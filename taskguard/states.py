@@ -78,7 +78,7 @@ def is_superseded(
     return row is not None and row.message == message and retries < row.retries
 
 
-def decide(
+def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     row: WorkRow | None,
     *,
     owner: str,

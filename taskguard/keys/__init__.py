@@ -28,7 +28,7 @@ counts as a text).
 
 from __future__ import annotations
 
-from taskguard.keys.function import MAX_KEYS, KeyFunction, compile_key, key
+from taskguard.keys.function import MAX_KEYS, KeyFunction, compile_key, finish_key, key
 from taskguard.keys.values import MAX_KEY_BYTES, MAX_TEXT_CHARS, encode_value, shorten
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "KeyFunction",
     "compile_key",
     "encode_value",
+    "finish_key",
     "key",
     "shorten",
 ]

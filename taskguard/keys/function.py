@@ -198,7 +198,7 @@ class _Callable:
         found: set[str] = set()
         try:
             for text in _texts(result):
-                found.add(_finish(text))
+                found.add(finish_key(text))
                 if len(found) > MAX_KEYS:  # before a generator without an end fills the memory
                     raise _too_many()
             if found:
@@ -239,7 +239,7 @@ def _texts(result: object) -> Iterable[object]:
     raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
 
 
-def _finish(text: object) -> str:
+def finish_key(text: object) -> str:
     """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
     if isinstance(text, _FinishedKey):
         return str(text)

@@ -121,7 +121,8 @@ class Busy:
 class Answer:
     """The delivery needs no body.
 
-    `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`), FAILED (revoked for good), or None:
+    `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`),
+    FAILED (revoked for good), or None:
     `superseded` (a live copy of the message has higher numbers) or `too_old`.
 
     Attributes:

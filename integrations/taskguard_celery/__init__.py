@@ -1,0 +1,1 @@
+"""taskguard for Celery."""

@@ -1,0 +1,112 @@
+"""One delivery, as a queue's integration hands it to the runner, and how it can end.
+
+Read next: `runner.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from taskguard.ledger.base import MessageRef
+from taskguard.policy import Policy
+
+__all__ = [
+    "Answered",
+    "Codec",
+    "Completed",
+    "Deferred",
+    "Delivery",
+    "Dropped",
+    "MessageRef",
+    "Outcome",
+    "Queue",
+]
+
+
+class Queue(Protocol):
+    """How a delivery is put off.
+
+    Attributes:
+        max_delay_s: no copy may be delayed by more: a quarter of the visibility timeout.
+    """
+
+    max_delay_s: float
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        """Publish this message again, with copy number `copy`, to come in `delay_s` seconds.
+
+        Must raise unless the broker took it: the delivery is acknowledged once this returned.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How results and progress become JSON text, by the queue's own rules where it has some."""
+
+    dumps: Callable[[Any], str]
+    loads: Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What a queue handed over.
+
+    Attributes:
+        keys: the keys to hold, sorted.
+        work: the id of the work; None for the plain lock.
+        task: the task's name.
+        message: identity, retry number and copy number.
+        policy: the task's options.
+        published_at_s: when the message was first published, in seconds since 1970, if known.
+        queue: how to put it off; None where that is not possible (plain functions, eager mode).
+        by_message: whether each message is work of its own (`once_per="message"`).
+    """
+
+    keys: tuple[str, ...]
+    work: str | None
+    task: str
+    message: MessageRef
+    policy: Policy
+    published_at_s: float | None = None
+    queue: Queue | None = None
+    by_message: bool = False
+
+    @property
+    def key(self) -> str:
+        """The keys as one text, for messages."""
+        return ", ".join(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The body ran and DONE is committed. Acknowledge."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The work was done before; this is its stored result. Acknowledge."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Acknowledge without a result: `reason` is superseded, revoked or skipped."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A copy is published. Acknowledge without a result."""
+
+    delay_s: float
+    copy: int
+
+
+Outcome = Completed | Answered | Dropped | Deferred

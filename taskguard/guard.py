@@ -1,0 +1,309 @@
+"""What a guarded body gets: its key, its fencing token, and the transaction that decides.
+
+Guarantees: what is written inside `transaction()` is committed together with PROCESSING -> DONE,
+or not at all; inside `checkpoint()`, together with the progress. Does not guarantee anything for
+effects elsewhere (mails, HTTP calls): pass `idempotency_key` or `fence` to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from taskguard.delivery import Codec, Delivery
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    ResultError,
+    StaleTokenError,
+    TaskguardError,
+    TransactionRetryError,
+    TransactionUsageError,
+)
+from taskguard.lease import Lease
+from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
+
+__all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
+
+MAX_RESULT_BYTES = 1_000_000
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+JSON = Codec(dumps=_dumps, loads=json.loads)
+
+_running: ContextVar[Guard | None] = ContextVar("taskguard_guard", default=None)
+
+
+def current_guard() -> Guard:
+    """The guard of the guarded body that is running here.
+
+    Raises:
+        TransactionUsageError: no guarded body is running in this thread or greenlet.
+    """
+    guard = _running.get()
+    if guard is None:
+        raise TransactionUsageError(
+            "current_guard() was called outside a guarded body. Call it in the body itself, in "
+            "the thread that runs it, or take `guard` as a parameter."
+        )
+    return guard
+
+
+@contextmanager
+def running(guard: Guard) -> Iterator[None]:
+    """For the runner: `guard` is the current one in here."""
+    token = _running.set(guard)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def held_keys() -> set[str]:
+    """The keys that guarded bodies around this call hold."""
+    held: set[str] = set()
+    guard = _running.get()
+    while guard is not None:
+        held.update(guard.keys)
+        guard = guard.outer
+    return held
+
+
+def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
+    """`value` as JSON text for the ledger. Raises ResultError where that cannot be."""
+    try:
+        text = codec.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ResultError(
+            f"The {what} of {key} is not JSON ({type(error).__name__}: {error}). Return plain "
+            "dicts, lists, texts and numbers, or store it elsewhere and return its id.",
+            key=key,
+        ) from error
+    # PostgreSQL's text cannot hold NUL; JSON writes it as an escape, so only raw ones matter.
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_RESULT_BYTES:
+        raise ResultError(
+            f"The {what} of {key} is {size:,} bytes of JSON; at most {MAX_RESULT_BYTES:,} are "
+            "stored. Store it elsewhere and return its id.",
+            key=key,
+        )
+    return text
+
+
+_UNSET = object()
+
+
+class Guard:
+    """The running body's side of its lease and its claim. Made by the runner, one per body.
+
+    Attributes:
+        attempt: 1 for the first holder of this work, higher for later ones.
+        progress: what the last holder stored with `checkpoint()`, or None.
+        completed: whether DONE is committed.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        delivery: Delivery,
+        ledger: Ledger | None,
+        claimed: Claimed | None,
+        codec: Codec,
+        on_completed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._lease = lease
+        self._delivery = delivery
+        self._ledger = ledger
+        self._claimed = claimed
+        self._codec = codec
+        self._on_completed = on_completed
+        self._outer = _running.get()
+        self._open = False
+        self._db: Any = None
+        self._result: Any = _UNSET
+        self._result_json: str | None = None
+        self.attempt = claimed.attempt if claimed is not None else 1
+        self.progress: Any = None
+        if claimed is not None and claimed.progress_json is not None:
+            self.progress = codec.loads(claimed.progress_json)
+        self.completed = False
+        # The last reason why a transaction was refused, until a later one commits: a body that
+        # swallows it must not be taken for one that had nothing to write.
+        self.refused: TaskguardError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Guard {self.key} fence={self.fence} attempt={self.attempt}>"
+
+    @property
+    def key(self) -> str:
+        """The key; several are joined with ", "."""
+        return self._lease.key
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, sorted."""
+        return self._lease.keys
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: 64 bits, grows with every claim of the key."""
+        return self._lease.fence
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set once the lease can no longer be trusted."""
+        return self._lease.lost
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which the lease may still be trusted; renewed while the body runs."""
+        return self._lease.remaining_s
+
+    def check(self) -> None:
+        """Raise LeaseLostError unless the lease can be trusted at this moment."""
+        if not self.completed:
+            self._lease.check()
+
+    @property
+    def idempotency_key(self) -> str:
+        """Stable for this work over all its deliveries: for a payment provider. 32 hex digits."""
+        work = self._delivery.work or f"{self._delivery.task} {self.key}"
+        return hashlib.sha256(work.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    @property
+    def result(self) -> Any:
+        """The task's result, committed with DONE when set inside `transaction()`."""
+        return None if self._result is _UNSET else self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if self.completed:
+            raise TransactionUsageError(
+                f"guard.result of {self.key} was set after DONE was committed. Set it inside "
+                "`with guard.transaction()`, or return the value.",
+                key=self.key,
+            )
+        self._result_json = encode(value, self._codec, what="result", key=self.key)
+        self._result = value
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `result` was set."""
+        return self._result is not _UNSET
+
+    @property
+    def db(self) -> Any:
+        """The connection of the open transaction; with `atomic=True`, of the whole body."""
+        if self._db is None:
+            raise TransactionUsageError(
+                f"guard.db of {self.key} is there inside `with guard.transaction()` only, or in "
+                "a task with atomic=True.",
+                key=self.key,
+            )
+        return self._db
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A database transaction that commits this work's effects together with DONE.
+
+        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it). Left
+        normally, PROCESSING -> DONE is written last and everything is committed; left by an
+        exception, nothing is.
+
+        Raises:
+            StaleTokenError: a newer holder exists; nothing was written.
+            TransactionRetryError: deadlock or serialization failure; the runner runs the body
+                again.
+            TransactionUsageError: DONE is committed already, or a transaction is open.
+            ConfigurationError: the task has no ledger.
+        """
+        with self._transaction("transaction") as tx:
+            yield tx.db
+            tx.complete(self._standing.claim, self._result_json)
+        self.note_completed()
+
+    @contextmanager
+    def checkpoint(self, progress: Any) -> Iterator[Any]:
+        """Like `transaction()`, but commits JSON `progress` with the effects, and not DONE.
+
+        A later holder finds it in `guard.progress` and goes on from there.
+        """
+        progress_json = encode(progress, self._codec, what="progress", key=self.key)
+        with self._transaction("checkpoint") as tx:
+            yield tx.db
+            tx.checkpoint(self._standing.claim, progress_json)
+        self.progress = progress
+
+    @property
+    def _standing(self) -> Claimed:
+        if self._claimed is None:
+            raise ConfigurationError(
+                f"{self._delivery.task or self.key}: there is no ledger, so nothing can be "
+                "committed with the task. Configure one (TASKGUARD_LEDGER_URL), or leave "
+                "guard.transaction() out.",
+                key=self.key,
+            )
+        return self._claimed
+
+    @contextmanager
+    def _transaction(self, name: str) -> Iterator[LedgerTransaction]:
+        claim = self._standing.claim
+        if self.completed:
+            raise TransactionUsageError(
+                f"guard.{name}() of {self.key} was called after DONE was committed. A body has "
+                "one transaction(); commit parts before it with `with guard.checkpoint(progress)`.",
+                key=self.key,
+                fence=self.fence,
+            )
+        if self._open:
+            raise TransactionUsageError(
+                f"guard.{name}() of {self.key} was called inside another one. Use the "
+                "connection that is open.",
+                key=self.key,
+                fence=self.fence,
+            )
+        assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
+        self._open = True
+        try:
+            with self._ledger.transaction(claim) as tx:
+                self._db = tx.db
+                yield tx
+        except (StaleTokenError, TransactionRetryError, LedgerUnavailableError) as error:
+            self.refused = error
+            raise
+        else:
+            self.refused = None
+        finally:
+            self._open = False
+            self._db = None
+
+    # -- for the runner -----------------------------------------------------------------------
+
+    @property
+    def claim(self) -> Claim | None:
+        """What the ledger granted; None with locks only."""
+        return None if self._claimed is None else self._claimed.claim
+
+    @property
+    def outer(self) -> Guard | None:
+        """The guard of the guarded body around this one."""
+        return self._outer
+
+    def note_completed(self) -> None:
+        """DONE is committed."""
+        self.completed = True
+        self._on_completed()
+
+    def forget_attempt(self) -> None:
+        """The body is going to run again under the same lease."""
+        self._result, self._result_json = _UNSET, None
+        self.refused = None

@@ -1,0 +1,144 @@
+"""A function and its options, compiled once: keys, work ids and the call with its guard.
+
+What every decorator of taskguard stands on, for Celery, RQ and plain functions alike.
+Guarantees: templates and options are checked here, at decoration; the wrapped function's
+signature, less `guard`, is `signature`, for queues that check arguments before publishing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from taskguard.delivery import Delivery, MessageRef, Queue
+from taskguard.errors import ConfigurationError
+from taskguard.guard import Guard
+from taskguard.keys import KeyFunction, compile_key
+from taskguard.policy import Policy, make_policy
+
+__all__ = ["GUARD_PARAMETER", "GuardedFunction", "work_id"]
+
+GUARD_PARAMETER = "guard"
+
+
+def work_id(task: str, value: str) -> str:
+    """The id of a work: (task, value), readable and unambiguous.
+
+    Keys hold no blanks, so the last blank parts the two.
+    """
+    return f"{task} {value}"
+
+
+class GuardedFunction:
+    """A function, its keys and its policy.
+
+    Attributes:
+        function: the function as written.
+        name: its module and qualified name, for messages.
+        policy: its options.
+        signature: its signature without `guard`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        key: Any,
+        once_per: str = "key",
+        work: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        busy: str = "retry",
+    ) -> None:
+        self.function = function
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        if inspect.iscoroutinefunction(function):
+            raise ConfigurationError(
+                f"{self.name} is async: Celery and RQ do not await tasks, so its body would "
+                "never run. Guard a plain function."
+            )
+        self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
+        self._signature = inspect.signature(function)
+        self.signature, self._wants_guard = _without_guard(self._signature, self.name)
+        self._keys = compile_key(key, signature=self._signature, task=self.name)
+        self._work_name = work
+        self.by_message = once_per == "message"
+        self._once_per: KeyFunction | None = None
+        if once_per not in ("key", "message"):
+            self._once_per = compile_key(once_per, signature=self._signature, task=self.name)
+
+    def delivery(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        task: str | None = None,
+        message: MessageRef,
+        published_at_s: float | None = None,
+        queue: Queue | None = None,
+    ) -> Delivery:
+        """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments."""
+        prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
+        keys = tuple(prefix + key for key in self._keys(args, kwargs))
+        name = task or self.name
+        return Delivery(
+            keys=keys,
+            work=work_id(self._work_name or name, self._value(keys, args, kwargs, message)),
+            task=name,
+            message=message,
+            policy=self.policy,
+            published_at_s=published_at_s,
+            queue=queue,
+            by_message=self.by_message,
+        )
+
+    def _value(
+        self,
+        keys: tuple[str, ...],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        message: MessageRef,
+    ) -> str:
+        """What counts as the same work, beside the task's name."""
+        prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
+        if self.by_message:
+            return f"{prefix}message:{message.id}"
+        if self._once_per is None:
+            return ",".join(keys)
+        return ",".join(prefix + value for value in self._once_per(args, kwargs))
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
+        """Run the function, with `guard` if it takes one."""
+        if self._wants_guard:
+            return self.function(*args, **kwargs, **{GUARD_PARAMETER: guard})
+        return self.function(*args, **kwargs)
+
+
+def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:
+    parameter = signature.parameters.get(GUARD_PARAMETER)
+    if parameter is None:
+        return signature, False
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise ConfigurationError(
+            f"{name}: `guard` is passed by keyword, so it cannot be {parameter.kind.description}."
+        )
+    _refuse_parameters_after_guard(signature, name)
+    others = [each for each in signature.parameters.values() if each.name != GUARD_PARAMETER]
+    return signature.replace(parameters=others), True
+
+
+def _refuse_parameters_after_guard(signature: inspect.Signature, name: str) -> None:
+    """A caller's second positional argument must not land in `guard`."""
+    names = list(signature.parameters)
+    place = names.index(GUARD_PARAMETER)
+    if signature.parameters[GUARD_PARAMETER].kind is inspect.Parameter.KEYWORD_ONLY:
+        return
+    for later in names[place + 1 :]:
+        if signature.parameters[later].kind in (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        ):
+            raise ConfigurationError(
+                f"{name}: put `guard` after {later!r}, or make it keyword-only: callers never "
+                "pass it, so no positional parameter can follow it."
+            )

@@ -1,0 +1,93 @@
+"""The options of a guarded task, checked once, the same for Celery, RQ and plain functions."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from taskguard.errors import ConfigurationError
+
+__all__ = ["Policy", "make_policy"]
+
+Busy = Literal["retry", "wait", "skip", "raise"]
+OnLost = Literal["fence", "interrupt"]
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a guarded task behaves.
+
+    Attributes:
+        busy: what a delivery that never started does when other work holds its key: "retry"
+            (a copy later), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
+            (KeyBusyError). A delivery that is part of the work in progress, or whose work was
+            started before, is always put off: dropping it could lose work.
+        wait_s: how long "wait" waits, in seconds; 0 by default.
+        ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
+            holder's death its key is taken over within this time.
+        max_hold_s: renewal stops after so many seconds and the body is told; None: never.
+        max_crashes: after so many holders that vanished the work is DEAD; 3 by default.
+        on_lost: "fence": the body finds out by `guard.check()`, and its commit is refused;
+            "interrupt": LeaseLostError is raised in its thread as well (not under gevent).
+        atomic: the whole body is one transaction, on `guard.db`, and its return value is
+            committed with it.
+        retention_s: messages older than this whose work has no record are refused; 30 days.
+        namespace: put before every key and every work of this task, with a colon.
+    """
+
+    busy: Busy = "retry"
+    wait_s: float = 0.0
+    ttl_s: float = 30.0
+    max_hold_s: float | None = None
+    max_crashes: int = 3
+    on_lost: OnLost = "fence"
+    atomic: bool = False
+    retention_s: float = 30 * DAY_S
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("busy", self.busy, ("retry", "wait", "skip", "raise"))
+        _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
+        _number("ttl_s", self.ttl_s, at_least=0.05)
+        _number("wait_s", self.wait_s, at_least=0)
+        _number("retention_s", self.retention_s, at_least=1)
+        _number("max_crashes", self.max_crashes, at_least=1)
+        if self.max_hold_s is not None:
+            _number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
+        if self.busy == "wait" and not self.wait_s:
+            raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
+        if any(not char.isprintable() or char in " {}%" for char in self.namespace):
+            raise ConfigurationError(
+                f"namespace={self.namespace!r}: use letters, digits and -_.~@+:/ only."
+            )
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(map(repr, allowed))
+        raise ConfigurationError(f"{name}={value!r} is not one of {choices}.")
+
+
+def _number(name: str, value: object, *, at_least: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= at_least:
+        raise ConfigurationError(f"{name}={value!r}: give a number of at least {at_least:g}.")
+
+
+def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Policy:
+    """The policy for `options`; an unknown one is an error that names the nearest known one."""
+    known = [field.name for field in fields(Policy)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, ["key", "once_per", "work", *known], n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(
+                f"{task}: unknown option {name!r}.{hint} Known: {', '.join(sorted(known))}."
+            )
+    try:
+        return Policy(**{**defaults, **options})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{task}: {error}") from None

@@ -1,0 +1,626 @@
+"""The way of one delivery: admit, claim, body, complete, acknowledge. All branching is here.
+
+Guarantees: a body runs only under a lease that the ledger (or, with locks only, the lock
+server) granted to this very attempt; "completed" is reported only for a committed DONE; a
+delivery that does not run its body is answered from the record, or put off with a live copy
+published first, or superseded by one. StaleTokenError and LeaseLostError never leave here while
+the delivery can be put off, even if the body swallows them.
+
+Does not guarantee exactly one run of the body: at least one, and one commit.
+
+Read next: `ledger/base.py` for what a claim is, `watchdog.py` for how a lease is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from taskguard.clock import SYSTEM_CLOCK, Clock
+from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
+from taskguard.errors import (
+    KeyAlreadyHeldError,
+    KeyBusyError,
+    LeaseLostError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    MessageTooOldError,
+    ResultError,
+    StaleTokenError,
+    TaskguardError,
+    TransactionRetryError,
+    WorkDeadError,
+    WorkRevokedError,
+)
+from taskguard.events import (
+    Acquired,
+    Contended,
+    Dead,
+    Duplicate,
+    Event,
+    Events,
+    Failed,
+    LockUnavailable,
+    Released,
+    StaleRefused,
+    Takeover,
+)
+from taskguard.events import Claimed as ClaimedEvent
+from taskguard.events import Completed as CompletedEvent
+from taskguard.events import Deferred as DeferredEvent
+from taskguard.guard import JSON, Guard, encode, held_keys, running
+from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.states import State
+from taskguard.watchdog import Kept, Watchdog
+
+__all__ = ["Runner"]
+
+logger = logging.getLogger("taskguard")
+
+_BODY_RUNS = 4  # after a deadlock, under one lease
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+_POLL_S = 0.25
+_LATE_ANSWER_S = 3_600.0
+_ERROR_CHARS = 500
+
+
+@dataclass(slots=True)
+class _Entered:
+    """The delivery may run."""
+
+    kept: Kept
+    claimed: Claimed | None
+
+
+class Runner:
+    """Runs deliveries for one lock provider and one ledger; either may be None, not both.
+
+    Thread-safe. After a fork it goes on in the child with no leases.
+    """
+
+    def __init__(
+        self,
+        *,
+        locks: LockProvider | None,
+        ledger: Ledger | None,
+        events: Events | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        watchdog: Watchdog | None = None,
+        codec: Codec = JSON,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.locks = locks
+        self.ledger = ledger
+        self.events = events or Events()
+        self.clock = clock
+        self.codec = codec
+        self.watchdog = watchdog or Watchdog(
+            locks=locks, ledger=ledger, events=self.events, clock=clock
+        )
+        self._rng = rng or random.SystemRandom()
+
+    # -- the way of one delivery --------------------------------------------------------------
+
+    def deliver(self, delivery: Delivery, body: Callable[[Guard], Any]) -> Outcome:
+        """Run `body` if this delivery is the one to do it, and say what to tell the queue.
+
+        Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError and
+        MessageTooOldError; and, where the delivery cannot be put off, LedgerUnavailableError,
+        LeaseLostError and StaleTokenError.
+        """
+        _refuse_reentry(delivery)
+        try:
+            entered = self._enter(delivery)
+        except LedgerUnavailableError as error:
+            return self._defer_blindly(delivery, error)
+        if isinstance(entered, _Entered):
+            return self._run(delivery, entered, body)
+        return entered
+
+    @contextmanager
+    def hold(self, delivery: Delivery) -> Iterator[Lease]:
+        """The plain lock: a lease for the time of a `with` block."""
+        _refuse_reentry(delivery)
+        entered = self._enter(delivery)
+        if not isinstance(entered, _Entered):
+            raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
+        kept = entered.kept
+        guard = self._guard(delivery, entered)
+        self.watchdog.keep(kept)
+        try:
+            with running(guard):
+                yield kept.lease
+        finally:
+            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+            self._release(delivery, kept)
+
+    # -- enter --------------------------------------------------------------------------------
+
+    def _enter(self, delivery: Delivery) -> _Entered | Outcome:
+        policy = delivery.policy
+        started_s = self.clock.monotonic_s()
+        wait_until_s = started_s + (policy.wait_s if policy.busy == "wait" else 0.0)
+        while True:
+            left_s = max(0.0, wait_until_s - self.clock.monotonic_s())
+            found = self._try(delivery, wait_s=left_s, started_s=started_s)
+            if isinstance(found, _Entered):
+                return found
+            if isinstance(found, Answer):
+                return self._answer(delivery, found)
+            self._emit_contended(delivery, found)
+            left_s = wait_until_s - self.clock.monotonic_s()
+            if left_s <= 0.0:
+                return self._turn_away(delivery, found)
+            self._wait(delivery, found, left_s)
+
+    def _try(
+        self, delivery: Delivery, *, wait_s: float, started_s: float
+    ) -> _Entered | Answer | Busy:
+        """Ask the lock server, then the ledger, once each."""
+        owner = new_owner(delivery.message.id)
+        asked_at_s = self.clock.monotonic_s()
+        admitted = self._admit(delivery, owner, wait_s)
+        if isinstance(admitted, Held):
+            return self._look(delivery, owner, admitted)
+        if admitted is not None:
+            waited_s = self.clock.monotonic_s() - started_s
+            self._emit(Acquired, delivery, waited_s=waited_s)
+        lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
+        kept = self._kept(delivery, lease, claim=None, at_lock_server=admitted is not None)
+        if self.ledger is None:
+            if admitted is None:
+                raise LockServerUnavailableError(
+                    f"The lock server gave no answer and there is no ledger to decide on "
+                    f"{delivery.key}. Nothing was run.",
+                    key=delivery.key,
+                )
+            return _Entered(kept, None)
+        return self._claim(delivery, kept)
+
+    def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
+        """The lock server's word; None where there is none to be had."""
+        if self.locks is None:
+            return None
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            return self.locks.acquire(
+                delivery.keys,
+                owner,
+                ttl_s=delivery.policy.ttl_s,
+                with_fence=self.ledger is None,
+                wait_s=wait_s,
+            )
+        except LockServerUnavailableError as error:
+            took_s = self.clock.monotonic_s() - asked_at_s
+            self._emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
+            if self.ledger is None:
+                raise
+            return None
+
+    def _look(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
+        """The key is taken at the lock server: is this work done already, or part of it?"""
+        if self.ledger is None or delivery.work is None:
+            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
+            return Busy(held.owner, held.remaining_s, same_work=same, started=same)
+        found = self.ledger.look(self._request(delivery, owner))
+        if isinstance(found, Busy):
+            return Busy(held.owner, held.remaining_s, found.same_work, found.started)
+        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        return found
+
+    def _claim(self, delivery: Delivery, kept: Kept) -> _Entered | Answer | Busy:
+        """The ledger's word. Whatever it is, no lease is left behind but our own."""
+        assert self.ledger is not None  # noqa: S101
+        lease = kept.lease
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            found = self.ledger.claim(self._request(delivery, lease.owner))
+        except BaseException:
+            self.watchdog.let_go(kept)
+            raise
+        if isinstance(found, Claimed):
+            self._note_claim(delivery, kept, found, asked_at_s)
+            return _Entered(kept, found)
+        if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
+            self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
+        else:
+            self.watchdog.let_go(kept)
+        return found
+
+    def _note_claim(
+        self, delivery: Delivery, kept: Kept, found: Claimed, asked_at_s: float
+    ) -> None:
+        lease = kept.lease
+        lease.fence = found.claim.fence
+        kept.claim = found.claim
+        kept.decided_by_ledger = True
+        kept.asked_at_s = asked_at_s
+        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+        took_s = self.clock.monotonic_s() - asked_at_s
+        fence, attempt = found.claim.fence, found.attempt
+        self._emit(ClaimedEvent, delivery, fence=fence, attempt=attempt, took_s=took_s)
+        if found.takeover:
+            self._emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
+
+    def _hand_over(self, kept: Kept, *, to: Owner, ttl_s: float) -> None:
+        """The lock server forgot the true owner: give it the lease, so that others wait there."""
+        kept.ended = True
+        if not kept.at_lock_server or self.locks is None:
+            return
+        kept.at_lock_server = False
+        try:
+            self.locks.give_back(kept.lease.keys, kept.lease.owner, to=to, ttl_s=ttl_s)
+        except LockServerUnavailableError as error:
+            logger.debug("handing %s over got no answer: %s", kept.lease.key, error)
+
+    # -- not to be run ------------------------------------------------------------------------
+
+    def _answer(self, delivery: Delivery, found: Answer) -> Outcome:
+        """The record speaks for this delivery."""
+        if found.superseded:
+            return self._drop(delivery, "superseded")
+        if found.too_old:
+            raise MessageTooOldError(
+                f"{delivery.task} {delivery.key}: this message is older than retention_s "
+                f"({delivery.policy.retention_s:g} s) and the record of its work may have been "
+                "purged, so it may have been done. Check, and send a new message if it was not.",
+                key=delivery.key,
+            )
+        if found.state is State.DEAD:
+            self._emit(Dead, delivery, crashes=found.crashes)
+            raise WorkDeadError(
+                f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
+                "while they ran it. Find out why it kills its workers, then requeue it.",
+                key=delivery.key,
+                crashes=found.crashes,
+            )
+        if found.state is State.FAILED:
+            if delivery.queue is not None:
+                return self._drop(delivery, "revoked")
+            raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)
+        self._emit(Duplicate, delivery, reason="done", age_s=found.age_s)
+        self._warn_of_late_answer(delivery, found)
+        json_text = found.result_json
+        return Answered(None if json_text is None else self.codec.loads(json_text))
+
+    def _warn_of_late_answer(self, delivery: Delivery, found: Answer) -> None:
+        late = found.age_s > _LATE_ANSWER_S and not found.same_message
+        if late and not delivery.by_message:
+            logger.warning(
+                "%s %s: a new message was answered with a result that is %.1f h old. If each "
+                'message is work of its own, say once_per="message".',
+                delivery.task,
+                delivery.key,
+                found.age_s / 3_600,
+            )
+
+    def _drop(self, delivery: Delivery, reason: str) -> Dropped:
+        self._emit(Duplicate, delivery, reason=reason)
+        return Dropped(reason)
+
+    def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
+        """The key stays taken: the policy decides, but nothing that has started is dropped."""
+        untouched = not busy.same_work and not busy.started
+        if delivery.queue is not None and not (
+            untouched and delivery.policy.busy in ("skip", "raise")
+        ):
+            reason = "the same work is in progress" if busy.same_work else "the key is taken"
+            return self._defer(delivery, self._delay_s(delivery, busy.retry_after_s), reason)
+        if untouched and delivery.policy.busy == "skip":
+            return self._drop(delivery, "skipped")
+        raise KeyBusyError(
+            f"{delivery.key} is held by another delivery"
+            + (f" for at most {busy.retry_after_s:.1f} s" if busy.retry_after_s else "")
+            + ". Nothing was run; call again later, or wait for it with wait_s.",
+            key=delivery.key,
+            retry_after_s=busy.retry_after_s,
+        )
+
+    def _wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
+        """Until a release wakes us, the lease in the way ends, or the time is up."""
+        timeout_s = min(left_s, 1.0)
+        if busy.retry_after_s is not None:
+            timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
+        if self.locks is not None:
+            try:
+                self.locks.wait(delivery.keys, timeout_s=timeout_s)
+            except LockServerUnavailableError:
+                self.clock.sleep(min(timeout_s, _POLL_S))
+        else:
+            self.clock.sleep(min(timeout_s, _POLL_S))
+
+    # -- put off ------------------------------------------------------------------------------
+
+    def _delay_s(self, delivery: Delivery, retry_after_s: float | None) -> float:
+        """Doubling from half a second, with jitter, no later than the lease in the way ends."""
+        doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.copy, 10)
+        delay_s = min(doubled_s, _MAX_DELAY_S) * self._rng.uniform(0.5, 1.0)
+        if retry_after_s is not None:
+            delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
+        return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
+
+    def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
+        """A live copy first, then its number in the record, then this delivery may go."""
+        queue = delivery.queue
+        assert queue is not None  # noqa: S101
+        copy = delivery.message.copy + 1
+        published = False
+
+        def publish(number: int) -> None:
+            nonlocal published
+            queue.publish_copy(number, delay_s)
+            published = True
+
+        try:
+            if self.ledger is None or delivery.work is None:
+                publish(copy)
+            elif not self.ledger.defer(self._request(delivery, Owner("", "")), publish):
+                return self._drop(delivery, "superseded")
+        except LedgerUnavailableError:
+            if not published:
+                publish(copy)
+        self._emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
+        return Deferred(delay_s, copy)
+
+    def _defer_blindly(self, delivery: Delivery, error: TaskguardError) -> Outcome:
+        """Without the ledger nothing runs, nothing is known and nothing is lost."""
+        if delivery.queue is None:
+            raise error
+        return self._defer(delivery, self._delay_s(delivery, None), str(error))
+
+    # -- the body -----------------------------------------------------------------------------
+
+    def _run(self, delivery: Delivery, entered: _Entered, body: Callable[[Guard], Any]) -> Outcome:
+        kept = entered.kept
+        guard = self._guard(delivery, entered)
+        self.watchdog.keep(kept)
+        try:
+            return Completed(self._body(delivery, kept, guard, body))
+        except (StaleTokenError, LeaseLostError) as error:
+            return self._after_loss(delivery, kept, guard, error)
+        except (LedgerUnavailableError, TransactionRetryError) as error:
+            if guard.completed:
+                raise
+            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+            self._release(delivery, kept)
+            return self._defer_blindly(delivery, error)
+        except Exception as error:
+            self._after_failure(delivery, kept, guard, error)
+            raise
+        except BaseException:
+            # Shutdown, revoke, GreenletExit: another worker is to do it, at once.
+            if not guard.completed:
+                self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+            raise
+        finally:
+            self._release(delivery, kept)
+
+    def _body(
+        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+    ) -> Any:
+        """The body's value once DONE is committed; run again after a deadlock."""
+        for left in reversed(range(_BODY_RUNS)):
+            try:
+                with running(guard):
+                    value = self._call(delivery, kept, guard, body)
+                if guard.refused is not None and not guard.completed:
+                    raise guard.refused
+                return self._complete(delivery, guard, value)
+            except TransactionRetryError:
+                if not left or guard.completed:
+                    raise
+                guard.forget_attempt()
+                self.clock.sleep(self._rng.uniform(0.01, 0.1))
+        raise AssertionError("unreachable")
+
+    def _call(
+        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+    ) -> Any:
+        kept.enter_body()
+        try:
+            if not delivery.policy.atomic:
+                return body(guard)
+            with guard.transaction():
+                value = body(guard)
+                if not guard.has_result:
+                    guard.result = value
+                return value
+        finally:
+            kept.leave_body()
+
+    def _complete(self, delivery: Delivery, guard: Guard, value: Any) -> Any:
+        """DONE for a body that did not commit it, and its value for one that did."""
+        if guard.has_result:
+            value = guard.result
+        claim = guard.claim
+        if self.ledger is None or claim is None:
+            # A body that got to its end is not run again, also if the lease was lost meanwhile:
+            # with locks only there is nobody who could refuse the second run's effects.
+            return value
+        if not guard.completed:
+            self.ledger.complete(claim, self._storable(delivery, value))
+            guard.note_completed()
+        elif value is not None and not guard.has_result:
+            text = self._storable(delivery, value)
+            if text is not None:
+                self._store_late(delivery, claim, text)
+        return value
+
+    def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
+        assert self.ledger is not None  # noqa: S101
+        try:
+            self.ledger.store_result(claim, text)
+        except TaskguardError as error:
+            logger.warning("%s %s: DONE, result not stored: %s", delivery.task, delivery.key, error)
+
+    def _storable(self, delivery: Delivery, value: Any) -> str | None:
+        """The value as JSON; one that cannot be stored leaves DONE, and duplicates get None."""
+        if value is None:
+            return None
+        try:
+            return encode(value, self.codec, what="result", key=delivery.key)
+        except ResultError as error:
+            logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
+            return None
+
+    def _note_completed(self, delivery: Delivery, kept: Kept, claimed: Claimed | None) -> None:
+        """DONE is committed, and with it the ledger's lease has ended."""
+        kept.claim = None
+        if claimed is not None:
+            self._emit(
+                CompletedEvent,
+                delivery,
+                fence=claimed.claim.fence,
+                attempt=claimed.attempt,
+                held_s=self.clock.monotonic_s() - kept.lease.taken_at_s,
+            )
+
+    # -- endings ------------------------------------------------------------------------------
+
+    def _after_loss(
+        self, delivery: Delivery, kept: Kept, guard: Guard, error: TaskguardError
+    ) -> Outcome:
+        """The lease or the commit was lost: the record answers, or the delivery is put off."""
+        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        if isinstance(error, StaleTokenError):
+            self._emit(StaleRefused, delivery, fence=kept.lease.fence, held_s=held_s)
+        self._end_claim(kept, self._report_in)
+        self._release(delivery, kept)
+        if self.ledger is not None and guard.claim is not None and delivery.work is not None:
+            try:
+                found = self.ledger.look(self._request(delivery, kept.lease.owner))
+            except LedgerUnavailableError as unavailable:
+                return self._defer_blindly(delivery, unavailable)
+            if isinstance(found, Answer):
+                return self._answer(delivery, found)
+        if delivery.queue is None:
+            raise error
+        return self._defer(delivery, self._delay_s(delivery, None), str(error))
+
+    @staticmethod
+    def _report_in(ledger: Ledger, claim: Claim) -> None:
+        """Still ours: give it back. Taken over: its holder is alive after all, no crash."""
+        if not ledger.give_back(claim):
+            ledger.report_in(claim)
+
+    def _after_failure(
+        self, delivery: Delivery, kept: Kept, guard: Guard, error: Exception
+    ) -> None:
+        """FAILED, unless DONE is committed; the exception goes on to the queue."""
+        if guard.completed:
+            return
+        text = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+        self._end_claim(kept, lambda ledger, claim: ledger.fail(claim, text))
+        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        kind = type(error).__name__
+        self._emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+
+    def _end_claim(self, kept: Kept, end: Callable[[Ledger, Claim], object]) -> None:
+        """End the ledger's lease, once; without an answer it ends by itself."""
+        claim, kept.claim = kept.claim, None
+        self.watchdog.drop(kept)
+        if claim is None or self.ledger is None:
+            return
+        try:
+            end(self.ledger, claim)
+        except TaskguardError as error:
+            logger.warning("%s: ending the lease got no answer: %s", kept.lease.key, error)
+
+    def _release(self, delivery: Delivery, kept: Kept) -> None:
+        """The lock server's lease ends last. Asked again it does nothing."""
+        if kept.released:
+            return
+        kept.released = True
+        self.watchdog.drop(kept)
+        self.watchdog.let_go(kept)
+        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        self._emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
+
+    # -- small parts --------------------------------------------------------------------------
+
+    def _request(self, delivery: Delivery, owner: Owner) -> ClaimRequest:
+        policy = delivery.policy
+        age_s = (
+            0.0
+            if delivery.published_at_s is None
+            else self.clock.wall_s() - delivery.published_at_s
+        )
+        return ClaimRequest(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            work=delivery.work,
+            task=delivery.task,
+            message=delivery.message,
+            max_crashes=policy.max_crashes,
+            may_create=age_s <= policy.retention_s,
+        )
+
+    def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:
+        policy = delivery.policy
+        return Lease(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            clock=self.clock,
+            taken_at_s=asked_at_s,
+            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
+            fence=fence,
+            max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
+        )
+
+    @staticmethod
+    def _kept(
+        delivery: Delivery, lease: Lease, *, claim: Claim | None, at_lock_server: bool
+    ) -> Kept:
+        return Kept(
+            lease,
+            claim=claim,
+            at_lock_server=at_lock_server,
+            asked_at_s=lease.taken_at_s,
+            task=delivery.task,
+            message=delivery.message.id,
+            interrupt=delivery.policy.on_lost == "interrupt",
+        )
+
+    def _guard(self, delivery: Delivery, entered: _Entered) -> Guard:
+        kept = entered.kept
+
+        def completed() -> None:
+            self._note_completed(delivery, kept, entered.claimed)
+
+        return Guard(
+            lease=kept.lease,
+            delivery=delivery,
+            ledger=self.ledger,
+            claimed=entered.claimed,
+            codec=self.codec,
+            on_completed=completed,
+        )
+
+    def _emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
+        self.events.emit(
+            kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
+        )
+
+    def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
+        holder = busy.owner.message if busy.owner is not None else ""
+        self._emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _refuse_reentry(delivery: Delivery) -> None:
+    both = held_keys().intersection(delivery.keys)
+    if both:
+        key = ", ".join(sorted(both))
+        raise KeyAlreadyHeldError(
+            f"{delivery.task or 'A lock'} asks for {key}, which the guarded body around it holds: "
+            "it would wait for itself. Call the function's own body, or send it as a message.",
+            key=key,
+        )

@@ -1,0 +1,109 @@
+"""From URLs, clients and environment variables to a lock provider and a ledger.
+
+Guarantees: what is missing or wrong is said here, before anything runs, and never with a
+password. A driver is imported when it is asked for; the error names the extra that brings it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.base import Ledger
+from taskguard.locks.base import LockProvider
+
+__all__ = ["LEDGER_VARIABLE", "LOCKS_VARIABLE", "UNSET", "make_ledger", "make_locks"]
+
+LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
+LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
+
+
+def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | None) -> Any:
+    if given is not UNSET:
+        return given
+    return (os.environ if environ is None else environ).get(variable) or UNSET
+
+
+def make_locks(
+    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+) -> LockProvider | None:
+    """The lock provider for a URL, a redis-py client or a provider; None for None.
+
+    Raises:
+        ConfigurationError: nothing was given, or what was given is no lock server.
+        MissingDriverError: the driver's package is not installed.
+    """
+    chosen = _from_environment(given, LOCKS_VARIABLE, environ)
+    if chosen is None:
+        return None
+    if chosen is UNSET:
+        raise ConfigurationError(
+            "No lock server is configured. Set taskguard_locks_url (Celery), pass locks=, or set "
+            f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
+            "the ledger alone."
+        )
+    if isinstance(chosen, str):
+        return _locks_for_url(chosen)
+    if hasattr(chosen, "give_back"):
+        return cast("LockProvider", chosen)
+    if hasattr(chosen, "execute_command"):
+        from taskguard.locks.redis import RedisLocks  # the driver is optional
+
+        return RedisLocks(chosen)
+    raise ConfigurationError(
+        f"locks={type(chosen).__name__} is neither a URL, a redis-py client nor a lock provider."
+    )
+
+
+def _locks_for_url(url: str) -> LockProvider:
+    scheme = url.partition(":")[0]
+    if scheme == "memory":
+        from taskguard.locks.memory import MemoryLocks  # only where asked for
+
+        return MemoryLocks()
+    if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
+        from taskguard.locks.redis import RedisLocks  # the driver is optional
+
+        return RedisLocks(url)
+    raise ConfigurationError(
+        f"The lock server's URL starts with {scheme!r}; known are redis, rediss, valkey, unix "
+        "and memory."
+    )
+
+
+def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> Ledger | None:
+    """The ledger for a SQLAlchemy URL, an Engine or a ledger; None for None.
+
+    Raises:
+        ConfigurationError: nothing was given, or what was given is no database.
+        MissingDriverError: SQLAlchemy or the driver's package is not installed.
+    """
+    chosen = _from_environment(given, LEDGER_VARIABLE, environ)
+    if chosen is None:
+        return None
+    if chosen is UNSET:
+        raise ConfigurationError(
+            "No ledger is configured: without one nothing can refuse a second effect. Set "
+            f"taskguard_ledger_url (Celery), pass ledger=, or set {LEDGER_VARIABLE}, for example "
+            'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
+            "say so: ledger=None."
+        )
+    if hasattr(chosen, "store_result"):
+        return cast("Ledger", chosen)
+    if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
+        from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
+
+        return SqlLedger(chosen)
+    raise ConfigurationError(
+        f"ledger={type(chosen).__name__} is neither a URL, a SQLAlchemy Engine nor a ledger."
+    )

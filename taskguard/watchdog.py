@@ -1,0 +1,346 @@
+"""One native thread that keeps every lease of the process.
+
+Guarantees: every lease is renewed at a third of its ttl, all that are due in one batch, on
+connections of the providers' own; a renewal that gets no answer leaves the old deadline
+standing and is tried again until it passes; then the lease is marked lost, the body is told,
+an event is emitted, and the lock server's lease is let go. The thread starts with the first
+lease, in the process that took it; a forked child starts with none. It never dies silently.
+
+Does not guarantee anything while the process is paused. See `lease.py`.
+
+`tick()` is the whole of the work and takes no time-outs of its own, so that a simulation can
+call it without the thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+
+from taskguard.clock import SYSTEM_CLOCK, Clock
+from taskguard.errors import (
+    LeaseLostError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    TaskguardError,
+)
+from taskguard.events import Events, Lost, RenewalFailed, Renewed
+from taskguard.lease import Lease, trusted_until_s
+from taskguard.ledger.base import Claim, Ledger, LedgerHold
+from taskguard.locks.base import Hold, LockProvider, Renewal
+from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
+
+__all__ = ["Kept", "Watchdog"]
+
+logger = logging.getLogger("taskguard")
+
+_RENEWALS_PER_TTL = 3
+# A lease due a little later goes along, so that leases fall into step and share round trips.
+_SLACK_SHARE = 0.1
+_RETRY_SHARE = 0.1
+
+
+class Kept:
+    """One lease under the watchdog's eyes.
+
+    Attributes:
+        claim: what the ledger granted; None with locks only, and once it has ended.
+        at_lock_server: whether the lock server is thought to hold the lease too.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        claim: Claim | None,
+        at_lock_server: bool,
+        asked_at_s: float,
+        task: str = "",
+        message: str = "",
+        interrupt: bool = False,
+    ) -> None:
+        self.lease = lease
+        self.claim = claim
+        self.decided_by_ledger = claim is not None
+        self.at_lock_server = at_lock_server
+        self.asked_at_s = asked_at_s
+        self.task = task
+        self.message = message
+        self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
+        self.ended = False
+        self.released = False
+        # Held while the lease is taken again or let go: the former must never follow the latter.
+        self.mutex = allocate_lock()
+        self._interruptible = interrupt and greenlets() is None
+        self._thread: int | None = None
+        self._interrupted = False
+
+    def enter_body(self) -> None:
+        """From here on the running thread may be interrupted."""
+        if self._interruptible:
+            self._thread = threading.get_ident()
+
+    def leave_body(self) -> None:
+        """No interrupt arrives after this returned, not even one that is under way."""
+        with self.mutex:
+            thread, self._thread = self._thread, None
+            if thread is not None and self._interrupted:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+
+    def interrupt(self) -> None:
+        """Raise LeaseLostError in the body's thread, once its present C call returns."""
+        with self.mutex:
+            if self._thread is not None and not self._interrupted:
+                self._interrupted = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(_interruption(self.lease))
+                )
+
+
+def _interruption(lease: Lease) -> type[LeaseLostError]:
+    """An error class that needs no arguments: the interpreter instantiates it by itself."""
+    key, fence = lease.key, lease.fence
+
+    class LeaseLostInterruptError(LeaseLostError):
+        def __init__(self) -> None:
+            super().__init__(
+                f"The lease on {key} was lost; the body was interrupted.", key=key, fence=fence
+            )
+
+    return LeaseLostInterruptError
+
+
+class Watchdog:
+    """Keeps leases of one lock provider and one ledger (either may be None)."""
+
+    def __init__(
+        self,
+        *,
+        locks: LockProvider | None,
+        ledger: Ledger | None,
+        events: Events,
+        clock: Clock = SYSTEM_CLOCK,
+        threaded: bool = True,
+    ) -> None:
+        self._locks = locks
+        self._ledger = ledger
+        self._events = events
+        self._clock = clock
+        self._threaded = threaded
+        self._reset()
+
+    def _reset(self) -> None:
+        """Hold nothing: at the start, and in a child after a fork."""
+        self._pid = os.getpid()
+        self._kept: dict[int, Kept] = {}
+        self._mutex = allocate_lock()
+        self._wakeup = Wakeup()
+        self._running = False
+        self._wakes_at_s = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, kept: Kept) -> None:
+        """Renew this lease from now on."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._mutex:
+            self._kept[id(kept)] = kept
+            start = self._threaded and not self._running
+            self._running = self._running or start
+            wake = not start and _due_s(kept) < self._wakes_at_s
+        if start:
+            start_thread(self._run)
+        elif wake:
+            self._wakeup.set()
+
+    def drop(self, kept: Kept) -> None:
+        """Renew this lease no more. Asked again it does nothing."""
+        with self._mutex:
+            self._kept.pop(id(kept), None)
+
+    def let_go(self, kept: Kept) -> None:
+        """End the lease at the lock server; an unknown outcome is left to its expiry."""
+        with kept.mutex:
+            kept.ended = True
+            if not kept.at_lock_server or self._locks is None:
+                return
+            kept.at_lock_server = False
+            try:
+                self._locks.release(kept.lease.keys, kept.lease.owner)
+            except LockServerUnavailableError as error:
+                logger.debug("release of %s got no answer: %s", kept.lease.key, error)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pid = self._pid
+        while pid == os.getpid():
+            try:
+                self._wakeup.wait(self._pause_s())
+                self.tick()
+            except Exception:
+                # A bug here would lose every lease of the process: say so and go on.
+                logger.exception("watchdog: a round failed; leases stand until their deadlines")
+                self._clock.sleep(0.1)
+
+    def _pause_s(self) -> float | None:
+        with self._mutex:
+            self._wakes_at_s = min(map(_due_s, self._kept.values()), default=float("inf"))
+            if self._wakes_at_s == float("inf"):
+                return None
+            return self._wakes_at_s - self._clock.monotonic_s()
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Renew what is due and mark what is lost."""
+        now_s = self._clock.monotonic_s()
+        with self._mutex:
+            everything = list(self._kept.values())
+        self._expire(everything)
+        due = [
+            kept
+            for kept in everything
+            if kept.renew_at_s <= now_s + kept.lease.ttl_s * _SLACK_SHARE
+            and not kept.lease.lost.is_set()
+        ]
+        if not due:
+            return
+        self._renew_ledger([kept for kept in due if kept.claim is not None])
+        self._renew_locks([kept for kept in due if kept.at_lock_server])
+        self._schedule(due, asked_at_s=now_s)
+        self._expire(due)
+
+    def _schedule(self, due: Iterable[Kept], *, asked_at_s: float) -> None:
+        """Next renewal a third of a ttl after one that succeeded, sooner after one that did not."""
+        now_s = self._clock.monotonic_s()
+        for kept in due:
+            ttl_s = kept.lease.ttl_s
+            renewed = kept.asked_at_s >= asked_at_s or (kept.decided_by_ledger and not kept.claim)
+            kept.renew_at_s = (
+                asked_at_s + ttl_s / _RENEWALS_PER_TTL if renewed else now_s + ttl_s * _RETRY_SHARE
+            )
+
+    def _renew_ledger(self, due: list[Kept]) -> None:
+        if not due or self._ledger is None:
+            return
+        claims = [(kept, claim) for kept in due if (claim := kept.claim) is not None]
+        asked_at_s = self._clock.monotonic_s()
+        holds = [LedgerHold(claim, kept.lease.ttl_s) for kept, claim in claims]
+        ledger = self._ledger
+        answers = self._ask(due, lambda: ledger.renew(holds), LedgerUnavailableError)
+        for (kept, _), answer in zip(claims, answers, strict=False):
+            if answer == Renewal.RENEWED:
+                self._extend(kept, asked_at_s)
+            elif answer == Renewal.TAKEN and kept.claim is not None and not kept.ended:
+                self._lose(kept, "another holder took it over")
+
+    def _renew_locks(self, due: list[Kept]) -> None:
+        if not due or self._locks is None:
+            return
+        asked_at_s = self._clock.monotonic_s()
+        holds = [Hold(kept.lease.keys, kept.lease.owner, kept.lease.ttl_s) for kept in due]
+        locks = self._locks
+        answers = self._ask(due, lambda: locks.renew(holds), LockServerUnavailableError)
+        for kept, answer in zip(due, answers, strict=False):
+            if answer == Renewal.RENEWED:
+                if not kept.decided_by_ledger:
+                    self._extend(kept, asked_at_s)
+            elif kept.ended:
+                continue
+            elif not kept.decided_by_ledger:
+                kept.at_lock_server = False
+                self._lose(kept, "the lock server no longer knows it")
+            else:
+                self._take_again(kept)
+
+    def _ask(
+        self, due: list[Kept], renew: Callable[[], list[str]], unavailable: type[TaskguardError]
+    ) -> list[str]:
+        """One batch; no answer leaves every deadline as it was."""
+        started_s = self._clock.monotonic_s()
+        first = due[0]
+        try:
+            answers = renew()
+        except unavailable as error:
+            took_s = self._clock.monotonic_s() - started_s
+            self._events.emit(
+                RenewalFailed(
+                    key=first.lease.key,
+                    task=first.task,
+                    message=first.message,
+                    count=len(due),
+                    error=str(error),
+                    took_s=took_s,
+                )
+            )
+            return []
+        took_s = self._clock.monotonic_s() - started_s
+        self._events.emit(
+            Renewed(
+                key=first.lease.key,
+                task=first.task,
+                message=first.message,
+                count=len(due),
+                took_s=took_s,
+            )
+        )
+        return answers
+
+    def _extend(self, kept: Kept, asked_at_s: float) -> None:
+        kept.asked_at_s = asked_at_s
+        until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=kept.lease.ttl_s)
+        kept.lease.extend(until_s)
+
+    def _take_again(self, kept: Kept) -> None:
+        """The lock server forgot a lease that the ledger still holds: same nonce, new hold."""
+        lease = kept.lease
+        with kept.mutex:
+            if kept.ended or self._locks is None:
+                return
+            try:
+                self._locks.acquire(
+                    lease.keys, lease.owner, ttl_s=lease.ttl_s, with_fence=False, wait_s=0
+                )
+            except LockServerUnavailableError as error:
+                logger.debug("taking %s again got no answer: %s", lease.key, error)
+
+    def _expire(self, everything: Iterable[Kept]) -> None:
+        now_s = self._clock.monotonic_s()
+        for kept in everything:
+            lease = kept.lease
+            if kept.ended or (kept.decided_by_ledger and kept.claim is None):
+                continue
+            if lease.max_hold_until_s is not None and now_s >= lease.max_hold_until_s:
+                self._lose(kept, "it was held for longer than max_hold_s")
+            elif now_s >= lease.trusted_until_s:
+                self._lose(kept, "it could not be renewed in time")
+
+    def _lose(self, kept: Kept, reason: str) -> None:
+        if not kept.lease.mark_lost(reason):
+            return
+        self.drop(kept)
+        self._events.emit(
+            Lost(
+                key=kept.lease.key,
+                task=kept.task,
+                message=kept.message,
+                fence=kept.lease.fence,
+                reason=reason,
+                held_s=self._clock.monotonic_s() - kept.lease.taken_at_s,
+            )
+        )
+        kept.interrupt()
+        self.let_go(kept)
+
+
+def _due_s(kept: Kept) -> float:
+    """When this lease wants the watchdog's attention next."""
+    return min(
+        kept.renew_at_s, kept.lease.trusted_until_s, kept.lease.max_hold_until_s or float("inf")
+    )
