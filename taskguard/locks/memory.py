@@ -94,6 +94,12 @@ class MemoryLocks:
             self._locks.clear()
             self._fences.clear()
 
+    def held(self) -> dict[str, Owner]:
+        """Who holds what just now."""
+        with self._mutex:
+            now_s = self._clock.monotonic_s()
+            return {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
+
     def warnings(self) -> list[str]:
         """Nothing to warn of."""
         return []

@@ -1,0 +1,57 @@
+"""The lock servers that the contract suite runs on. A new provider is one entry in `KINDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakeredis
+import pytest
+import redis
+
+from support.lock_servers import LockServer
+from taskguard.locks.base import LockProvider
+from taskguard.locks.memory import MemoryLocks
+from taskguard.locks.redis import RedisLocks
+from taskguard.testing.servers import RedisServer
+
+KINDS = [
+    "memory",
+    "fakeredis",
+    "valkey",
+    "redis62",
+    pytest.param("debian_redis", marks=pytest.mark.debian),
+]
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
+    """An empty lock server."""
+    if request.param == "memory":
+        memory = MemoryLocks()
+        yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
+    elif request.param == "fakeredis":
+        fake = fakeredis.FakeRedis()
+        yield _redis_kind(fake, lambda: RedisLocks(fake))
+    else:
+        real: RedisServer = request.getfixturevalue(request.param)
+        with redis.Redis(port=real.port) as client:
+            client.flushall()
+            client.script_flush()
+            yield _redis_kind(client, lambda: RedisLocks(real.url), url=real.url)
+
+
+def _redis_kind(
+    client: redis.Redis, connect: Callable[[], RedisLocks], *, url: str | None = None
+) -> LockServer:
+    def leftovers() -> list[str]:
+        keys: Any = client.keys("*")
+        return sorted(key.decode() for key in keys if not key.endswith(b":fence"))
+
+    return LockServer(connect, client.flushall, leftovers, url)
+
+
+@pytest.fixture
+def locks(server: LockServer) -> LockProvider:
+    """A provider on the server."""
+    return server.connect()
