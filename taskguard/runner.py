@@ -17,17 +17,16 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
+from taskguard.entry import Entered, Entry
 from taskguard.errors import (
     KeyAlreadyHeldError,
     KeyBusyError,
     LeaseLostError,
     LedgerUnavailableError,
-    LockServerUnavailableError,
     MessageTooOldError,
     ResultError,
     StaleTokenError,
@@ -36,26 +35,20 @@ from taskguard.errors import (
     WorkDeadError,
     WorkRevokedError,
 )
+from taskguard.events import Completed as CompletedEvent
 from taskguard.events import (
-    Acquired,
-    Contended,
     Dead,
     Duplicate,
-    Event,
     Events,
     Failed,
-    LockUnavailable,
     Released,
     StaleRefused,
-    Takeover,
 )
-from taskguard.events import Claimed as ClaimedEvent
-from taskguard.events import Completed as CompletedEvent
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
-from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.lease import Lease, Owner
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, Ledger
+from taskguard.locks.base import LockProvider
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
 
@@ -66,17 +59,8 @@ logger = logging.getLogger("taskguard")
 _BODY_RUNS = 4  # after a deadlock, under one lease
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
-_POLL_S = 0.25
 _LATE_ANSWER_S = 3_600.0
 _ERROR_CHARS = 500
-
-
-@dataclass(slots=True)
-class _Entered:
-    """The delivery may run."""
-
-    kept: Kept
-    claimed: Claimed | None
 
 
 class Runner:
@@ -105,6 +89,9 @@ class Runner:
             locks=locks, ledger=ledger, events=self.events, clock=clock
         )
         self._rng = rng or random.SystemRandom()
+        self._entry = Entry(
+            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
+        )
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -120,7 +107,7 @@ class Runner:
             entered = self._enter(delivery)
         except LedgerUnavailableError as error:
             return self._defer_blindly(delivery, error)
-        if isinstance(entered, _Entered):
+        if isinstance(entered, Entered):
             return self._run(delivery, entered, body)
         return entered
 
@@ -129,7 +116,7 @@ class Runner:
         """The plain lock: a lease for the time of a `with` block."""
         _refuse_reentry(delivery)
         entered = self._enter(delivery)
-        if not isinstance(entered, _Entered):
+        if not isinstance(entered, Entered):
             raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
         kept = entered.kept
         guard = self._guard(delivery, entered)
@@ -143,122 +130,22 @@ class Runner:
 
     # -- enter --------------------------------------------------------------------------------
 
-    def _enter(self, delivery: Delivery) -> _Entered | Outcome:
+    def _enter(self, delivery: Delivery) -> Entered | Outcome:
         policy = delivery.policy
         started_s = self.clock.monotonic_s()
         wait_until_s = started_s + (policy.wait_s if policy.busy == "wait" else 0.0)
         while True:
             left_s = max(0.0, wait_until_s - self.clock.monotonic_s())
-            found = self._try(delivery, wait_s=left_s, started_s=started_s)
-            if isinstance(found, _Entered):
+            found = self._entry.ask(delivery, wait_s=left_s, started_s=started_s)
+            if isinstance(found, Entered):
                 return found
             if isinstance(found, Answer):
                 return self._answer(delivery, found)
-            self._emit_contended(delivery, found)
+            self._entry.emit_contended(delivery, found)
             left_s = wait_until_s - self.clock.monotonic_s()
             if left_s <= 0.0:
                 return self._turn_away(delivery, found)
-            self._wait(delivery, found, left_s)
-
-    def _try(
-        self, delivery: Delivery, *, wait_s: float, started_s: float
-    ) -> _Entered | Answer | Busy:
-        """Ask the lock server, then the ledger, once each."""
-        owner = new_owner(delivery.message.id)
-        asked_at_s = self.clock.monotonic_s()
-        admitted = self._admit(delivery, owner, wait_s)
-        if isinstance(admitted, Held):
-            return self._look(delivery, owner, admitted)
-        if admitted is not None:
-            waited_s = self.clock.monotonic_s() - started_s
-            self._emit(Acquired, delivery, waited_s=waited_s)
-        lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
-        kept = self._kept(delivery, lease, claim=None, at_lock_server=admitted is not None)
-        if self.ledger is None:
-            if admitted is None:
-                raise LockServerUnavailableError(
-                    f"The lock server gave no answer and there is no ledger to decide on "
-                    f"{delivery.key}. Nothing was run.",
-                    key=delivery.key,
-                )
-            return _Entered(kept, None)
-        return self._claim(delivery, kept)
-
-    def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
-        """The lock server's word; None where there is none to be had."""
-        if self.locks is None:
-            return None
-        asked_at_s = self.clock.monotonic_s()
-        try:
-            return self.locks.acquire(
-                delivery.keys,
-                owner,
-                ttl_s=delivery.policy.ttl_s,
-                with_fence=self.ledger is None,
-                wait_s=wait_s,
-            )
-        except LockServerUnavailableError as error:
-            took_s = self.clock.monotonic_s() - asked_at_s
-            self._emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
-            if self.ledger is None:
-                raise
-            return None
-
-    def _look(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
-        """The key is taken at the lock server: is this work done already, or part of it?"""
-        if self.ledger is None or delivery.work is None:
-            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return Busy(held.owner, held.remaining_s, same_work=same, started=same)
-        found = self.ledger.look(self._request(delivery, owner))
-        if isinstance(found, Busy):
-            return Busy(held.owner, held.remaining_s, found.same_work, found.started)
-        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
-        return found
-
-    def _claim(self, delivery: Delivery, kept: Kept) -> _Entered | Answer | Busy:
-        """The ledger's word. Whatever it is, no lease is left behind but our own."""
-        assert self.ledger is not None  # noqa: S101
-        lease = kept.lease
-        asked_at_s = self.clock.monotonic_s()
-        try:
-            found = self.ledger.claim(self._request(delivery, lease.owner))
-        except BaseException:
-            self.watchdog.let_go(kept)
-            raise
-        if isinstance(found, Claimed):
-            self._note_claim(delivery, kept, found, asked_at_s)
-            return _Entered(kept, found)
-        if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
-            self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
-        else:
-            self.watchdog.let_go(kept)
-        return found
-
-    def _note_claim(
-        self, delivery: Delivery, kept: Kept, found: Claimed, asked_at_s: float
-    ) -> None:
-        lease = kept.lease
-        lease.fence = found.claim.fence
-        kept.claim = found.claim
-        kept.decided_by_ledger = True
-        kept.asked_at_s = asked_at_s
-        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
-        took_s = self.clock.monotonic_s() - asked_at_s
-        fence, attempt = found.claim.fence, found.attempt
-        self._emit(ClaimedEvent, delivery, fence=fence, attempt=attempt, took_s=took_s)
-        if found.takeover:
-            self._emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
-
-    def _hand_over(self, kept: Kept, *, to: Owner, ttl_s: float) -> None:
-        """The lock server forgot the true owner: give it the lease, so that others wait there."""
-        kept.ended = True
-        if not kept.at_lock_server or self.locks is None:
-            return
-        kept.at_lock_server = False
-        try:
-            self.locks.give_back(kept.lease.keys, kept.lease.owner, to=to, ttl_s=ttl_s)
-        except LockServerUnavailableError as error:
-            logger.debug("handing %s over got no answer: %s", kept.lease.key, error)
+            self._entry.wait(delivery, found, left_s)
 
     # -- not to be run ------------------------------------------------------------------------
 
@@ -274,7 +161,7 @@ class Runner:
                 key=delivery.key,
             )
         if found.state is State.DEAD:
-            self._emit(Dead, delivery, crashes=found.crashes)
+            self._entry.emit(Dead, delivery, crashes=found.crashes)
             raise WorkDeadError(
                 f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
                 "while they ran it. Find out why it kills its workers, then requeue it.",
@@ -285,7 +172,7 @@ class Runner:
             if delivery.queue is not None:
                 return self._drop(delivery, "revoked")
             raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)
-        self._emit(Duplicate, delivery, reason="done", age_s=found.age_s)
+        self._entry.emit(Duplicate, delivery, reason="done", age_s=found.age_s)
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
         return Answered(None if json_text is None else self.codec.loads(json_text))
@@ -302,7 +189,7 @@ class Runner:
             )
 
     def _drop(self, delivery: Delivery, reason: str) -> Dropped:
-        self._emit(Duplicate, delivery, reason=reason)
+        self._entry.emit(Duplicate, delivery, reason=reason)
         return Dropped(reason)
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
@@ -322,19 +209,6 @@ class Runner:
             key=delivery.key,
             retry_after_s=busy.retry_after_s,
         )
-
-    def _wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
-        """Until a release wakes us, the lease in the way ends, or the time is up."""
-        timeout_s = min(left_s, 1.0)
-        if busy.retry_after_s is not None:
-            timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
-        if self.locks is not None:
-            try:
-                self.locks.wait(delivery.keys, timeout_s=timeout_s)
-            except LockServerUnavailableError:
-                self.clock.sleep(min(timeout_s, _POLL_S))
-        else:
-            self.clock.sleep(min(timeout_s, _POLL_S))
 
     # -- put off ------------------------------------------------------------------------------
 
@@ -361,12 +235,12 @@ class Runner:
         try:
             if self.ledger is None or delivery.work is None:
                 publish(copy)
-            elif not self.ledger.defer(self._request(delivery, Owner("", "")), publish):
+            elif not self.ledger.defer(self._entry.request(delivery, Owner("", "")), publish):
                 return self._drop(delivery, "superseded")
         except LedgerUnavailableError:
             if not published:
                 publish(copy)
-        self._emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
+        self._entry.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
         return Deferred(delay_s, copy)
 
     def _defer_blindly(self, delivery: Delivery, error: TaskguardError) -> Outcome:
@@ -377,7 +251,7 @@ class Runner:
 
     # -- the body -----------------------------------------------------------------------------
 
-    def _run(self, delivery: Delivery, entered: _Entered, body: Callable[[Guard], Any]) -> Outcome:
+    def _run(self, delivery: Delivery, entered: Entered, body: Callable[[Guard], Any]) -> Outcome:
         kept = entered.kept
         guard = self._guard(delivery, entered)
         self.watchdog.keep(kept)
@@ -474,7 +348,7 @@ class Runner:
         """DONE is committed, and with it the ledger's lease has ended."""
         kept.claim = None
         if claimed is not None:
-            self._emit(
+            self._entry.emit(
                 CompletedEvent,
                 delivery,
                 fence=claimed.claim.fence,
@@ -490,12 +364,12 @@ class Runner:
         """The lease or the commit was lost: the record answers, or the delivery is put off."""
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         if isinstance(error, StaleTokenError):
-            self._emit(StaleRefused, delivery, fence=kept.lease.fence, held_s=held_s)
+            self._entry.emit(StaleRefused, delivery, fence=kept.lease.fence, held_s=held_s)
         self._end_claim(kept, self._report_in)
         self._release(delivery, kept)
         if self.ledger is not None and guard.claim is not None and delivery.work is not None:
             try:
-                found = self.ledger.look(self._request(delivery, kept.lease.owner))
+                found = self.ledger.look(self._entry.request(delivery, kept.lease.owner))
             except LedgerUnavailableError as unavailable:
                 return self._defer_blindly(delivery, unavailable)
             if isinstance(found, Answer):
@@ -520,7 +394,7 @@ class Runner:
         self._end_claim(kept, lambda ledger, claim: ledger.fail(claim, text))
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         kind = type(error).__name__
-        self._emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+        self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
 
     def _end_claim(self, kept: Kept, end: Callable[[Ledger, Claim], object]) -> None:
         """End the ledger's lease, once; without an answer it ends by itself."""
@@ -541,56 +415,9 @@ class Runner:
         self.watchdog.drop(kept)
         self.watchdog.let_go(kept)
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
-        self._emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
+        self._entry.emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
 
-    # -- small parts --------------------------------------------------------------------------
-
-    def _request(self, delivery: Delivery, owner: Owner) -> ClaimRequest:
-        policy = delivery.policy
-        age_s = (
-            0.0
-            if delivery.published_at_s is None
-            else self.clock.wall_s() - delivery.published_at_s
-        )
-        return ClaimRequest(
-            keys=delivery.keys,
-            owner=owner,
-            ttl_s=policy.ttl_s,
-            work=delivery.work,
-            task=delivery.task,
-            message=delivery.message,
-            max_crashes=policy.max_crashes,
-            may_create=age_s <= policy.retention_s,
-        )
-
-    def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:
-        policy = delivery.policy
-        return Lease(
-            keys=delivery.keys,
-            owner=owner,
-            ttl_s=policy.ttl_s,
-            clock=self.clock,
-            taken_at_s=asked_at_s,
-            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
-            fence=fence,
-            max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
-        )
-
-    @staticmethod
-    def _kept(
-        delivery: Delivery, lease: Lease, *, claim: Claim | None, at_lock_server: bool
-    ) -> Kept:
-        return Kept(
-            lease,
-            claim=claim,
-            at_lock_server=at_lock_server,
-            asked_at_s=lease.taken_at_s,
-            task=delivery.task,
-            message=delivery.message.id,
-            interrupt=delivery.policy.on_lost == "interrupt",
-        )
-
-    def _guard(self, delivery: Delivery, entered: _Entered) -> Guard:
+    def _guard(self, delivery: Delivery, entered: Entered) -> Guard:
         kept = entered.kept
 
         def completed() -> None:
@@ -604,15 +431,6 @@ class Runner:
             codec=self.codec,
             on_completed=completed,
         )
-
-    def _emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
-        self.events.emit(
-            kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
-        )
-
-    def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
-        holder = busy.owner.message if busy.owner is not None else ""
-        self._emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
 
 
 def _refuse_reentry(delivery: Delivery) -> None:

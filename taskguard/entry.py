@@ -1,0 +1,221 @@
+"""The way into a delivery: the lock server's word, then the ledger's, once each.
+
+Guarantees: whatever the answer is, no lease is left behind but the one that was granted; a key
+that the lock server forgot is handed to the owner whom the ledger names, not freed.
+
+Read next: `runner.py`, which decides what to do with the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from taskguard.clock import Clock
+from taskguard.delivery import Delivery
+from taskguard.errors import LockServerUnavailableError
+from taskguard.events import Acquired, Contended, Event, Events, LockUnavailable, Takeover
+from taskguard.events import Claimed as ClaimedEvent
+from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
+from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
+from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.watchdog import Kept, Watchdog
+
+__all__ = ["Entered", "Entry"]
+
+logger = logging.getLogger("taskguard")
+
+_POLL_S = 0.25
+
+
+@dataclass(slots=True)
+class Entered:
+    """The delivery may run. `claimed` is None with locks only."""
+
+    kept: Kept
+    claimed: Claimed | None
+
+
+class Entry:
+    """Asks the lock server and the ledger on a delivery's behalf."""
+
+    def __init__(
+        self,
+        *,
+        locks: LockProvider | None,
+        ledger: Ledger | None,
+        events: Events,
+        clock: Clock,
+        watchdog: Watchdog,
+    ) -> None:
+        self.locks = locks
+        self.ledger = ledger
+        self.events = events
+        self.clock = clock
+        self.watchdog = watchdog
+
+    def ask(
+        self, delivery: Delivery, *, wait_s: float, started_s: float
+    ) -> Entered | Answer | Busy:
+        """Ask the lock server, then the ledger, once each."""
+        owner = new_owner(delivery.message.id)
+        asked_at_s = self.clock.monotonic_s()
+        admitted = self._admit(delivery, owner, wait_s)
+        if isinstance(admitted, Held):
+            return self._look(delivery, owner, admitted)
+        if admitted is not None:
+            waited_s = self.clock.monotonic_s() - started_s
+            self.emit(Acquired, delivery, waited_s=waited_s)
+        lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
+        kept = self._kept(delivery, lease, at_lock_server=admitted is not None)
+        if self.ledger is None:
+            if admitted is None:
+                raise LockServerUnavailableError(
+                    f"The lock server gave no answer and there is no ledger to decide on "
+                    f"{delivery.key}. Nothing was run.",
+                    key=delivery.key,
+                )
+            return Entered(kept, None)
+        return self._claim(delivery, kept)
+
+    def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
+        """The lock server's word; None where there is none to be had."""
+        if self.locks is None:
+            return None
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            return self.locks.acquire(
+                delivery.keys,
+                owner,
+                ttl_s=delivery.policy.ttl_s,
+                with_fence=self.ledger is None,
+                wait_s=wait_s,
+            )
+        except LockServerUnavailableError as error:
+            took_s = self.clock.monotonic_s() - asked_at_s
+            self.emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
+            if self.ledger is None:
+                raise
+            return None
+
+    def _look(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
+        """The key is taken at the lock server: is this work done already, or part of it?"""
+        if self.ledger is None or delivery.work is None:
+            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
+            return Busy(held.owner, held.remaining_s, same_work=same, started=same)
+        found = self.ledger.look(self.request(delivery, owner))
+        if isinstance(found, Busy):
+            return Busy(held.owner, held.remaining_s, found.same_work, found.started)
+        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        return found
+
+    def _claim(self, delivery: Delivery, kept: Kept) -> Entered | Answer | Busy:
+        """The ledger's word. Whatever it is, no lease is left behind but our own."""
+        assert self.ledger is not None  # noqa: S101
+        lease = kept.lease
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            found = self.ledger.claim(self.request(delivery, lease.owner))
+        except BaseException:
+            self.watchdog.let_go(kept)
+            raise
+        if isinstance(found, Claimed):
+            self._note_claim(delivery, kept, found, asked_at_s)
+            return Entered(kept, found)
+        if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
+            self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
+        else:
+            self.watchdog.let_go(kept)
+        return found
+
+    def _note_claim(
+        self, delivery: Delivery, kept: Kept, found: Claimed, asked_at_s: float
+    ) -> None:
+        lease = kept.lease
+        lease.fence = found.claim.fence
+        kept.claim = found.claim
+        kept.decided_by_ledger = True
+        kept.asked_at_s = asked_at_s
+        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+        took_s = self.clock.monotonic_s() - asked_at_s
+        fence, attempt = found.claim.fence, found.attempt
+        self.emit(ClaimedEvent, delivery, fence=fence, attempt=attempt, took_s=took_s)
+        if found.takeover:
+            self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
+
+    def _hand_over(self, kept: Kept, *, to: Owner, ttl_s: float) -> None:
+        """The lock server forgot the true owner: give it the lease, so that others wait there."""
+        kept.ended = True
+        if not kept.at_lock_server or self.locks is None:
+            return
+        kept.at_lock_server = False
+        try:
+            self.locks.give_back(kept.lease.keys, kept.lease.owner, to=to, ttl_s=ttl_s)
+        except LockServerUnavailableError as error:
+            logger.debug("handing %s over got no answer: %s", kept.lease.key, error)
+
+    def wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
+        """Until a release wakes us, the lease in the way ends, or the time is up."""
+        timeout_s = min(left_s, 1.0)
+        if busy.retry_after_s is not None:
+            timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
+        if self.locks is not None:
+            try:
+                self.locks.wait(delivery.keys, timeout_s=timeout_s)
+            except LockServerUnavailableError:
+                self.clock.sleep(min(timeout_s, _POLL_S))
+        else:
+            self.clock.sleep(min(timeout_s, _POLL_S))
+
+    def request(self, delivery: Delivery, owner: Owner) -> ClaimRequest:
+        policy = delivery.policy
+        age_s = (
+            0.0
+            if delivery.published_at_s is None
+            else self.clock.wall_s() - delivery.published_at_s
+        )
+        return ClaimRequest(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            work=delivery.work,
+            task=delivery.task,
+            message=delivery.message,
+            max_crashes=policy.max_crashes,
+            may_create=age_s <= policy.retention_s,
+        )
+
+    def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:
+        policy = delivery.policy
+        return Lease(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            clock=self.clock,
+            taken_at_s=asked_at_s,
+            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
+            fence=fence,
+            max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
+        )
+
+    @staticmethod
+    def _kept(delivery: Delivery, lease: Lease, *, at_lock_server: bool) -> Kept:
+        return Kept(
+            lease,
+            claim=None,
+            at_lock_server=at_lock_server,
+            asked_at_s=lease.taken_at_s,
+            task=delivery.task,
+            message=delivery.message.id,
+            interrupt=delivery.policy.on_lost == "interrupt",
+        )
+
+    def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
+        self.events.emit(
+            kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
+        )
+
+    def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
+        holder = busy.owner.message if busy.owner is not None else ""
+        self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
