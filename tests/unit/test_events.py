@@ -1,0 +1,97 @@
+"""Listeners hear everything and break nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from taskguard import events
+from taskguard.events import Deferred, Duplicate, Event, Events, Lost, StaleRefused, log_event
+
+NAMES = [
+    "acquired",
+    "contended",
+    "renewed",
+    "renewal_failed",
+    "lost",
+    "released",
+    "claimed",
+    "takeover",
+    "duplicate",
+    "deferred",
+    "completed",
+    "stale_refused",
+    "failed",
+    "dead",
+    "lock_unavailable",
+]
+
+
+def test_there_is_one_class_for_every_event_and_a_row_for_it_in_the_table() -> None:
+    """The documentation's table, the classes and the promised names are the same set."""
+    classes = {each.name for each in Event.__subclasses__()}
+    rows = set(re.findall(r"^\| (\w+) \|", events.__doc__ or "", re.MULTILINE)) - {"event"}
+    assert classes == rows == set(NAMES)
+
+
+def test_the_level_in_the_table_is_the_level_of_the_log() -> None:
+    """What the table says about levels is what `log_event` does."""
+    for kind in Event.__subclasses__():
+        row = re.search(
+            rf"^\| {kind.name} \|.*\| (\w+)[^|]*\|$", events.__doc__ or "", re.MULTILINE
+        )
+        assert row is not None
+        assert row[1] == logging.getLevelName(kind.level).lower()
+
+
+@pytest.mark.parametrize("kind", Event.__subclasses__(), ids=lambda kind: kind.name)
+def test_every_event_can_be_logged(kind: type[Event], caplog: pytest.LogCaptureFixture) -> None:
+    """Its text fits its fields, and a key with a percent sign does no harm."""
+    caplog.set_level(logging.DEBUG, logger="taskguard")
+    log_event(kind(key="order:100%25", task="shop.ship", message="m1"))
+    assert "%(" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (Duplicate(key="k"), "INFO"),
+        (Deferred(key="k"), "INFO"),
+        (Lost(key="k"), "WARNING"),
+        (StaleRefused(key="k"), "WARNING"),
+    ],
+)
+def test_the_default_listener_logs(
+    event: Event, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Duplicates and deferrals at INFO, lost leases and stale commits at WARNING."""
+    caplog.set_level(logging.DEBUG, logger="taskguard")
+    Events().emit(event)
+    assert [record.levelname for record in caplog.records] == [level]
+
+
+def test_a_listener_that_raises_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The others hear the event; the error is logged once per kind of event."""
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("listener")
+
+    listeners = Events(broken, heard.append)
+    for _ in range(3):
+        listeners.emit(Lost(key="k"))
+    assert len(heard) == 3
+    assert len(caplog.records) == 1
+
+
+def test_a_listener_can_be_taken_away() -> None:
+    """What `listen` returns ends it."""
+    heard: list[Event] = []
+    listeners = Events(lambda event: None)
+    stop = listeners.listen(heard.append)
+    listeners.emit(Lost(key="k"))
+    stop()
+    listeners.emit(Lost(key="k"))
+    assert len(heard) == 1
