@@ -20,6 +20,7 @@ from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
 
 __all__ = ["Entered", "Entry"]
@@ -108,6 +109,9 @@ class Entry:
         if isinstance(found, Busy):
             return Busy(held.owner, held.remaining_s, found.same_work, found.started)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        if found.state is State.DONE and found.result_json is None and found.owner == held.owner:
+            # DONE is committed, but its body has not ended: its return value may still come.
+            return Busy(held.owner, held.remaining_s, same_work=True, started=True)
         return found
 
     def _claim(self, delivery: Delivery, kept: Kept) -> Entered | Answer | Busy:

@@ -126,6 +126,7 @@ class Answer:
     `superseded` (a live copy of the message has higher numbers) or `too_old`.
 
     Attributes:
+        owner: who completed the work; its body may still be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
     """
@@ -136,6 +137,7 @@ class Answer:
     error: str | None = None
     superseded: bool = False
     too_old: bool = False
+    owner: Owner | None = None
     same_message: bool = True
     age_s: float = 0.0
 

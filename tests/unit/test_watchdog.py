@@ -106,7 +106,7 @@ def test_a_lease_is_kept_for_as_long_as_its_body_runs(with_ledger: bool) -> None
 
 
 def test_renewals_are_batched() -> None:
-    """A thousand leases taken at different moments share one or two round trips a third of a ttl."""
+    """A thousand leases taken at different moments share a round trip or two each time."""
     kennel = Kennel(with_ledger=True)
     for number in range(1_000):
         kennel.keep(f"k{number}")

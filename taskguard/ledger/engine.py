@@ -1,0 +1,88 @@
+"""Engines for the ledger: made from URLs, or the user's own taken as they are.
+
+Guarantees: an engine that is made here connects within seconds or says that it cannot, begins
+SQLite transactions as writers, and is emptied in a forked child. No message holds a password.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError, MissingDriverError
+
+__all__ = ["make_engine"]
+
+_CONNECT_TIMEOUT_S = 5
+_engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
+
+
+def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
+    """An engine for a URL; an Engine stays what it is."""
+    if isinstance(database, sa.Engine):
+        _engines.add(database)
+        return database
+    try:
+        url = sa.make_url(database)
+    except sa.exc.ArgumentError as error:
+        raise ConfigurationError(
+            "The ledger's URL cannot be read; it looks like "
+            '"postgresql+psycopg://user:password@host/database".'
+        ) from error.with_traceback(None)
+    backend = url.get_backend_name()
+    if backend not in ("postgresql", "sqlite"):
+        raise ConfigurationError(
+            f"No ledger for {backend!r}: use postgresql+psycopg:// or sqlite:///."
+        )
+    try:
+        engine = _create(url, lock_timeout_s)
+    except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
+        raise MissingDriverError(
+            f"The driver of {url.drivername!r} is not installed: pip install "
+            f"'celery-taskguard[{backend}]', and write postgresql+psycopg:// for psycopg 3."
+        ) from error
+    _engines.add(engine)
+    return engine
+
+
+def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
+    if url.get_backend_name() == "sqlite":
+        engine = sa.create_engine(url, connect_args={"timeout": max(lock_timeout_s, 5.0)})
+        sa.event.listen(engine, "connect", _tune_sqlite)
+        sa.event.listen(engine, "begin", _begin_immediate)
+        return engine
+    return sa.create_engine(
+        url,
+        pool_size=10,
+        max_overflow=50,
+        connect_args={
+            "connect_timeout": _CONNECT_TIMEOUT_S,
+            "keepalives": 1,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 15_000,
+        },
+    )
+
+
+def _tune_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _forget_connections() -> None:
+    """A child must not speak on its parent's sockets, nor close them."""
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)

@@ -1,0 +1,68 @@
+"""taskguard's own tables. Times and leases are µs since 1970 by the database's clock.
+
+Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every database.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+__all__ = ["KEYS", "MESSAGES", "METADATA", "SCHEMA", "SCHEMA_VERSION", "WORKS"]
+
+SCHEMA_VERSION = 1
+
+METADATA = sa.MetaData()
+
+_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+_LONG = sa.BigInteger()
+
+SCHEMA = sa.Table(
+    "taskguard_schema",
+    METADATA,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+)
+
+KEYS = sa.Table(
+    "taskguard_keys",
+    METADATA,
+    sa.Column("key", _TEXT, primary_key=True),
+    sa.Column("fence", _LONG, nullable=False),
+    sa.Column("owner", _TEXT, nullable=False),
+    sa.Column("lease_until", _LONG, nullable=False),
+)
+
+WORKS = sa.Table(
+    "taskguard_works",
+    METADATA,
+    sa.Column("id", _TEXT, primary_key=True),
+    sa.Column("task", _TEXT, nullable=False),
+    sa.Column("key", _TEXT, nullable=False),
+    sa.Column("message", _TEXT, nullable=False),
+    sa.Column("retries", sa.Integer, nullable=False),
+    sa.Column("state", _TEXT, nullable=False),
+    sa.Column("final", sa.SmallInteger, nullable=False),
+    sa.Column("fence", _LONG, nullable=False),
+    sa.Column("owner", _TEXT, nullable=False),
+    sa.Column("lease_until", _LONG, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("crashes", sa.Integer, nullable=False),
+    sa.Column("crashed_owner", _TEXT, nullable=False),
+    sa.Column("progress", sa.Text),
+    sa.Column("result", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Column("created", _LONG, nullable=False),
+    sa.Column("started", _LONG),
+    sa.Column("finished", _LONG),
+    sa.CheckConstraint(
+        "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_works_state"
+    ),
+)
+
+MESSAGES = sa.Table(
+    "taskguard_messages",
+    METADATA,
+    sa.Column("message", _TEXT, primary_key=True),
+    sa.Column("work", _TEXT, nullable=False),
+    sa.Column("copy", sa.Integer, nullable=False),
+    sa.Column("updated", _LONG, nullable=False),
+)
