@@ -1,0 +1,295 @@
+"""Locks and guarded plain functions on real servers, through `taskguard.connect()` alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from taskguard import Guard, TaskGuard
+from taskguard.errors import (
+    ConfigurationError,
+    KeyAlreadyHeldError,
+    KeyBusyError,
+    LedgerSchemaError,
+    ResultError,
+    StaleTokenError,
+    TransactionUsageError,
+)
+from taskguard.events import Event
+from taskguard.ledger.sql import SqlLedger
+
+
+class House:
+    """A TaskGuard with its database, effects table and events in reach."""
+
+    def __init__(self, locks: Any, ledger_url: str) -> None:
+        self.ledger = SqlLedger(ledger_url)
+        self.ledger.create_schema()
+        self.events: list[Event] = []
+        self.tg: TaskGuard = taskguard.connect(
+            locks=locks, ledger=self.ledger, listeners=(self.events.append,)
+        )
+        self.engine = sa.create_engine(ledger_url)
+        with self.engine.begin() as db:
+            # No unique index: a double effect has to be seen.
+            db.execute(sa.text("create table effects (item text, fence bigint)"))
+
+    def effects(self) -> Counter[str]:
+        with self.engine.connect() as db:
+            return Counter(db.execute(sa.text("select item from effects")).scalars())
+
+    def names(self) -> Counter[str]:
+        return Counter(event.name for event in self.events)
+
+    def close(self) -> None:
+        self.tg.close()
+        self.engine.dispose()
+
+
+def effect(db: Any, item: object, guard: Guard) -> None:
+    db.execute(
+        sa.text("insert into effects values (:item, :fence)"),
+        {"item": str(item), "fence": guard.fence},
+    )
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def house(request: pytest.FixtureRequest, redis_url: str) -> Iterator[House]:
+    name = "pg_url" if request.param == "postgresql" else "sqlite_url"
+    made = House(redis_url, request.getfixturevalue(name))
+    yield made
+    made.close()
+
+
+def test_many_callers_one_effect_and_one_answer(house: House) -> None:
+    """Eight threads call each of ten works: one effect each, and everybody gets its result."""
+
+    @house.tg.guarded(key="order:<order>", busy="wait", wait_s=30)
+    def ship(order: int, guard: Guard) -> dict[str, int]:
+        with guard.transaction() as db:
+            effect(db, order, guard)
+        return {"order": order}
+
+    wrong: list[Any] = []
+
+    def call_all() -> None:
+        wrong.extend(got for order in range(10) if (got := ship(order)) != {"order": order})
+
+    threads = [threading.Thread(target=call_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert house.effects() == Counter({str(order): 1 for order in range(10)})
+
+
+def test_a_body_that_raises_writes_nothing_and_may_run_again(house: House) -> None:
+    """Its writes roll back, the state is FAILED, and the next call does the work."""
+    attempts: list[int] = []
+
+    @house.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> str:
+        attempts.append(guard.attempt)
+        with guard.transaction() as db:
+            effect(db, order, guard)
+            if guard.attempt == 1:
+                raise ValueError("no stock")
+        return "shipped"
+
+    with pytest.raises(ValueError, match="no stock"):
+        ship(1)
+    assert house.effects() == Counter()
+    assert ship(1) == "shipped"
+    assert attempts == [1, 2]
+    assert house.effects() == Counter({"1": 1})
+
+
+def test_a_stale_holder_is_refused_and_gets_the_winners_result(house: House) -> None:
+    """Its lease is taken over while it works: nothing of its own is written."""
+
+    @house.tg.guarded(key="order:<order>", ttl_s=0.2)
+    def ship(order: int, guard: Guard) -> str:
+        if guard.attempt == 1:
+            _freeze(house)
+            assert threading.Event().wait(0.5) is False
+            other: list[Any] = []
+            thread = threading.Thread(target=lambda: other.append(ship(order)))
+            thread.start()
+            thread.join()
+            assert other == ["by attempt 2"]
+        with guard.transaction() as db:
+            effect(db, f"{order} by {guard.attempt}", guard)
+        return f"by attempt {guard.attempt}"
+
+    assert ship(7) == "by attempt 2"
+    assert house.effects() == Counter({"7 by 2": 1})
+    assert house.names()["stale_refused"] == 1
+    assert house.names()["takeover"] == 1
+
+
+def _freeze(house: House) -> None:
+    """As if this process had been paused: the watchdog forgets its leases."""
+    watchdog = house.tg.runner.watchdog
+    with watchdog._mutex:
+        watchdog._kept.clear()
+
+
+def test_swallowing_the_refusal_does_not_help(house: House) -> None:
+    """A body that catches StaleTokenError and returns is still answered from the record."""
+
+    @house.tg.guarded(key="order:<order>", ttl_s=0.2)
+    def ship(order: int, guard: Guard) -> str:
+        if guard.attempt == 1:
+            _freeze(house)
+            threading.Event().wait(0.5)
+            thread = threading.Thread(target=lambda: ship(order))
+            thread.start()
+            thread.join()
+        try:
+            with guard.transaction() as db:
+                effect(db, guard.attempt, guard)
+        except StaleTokenError:
+            return "swallowed"
+        return "done"
+
+    assert ship(7) == "done"
+    assert house.effects() == Counter({"2": 1})
+
+
+def test_checkpoints_commit_progress_without_completing(house: House) -> None:
+    """The next attempt finds the progress and goes on from there."""
+
+    @house.tg.guarded(key="import:<name>")
+    def load(name: str, guard: Guard) -> int:
+        start = guard.progress["page"] if guard.progress else 0
+        for page in range(start, 4):
+            with guard.checkpoint({"page": page + 1}) as db:
+                effect(db, f"page {page}", guard)
+            if page == 1 and guard.attempt == 1:
+                raise RuntimeError("network")
+        return start
+
+    with pytest.raises(RuntimeError):
+        load("a")
+    assert load("a") == 2
+    assert house.effects() == Counter({f"page {page}": 1 for page in range(4)})
+
+
+def test_atomic_commits_the_return_value_with_the_effects(house: House) -> None:
+    """guard.db is the whole body's transaction."""
+
+    @house.tg.guarded(key="account:<a>", atomic=True)
+    def move(a: int, guard: Guard) -> dict[str, int]:
+        effect(guard.db, a, guard)
+        return {"moved": 3}
+
+    assert move(1) == move(1) == {"moved": 3}
+    view = house.ledger.view(f"{move.__module__}.{move.__qualname__} account:1")
+    assert view is not None
+    assert view.result_json == '{"moved":3}'
+
+
+def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(house: House) -> None:
+    """Set inside the transaction, it is known early and says what to do."""
+
+    @house.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            effect(db, order, guard)
+            guard.result = object()
+
+    with pytest.raises(ResultError, match="not JSON"):
+        ship(1)
+    assert house.effects() == Counter()
+
+
+def test_a_second_transaction_names_checkpoint(house: House) -> None:
+    """DONE is committed once."""
+
+    @house.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            effect(db, 1, guard)
+        with guard.transaction() as db:
+            effect(db, 2, guard)
+
+    with pytest.raises(TransactionUsageError, match="checkpoint"):
+        ship(1)
+    assert house.effects() == Counter({"1": 1})
+
+
+def test_asking_for_a_key_that_is_held_here_is_an_error_at_once(house: House) -> None:
+    """It would wait for itself."""
+
+    @house.tg.guarded(key="order:<order>")
+    def outer(order: int) -> None:
+        with house.tg.lock(f"order:{order}", wait_s=60):
+            pass
+
+    with pytest.raises(KeyAlreadyHeldError, match="order:5"):
+        outer(5)
+
+
+def test_the_plain_lock_excludes_and_its_fence_grows(house: House) -> None:
+    """A second taker is refused, or waits; fences come from the ledger and grow."""
+    with house.tg.lock("inventory:42", ttl_s=5) as first:
+        refused: list[Exception] = []
+
+        def take() -> None:
+            try:
+                with house.tg.lock("inventory:42"):
+                    pass
+            except KeyBusyError as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+        first.check()
+    with house.tg.lock("inventory:42", wait_s=5) as second:
+        assert second.fence > first.fence
+
+
+def test_without_tables_the_error_names_the_command(redis_url: str, sqlite_url: str) -> None:
+    """Nothing is run."""
+    tg = taskguard.connect(locks=redis_url, ledger=sqlite_url, listeners=(lambda event: None,))
+    ran: list[int] = []
+
+    @tg.guarded(key="order:<order>")
+    def ship(order: int) -> None:
+        ran.append(order)
+
+    with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
+        ship(1)
+    assert ran == []
+    tg.close()
+
+
+@pytest.mark.parametrize(
+    ("locks", "ledger", "said"),
+    [
+        (None, None, "nothing would be guarded"),
+        ("redis://localhost:1", taskguard.UNSET, "TASKGUARD_LEDGER_URL"),
+        ("http://:secret@localhost", None, "redis, rediss"),
+        ("memory://", "postgres://u:secret@h/d", "postgresql"),
+        ("memory://", "mysql+nosuch://u:secret@h/d", "ledger"),
+        ("memory://", "::secret::", "URL"),
+        (42, None, "locks=int"),
+    ],
+)
+def test_wrong_settings_say_what_to_write_and_hold_no_password(
+    locks: Any, ledger: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a ConfigurationError, raised before anything runs."""
+    monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        taskguard.connect(locks=locks, ledger=ledger)
+    assert "secret" not in str(caught.value)
