@@ -520,35 +520,36 @@ class SqlLedger:
         return answers
 
     def _renew(self, holds: Sequence[LedgerHold]) -> list[str]:
-        owners = [str(hold.claim.owner) for hold in holds]
+        ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
         with self._transaction(lock_timeout_s=self._lock_timeout_s) as db:
-            works = sa.select(WORKS.c.owner).where(
-                WORKS.c.owner.in_(owners), WORKS.c.state == State.PROCESSING.value
-            )
+            works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
             keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
                 KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})
             )
-            standing = {row.owner for row in db.execute(works)}
+            states = {row.owner: row.state for row in db.execute(works)}
             holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
             locked = keys.order_by(KEYS.c.key)
             if self._postgresql:
                 locked = locked.with_for_update(skip_locked=True)
             free = {row.key for row in db.execute(locked)}
             now_us = self._now_us(db)
-            return [self._renew_one(db, hold, standing, holders, free, now_us) for hold in holds]
+            return [self._renew_one(db, hold, states, holders, free, now_us) for hold in holds]
 
     def _renew_one(
         self,
         db: sa.Connection,
         hold: LedgerHold,
-        standing: set[str],
+        states: dict[str, str],
         holders: dict[str, tuple[str, int]],
         free: set[str],
         now_us: int,
     ) -> str:
         claim = hold.claim
         owner = str(claim.owner)
-        if claim.work is not None and owner not in standing:
+        state = states.get(owner)
+        if state == State.DONE.value:
+            return Renewal.SKIPPED  # by this very claim, a moment ago
+        if claim.work is not None and state != State.PROCESSING.value:
             return Renewal.TAKEN
         if any(holders.get(key) != (owner, claim.fence) for key in claim.keys):
             return Renewal.TAKEN
