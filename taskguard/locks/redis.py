@@ -46,7 +46,7 @@ _WAKE_EXPIRY_MS = b"1000"
 _WAIT_SLICE_S = 1.0
 # The flag outlives the slice by what a slow caller needs to ask again.
 _WAITERS_FLAG_S = 3.0
-# So many keys keep the server busy for about a millisecond.
+# So many keys keep the server busy for about half a millisecond.
 _KEYS_PER_RENEWAL = 250
 _RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
 # Only a key that somebody else wrote has no expiry.

@@ -46,6 +46,9 @@ _SCHEMES = {
 # What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
 
+# How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
+_FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+
 
 def pack(*words: bytes) -> bytes:
     """A command as it goes over the wire. redis-py's packer takes several times as long."""
@@ -157,25 +160,29 @@ class RedisLink:
 
     def _unavailable(self, error: Exception) -> LockServerUnavailableError:
         errors = self._errors
-        text = f"The lock server {self.address} gave no answer: {error}."
+        said = str(error).rstrip(".") or type(error).__name__
         if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
-            text = (
-                f"The lock server {self.address} refuses user or password: {error}. This is a "
-                "mistake in the settings; correct the URL."
+            rest = (
+                f"refuses user or password: {said}. This is a mistake in the settings; correct "
+                "the URL."
             )
-        elif isinstance(error, errors.NoPermissionError):
-            text = (
-                f"The lock server {self.address} forbids what locks need: {error}. This is a "
-                "mistake in the settings; see taskguard.locks.redis for the user's rights."
+        elif isinstance(error, errors.NoPermissionError) or any(
+            sign in said for sign in _FORBIDDEN_IN_SCRIPT
+        ):
+            rest = (
+                f"forbids what locks need: {said}. This is a mistake in the settings; "
+                "taskguard.locks.redis tells what rights its user needs."
             )
         elif isinstance(error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)):
-            text = (
-                f"The lock server {self.address} is a Redis Cluster ({error}), which is not "
-                "supported; use a single server or Sentinel."
+            rest = (
+                f"is a Redis Cluster ({said}), which is not supported; use a single server or "
+                "Sentinel."
             )
         elif isinstance(error, errors.ResponseError):
-            text = f"The lock server {self.address} refused: {error}."
-        return LockServerUnavailableError(text)
+            rest = f"refused: {said}."
+        else:
+            rest = f"gave no answer: {said}."
+        return LockServerUnavailableError(f"The lock server {self.address} {rest}")
 
     def _quiet_options(self) -> dict[str, Any]:
         """Options that take redis-py's own retries and side conversations away."""

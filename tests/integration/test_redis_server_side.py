@@ -1,0 +1,366 @@
+"""What locks do inside a Redis server: keys, expiries, round trips, scripts, a full server."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+import taskguard.locks.redis
+from support.waiting import wait_until
+from taskguard.errors import LockServerUnavailableError
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.locks.redis import RedisLocks
+from taskguard.testing.servers import RedisServer
+
+KEY = ("order:42",)
+LOCK, FENCE = "taskguard:{order:42}", "taskguard:{order:42}:fence"
+WAITERS, WAKE = "taskguard:{order:42}:waiters", "taskguard:{order:42}:wake"
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(
+    params=["valkey", "redis62", pytest.param("debian_redis", marks=pytest.mark.debian)]
+)
+def server(request: pytest.FixtureRequest) -> RedisServer:
+    found: RedisServer = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[Any]:
+    """A plain client of the empty server."""
+    with redis.Redis(port=server.port, decode_responses=True, protocol=2) as client:
+        client.flushall()
+        client.script_flush()
+        client.config_resetstat()
+        yield client
+
+
+@pytest.fixture
+def locks(server: RedisServer, client: Any) -> RedisLocks:
+    return RedisLocks(server.url)
+
+
+def take(locks: RedisLocks, *, wait_s: float = 0.0, with_fence: bool = True) -> Any:
+    owner = new_owner("m")
+    answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=with_fence, wait_s=wait_s)
+    return owner if isinstance(answer, Granted) else answer
+
+
+def calls(client: Any, *commands: str) -> int:
+    """How often the server was asked; commands inside of scripts count too."""
+    stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
+
+
+class TestKeys:
+    def test_layout(self, client: Any, locks: RedisLocks) -> None:
+        """A lock's entries are those of the documentation, each with an expiry."""
+        owner = take(locks)
+        assert isinstance(take(locks, wait_s=2.0), Held)
+        assert sorted(client.keys()) == [LOCK, FENCE, WAITERS]
+        assert client.get(LOCK) == str(owner)
+        assert 29_000 < client.pttl(LOCK) <= 30_000
+        assert DAY_MS - 5_000 < client.pttl(FENCE) <= DAY_MS
+        assert 1_000 < client.pttl(WAITERS) <= 2_000
+        locks.release(KEY, owner)
+        assert sorted(client.keys()) == [FENCE, WAITERS, WAKE]
+        assert client.llen(WAKE) == 1
+        assert 0 < client.pttl(WAKE) <= 1_000
+
+    def test_no_litter(self, client: Any, locks: RedisLocks) -> None:
+        """Without a wish for tokens and without waiters, nothing stays after a release."""
+        owner = take(locks, with_fence=False)
+        assert client.keys() == [LOCK]
+        assert isinstance(take(locks), Held)
+        locks.release(KEY, owner)
+        assert client.keys() == []
+
+    def test_wake_up_calls_do_not_pile_up(self, client: Any, locks: RedisLocks) -> None:
+        """However often a key is released with nobody coming, one wake-up call stands."""
+        owner = take(locks)
+        take(locks, wait_s=30.0)
+        for _ in range(5):
+            locks.release(KEY, owner)
+            owner = take(locks)
+        assert client.llen(WAKE) == 1
+        wait_until(lambda: not client.exists(WAKE), timeout_s=5.0)
+
+    def test_one_waiter_is_woken(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
+        """A release wakes one waiter; the others sleep on instead of all running for the key."""
+        owner = take(locks)
+        take(locks, wait_s=30.0)
+        took_s: list[float] = []
+
+        def waiter() -> None:
+            started = time.monotonic()
+            RedisLocks(server.url).wait(KEY, timeout_s=30.0)
+            took_s.append(time.monotonic() - started)
+
+        threads = [threading.Thread(target=waiter) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 4)
+        locks.release(KEY, owner)
+        for thread in threads:
+            thread.join(10.0)
+        assert len([each for each in took_s if each < 0.6]) == 1
+
+    def test_waiters_flag_is_not_shortened(self, client: Any, locks: RedisLocks) -> None:
+        """A waiter with little patience does not take the others' wake-up call away."""
+        take(locks)
+        take(locks, wait_s=3.0)
+        take(locks, wait_s=0.01)
+        assert client.pttl(WAITERS) > 1_000
+
+    def test_namespaces(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
+        """Two namespaces are two worlds."""
+        take(locks)
+        other = RedisLocks(server.url, namespace="shop:prod")
+        assert other.acquire(KEY, new_owner(), ttl_s=5, with_fence=False, wait_s=0) == Granted(0)
+        assert client.exists("shop:prod:{order:42}")
+
+    def test_foreign_value(self, client: Any, locks: RedisLocks) -> None:
+        """A key set by hand blocks the lock, until it is deleted."""
+        client.set(LOCK, "maintenance")
+        answer = take(locks)
+        assert isinstance(answer, Held)
+        assert (answer.owner.nonce, answer.remaining_s) == ("maintenance", 86_400.0)
+
+    def test_wrong_type(self, client: Any, locks: RedisLocks) -> None:
+        """A key of another kind is an error that says so, and the lock is not taken."""
+        client.lpush(LOCK, "x")
+        with pytest.raises(LockServerUnavailableError, match="WRONGTYPE"):
+            take(locks)
+
+
+class TestTokens:
+    def test_fence_ahead_of_the_clock(self, client: Any, locks: RedisLocks) -> None:
+        """After the server's clock was set back, tokens go on by one, and the fence is kept until
+        the clock has caught up."""
+        ahead = int(time.time() * 1e6) + 48 * 3600 * 1_000_000
+        client.set(FENCE, ahead, px=60_000)
+        owner = take(locks)
+        assert client.get(FENCE) == str(ahead + 1)
+        assert 2.99 * DAY_MS < client.pttl(FENCE) <= 3 * DAY_MS
+        locks.release(KEY, owner)
+
+    @pytest.mark.parametrize("rubbish", ["", "x", "1.5e300x", "-7"])
+    def test_rubbish_fence(self, client: Any, locks: RedisLocks, rubbish: str) -> None:
+        """A fence that is no number does not stop the lock; the clock decides."""
+        client.set(FENCE, rubbish)
+        take(locks)
+        assert int(client.get(FENCE)) == pytest.approx(time.time() * 1e6, abs=60e6)
+
+    def test_one_clock(self, client: Any, locks: RedisLocks) -> None:
+        """The server's clock is asked once, so that all keys get one token."""
+        keys = ("a", "b", "c")
+        locks.acquire(keys, new_owner(), ttl_s=30.0, with_fence=True, wait_s=0.0)
+        assert calls(client, "time") == 1
+        assert len({client.get(f"taskguard:{{{key}}}:fence") for key in keys}) == 1
+
+
+class TestRoundTrips:
+    def test_cycle(self, client: Any, locks: RedisLocks) -> None:
+        """Acquire with a token and release are one round trip each; several keys are no more."""
+        for keys in (KEY, ("a", "b", "c")):
+            owner = new_owner("m")
+            for warm in (True, False):  # the scripts are loaded in the first turn
+                client.config_resetstat()
+                locks.acquire(keys, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+                locks.release(keys, owner)
+                asked = calls(client, "evalsha", "eval", "script|load", "script")
+                assert asked == 2 or warm
+        assert calls(client, "ping", "hello", "client|setinfo", "client") == 0
+
+    def test_ten_thousand_renewals(self, client: Any, locks: RedisLocks) -> None:
+        """10,000 leases are renewed in at most 100 round trips, none of which keeps the server
+        from others for long."""
+        owner = new_owner("m")
+        keys = [f"order:{i}" for i in range(10_000)]
+        with client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.set(f"taskguard:{{{key}}}", str(owner), px=5_000)
+            pipeline.execute()
+        locks.renew([Hold(("first",), owner, 30.0)])
+        client.config_resetstat()
+        assert set(locks.renew([Hold((key,), owner, 60.0) for key in keys])) == {Renewal.RENEWED}
+        stats = client.info("commandstats")["cmdstat_evalsha"]
+        assert stats["calls"] <= 100
+        assert stats["usec_per_call"] < 10_000  # about 500 on an idle machine
+        assert client.pttl("taskguard:{order:9999}") > 30_000
+
+    def test_batches_by_keys(self, client: Any, locks: RedisLocks) -> None:
+        """Leases of many keys fill a batch as quickly as many leases do."""
+        owner = new_owner("m")
+        holds = [Hold(tuple(f"{i}:{j}" for j in range(300)), owner, 9.0) for i in range(3)]
+        locks.renew(holds[:1])
+        client.config_resetstat()
+        assert locks.renew(holds) == [Renewal.GONE] * 3
+        assert calls(client, "evalsha") == 3
+
+
+class TestScripts:
+    def test_flushed(self, client: Any, locks: RedisLocks) -> None:
+        """A server that forgot its scripts gets them again, in the middle of anything."""
+        owner = take(locks)
+        client.script_flush()
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        client.script_flush()
+        other = new_owner("other")
+        assert locks.give_back(KEY, owner, to=other, ttl_s=5.0) is True
+        client.script_flush()
+        assert locks.release(KEY, other) is True
+        client.script_flush()
+        assert take(locks)
+
+    def test_flushed_all_the_time(self, client: Any, server: RedisServer) -> None:
+        """Scripts that are flushed while threads take and free locks fail no call."""
+        stop = threading.Event()
+
+        def flush() -> None:
+            with redis.Redis(port=server.port) as own:
+                while not stop.is_set():
+                    own.script_flush()
+
+        def cycle(number: int) -> int:
+            locks, key = RedisLocks(server.url), (f"k{number}",)
+            for _ in range(100):
+                owner = new_owner("m")
+                locks.acquire(key, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+                assert locks.release(key, owner)
+            return number
+
+        with ThreadPoolExecutor(4) as pool:
+            flusher = pool.submit(flush)
+            try:
+                assert list(pool.map(cycle, range(3))) == [0, 1, 2]
+            finally:
+                stop.set()
+            flusher.result()
+
+
+class TestFullServer:
+    @pytest.fixture
+    def fill(self, client: Any) -> Iterator[Any]:
+        """Call it to have the server refuse to store anything more."""
+
+        def fill() -> None:
+            client.config_set("maxmemory", "1")
+
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        yield fill
+        client.config_set("maxmemory", "0")
+
+    def test_acquire(self, client: Any, locks: RedisLocks, fill: Any) -> None:
+        """A full server refuses new locks with a clear error, and nothing is half taken."""
+        fill()
+        with pytest.raises(LockServerUnavailableError, match="used memory > 'maxmemory'"):
+            locks.acquire(("a", "b"), new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
+        assert client.keys() == []
+
+    def test_what_stands(self, client: Any, locks: RedisLocks, fill: Any) -> None:
+        """On a full server a held lock is still told, granted again, renewed, freed, woken for."""
+        owner = new_owner("m")
+        first = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+        take(locks, wait_s=30.0)
+        fill()
+        assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0) == first
+        client.delete(WAITERS)
+        assert isinstance(take(locks, wait_s=30.0), Held)
+        client.config_set("maxmemory", "0")
+        take(locks, wait_s=30.0)
+        fill()
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        assert locks.release(KEY, owner) is True
+        assert client.exists(LOCK) == 0
+        started = time.monotonic()
+        locks.wait(KEY, timeout_s=30.0)
+        assert time.monotonic() - started < 0.5
+
+
+class TestRights:
+    """The least user of the module's docstring."""
+
+    RIGHTS = re.findall(r"(?<!\w)\+\w+", taskguard.locks.redis.__doc__.partition("ACL SETUSER")[2])
+
+    def grant(self, client: Any, rights: list[str]) -> None:
+        client.execute_command(
+            "ACL", "SETUSER", "tasks", "reset", "on", ">secret-word", "~taskguard:*", *rights
+        )
+
+    @pytest.fixture
+    def user_url(self, server: RedisServer, client: Any) -> Iterator[str]:
+        yield server.url_of(0, user="tasks", password="secret-word")
+        client.execute_command("ACL", "DELUSER", "tasks")
+
+    def everything(self, client: Any, url: str) -> None:
+        """Every call, on every path of the scripts."""
+        locks = RedisLocks(url)
+        client.script_flush()
+        owner = take(locks)
+        assert isinstance(take(locks, wait_s=30.0), Held)
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+        other = new_owner("other")
+        assert locks.give_back(KEY, owner, to=other, ttl_s=30.0) is True
+        assert locks.release(KEY, other) is True
+        locks.wait(KEY, timeout_s=1.0)
+        owner = take(locks)
+        locks.acquire(("order:41", *KEY), new_owner(), ttl_s=30.0, with_fence=True, wait_s=1.0)
+        assert locks.release(KEY, owner) is True
+        assert locks.warnings() == []
+
+    def test_enough(self, client: Any, user_url: str) -> None:
+        """These rights are enough for everything."""
+        self.grant(client, [right for right in self.RIGHTS if right != "+select"])
+        self.everything(client, user_url)
+
+    def test_none_too_many(self, client: Any, user_url: str) -> None:
+        """Without any one of them something is missing, and the error says what to do."""
+        for missing in self.RIGHTS:
+            if missing == "+select":
+                continue
+            self.grant(client, [right for right in self.RIGHTS if right != missing])
+            with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as info:
+                self.everything(client, user_url)
+            assert "secret-word" not in str(info.value)
+            client.flushall()
+
+    def test_another_database(self, client: Any, server: RedisServer, user_url: str) -> None:
+        """A database other than 0 needs +select."""
+        url = server.url_of(3, user="tasks", password="secret-word")
+        self.grant(client, [right for right in self.RIGHTS if right != "+select"])
+        with pytest.raises(LockServerUnavailableError, match="forbids what locks need"):
+            take(RedisLocks(url))
+        self.grant(client, self.RIGHTS)
+        assert take(RedisLocks(url))
+
+    def test_namespace(self, client: Any, server: RedisServer, user_url: str) -> None:
+        """Keys outside of the user's namespace are forbidden, and the error says so."""
+        self.grant(client, self.RIGHTS)
+        with pytest.raises(LockServerUnavailableError, match="forbids what locks need"):
+            take(RedisLocks(user_url, namespace="other"))
+
+
+class TestWarnings:
+    def test_eviction(self, client: Any, locks: RedisLocks) -> None:
+        """A server that throws keys away when it is full is warned of; others are not."""
+        assert locks.warnings() == []
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert locks.warnings() == []  # without a limit it never does
+            client.config_set("maxmemory", "1gb")
+            (warning,) = locks.warnings()
+            assert "maxmemory-policy allkeys-lru" in warning
+        finally:
+            client.config_set("maxmemory", "0")
+            client.config_set("maxmemory-policy", "noeviction")
