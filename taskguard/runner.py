@@ -26,6 +26,7 @@ from taskguard.errors import (
     KeyAlreadyHeldError,
     KeyBusyError,
     LeaseLostError,
+    LedgerSchemaError,
     LedgerUnavailableError,
     MessageTooOldError,
     ResultError,
@@ -105,7 +106,9 @@ class Runner:
         _refuse_reentry(delivery)
         try:
             entered = self._enter(delivery)
-        except LedgerUnavailableError as error:
+        except (LedgerUnavailableError, LedgerSchemaError) as error:
+            # Without tables it is as if the database were away: a person has to mend it.
+            logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
             return self._defer_blindly(delivery, error)
         if isinstance(entered, Entered):
             return self._run(delivery, entered, body)

@@ -1,0 +1,125 @@
+"""`@guarded_task`: from a Celery call to a delivery, and from its outcome to what Celery is told.
+
+Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretry_for`, canvas,
+`.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
+before it is acknowledged; where even that fails it is rejected back into the queue.
+
+Read next: `queue.py` for how a copy is published.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from celery import Task, current_app, current_task
+from celery.exceptions import Ignore
+
+from taskguard import Answered, Completed, GuardedFunction, errors
+from taskguard_celery.house import house_of
+from taskguard_celery.message import message_of, published_at_s
+from taskguard_celery.queue import CeleryQueue, put_off_unread
+
+__all__ = ["guarded_function_of", "guarded_task"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_MARK = "__taskguard__"
+
+
+def guarded_task(
+    *, key: Any, once_per: str = "key", work: str | None = None, **options: Any
+) -> Callable[[Function], Function]:
+    """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
+
+    Args:
+        key: the key template, for example "order:<order_id>"; a list or a callable does too.
+        once_per: "key": the work is done once for the key. "message": messages of one key never
+            overlap, each message's effects happen once. Or a template that names the work.
+        work: the first part of the work's id; by default the task's name.
+        options: see `taskguard.Policy`.
+
+    Raises:
+        ConfigurationError: it stands over `@app.task`, or an option is wrong.
+        KeyTemplateError: a template does not fit the function's parameters.
+    """
+
+    def decorate(function: Function) -> Function:
+        if isinstance(function, Task):
+            raise errors.ConfigurationError(
+                f"@guarded_task stands over @app.task on {function.name}. Put it under: first "
+                "@app.task, then @guarded_task, then the function."
+            )
+        compiled = GuardedFunction(
+            function, key=key, once_per=once_per, work=work, options=options, busy="retry"
+        )
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            task = _delivering_task(wrapper)
+            if task is None:
+                return house_of(current_app).run(compiled, args, kwargs)
+            return _deliver(task, compiled, args, kwargs)
+
+        # Celery checks arguments against this before it publishes.
+        wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {
+            name: kind for name, kind in wrapper.__annotations__.items() if name != "guard"
+        }
+        setattr(wrapper, _MARK, compiled)
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def guarded_function_of(task: Task) -> GuardedFunction | None:
+    """What `@guarded_task` made of the task's function; None for a task that is not guarded."""
+    for function in _layers(task):
+        compiled = vars(function).get(_MARK) if hasattr(function, "__dict__") else None
+        if compiled is not None:
+            return compiled  # type: ignore[no-any-return]
+    return None
+
+
+def _layers(task: Task) -> Iterator[Any]:
+    """The task's function, outermost first: other decorators and pydantic may stand around it."""
+    function = getattr(task, "__wrapped__", None)
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _delivering_task(wrapper: Any) -> Task | None:
+    """The task whose message is being handled here, if its function is `wrapper`."""
+    task = current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
+    if task is None or task.request.called_directly:
+        return None
+    return task if any(function is wrapper for function in _layers(task)) else None
+
+
+def _deliver(
+    task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    request = task.request
+    queue = None if request.is_eager else CeleryQueue(task)
+    try:
+        house = house_of(task.app)
+    except errors.ConfigurationError as error:
+        if queue is None:
+            raise
+        put_off_unread(queue, error)
+    delivery = compiled.delivery(
+        args,
+        kwargs,
+        task=task.name,
+        message=message_of(request),
+        published_at_s=published_at_s(request),
+        queue=queue,
+    )
+    outcome = house.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    if isinstance(outcome, Completed | Answered):
+        return outcome.value
+    # Acknowledged without a result: a copy is on its way, or the message's answer is another's.
+    raise Ignore(str(outcome))

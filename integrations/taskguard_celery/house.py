@@ -1,0 +1,78 @@
+"""One lock provider, one ledger and one watchdog for each Celery app and process.
+
+Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL:
+
+| setting | value |
+| --- | --- |
+| taskguard_locks_url | redis://…, valkey://…, memory:// |
+| taskguard_locks | a redis-py client or a lock provider; None: the ledger alone |
+| taskguard_ledger_url | a SQLAlchemy URL |
+| taskguard_ledger | an Engine or a ledger; None: locks only |
+| taskguard_listeners | callables that hear every event, instead of the one that logs |
+
+Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kombu.utils import json as kombu_json
+
+from taskguard import UNSET, Codec, TaskGuard, connect, events
+
+__all__ = ["configure", "house_of"]
+
+CODEC = Codec(dumps=kombu_json.dumps, loads=kombu_json.loads)
+
+_houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
+_building = threading.Lock()
+
+
+def configure(app: Any, *, locks: Any = UNSET, ledger: Any = UNSET, listeners: Any = UNSET) -> None:
+    """Set an app's lock server, ledger and listeners in one call; what is left out stays.
+
+    Args:
+        app: the Celery app.
+        locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
+        ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
+        listeners: callables that hear every event.
+    """
+    given = {"taskguard_locks": locks, "taskguard_ledger": ledger, "taskguard_listeners": listeners}
+    app.conf.update({name: value for name, value in given.items() if value is not UNSET})
+    _houses.pop(app, None)
+
+
+def house_of(app: Any) -> TaskGuard:
+    """The app's locks and ledger in this process, made at the first call.
+
+    Raises ConfigurationError if something is missing or wrong.
+    """
+    if hasattr(app, "_get_current_object"):
+        app = app._get_current_object()  # noqa: SLF001  # celery.current_app; Celery has no other way
+    house = _houses.get(app)
+    if house is None:
+        with _building:
+            house = _houses.get(app)
+            if house is None:
+                house = _houses[app] = build(app)
+    return house
+
+
+def build(app: Any) -> TaskGuard:
+    """A new house by the app's settings; connects to nothing yet."""
+    listeners = app.conf.get("taskguard_listeners")
+    return connect(
+        locks=_setting(app, "taskguard_locks"),
+        ledger=_setting(app, "taskguard_ledger"),
+        listeners=(events.log_event,) if listeners is None else tuple(listeners),
+        codec=CODEC,
+    )
+
+
+def _setting(app: Any, name: str) -> Any:
+    if name in app.conf:
+        return app.conf[name]
+    return app.conf.get(f"{name}_url", UNSET)

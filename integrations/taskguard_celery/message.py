@@ -1,0 +1,54 @@
+"""What a Celery message is: its identity, its numbers, its age.
+
+`Task.replace` keeps the task id, so the nesting is part of the identity. Retries keep the id and
+count up; copies keep both and count up in a header.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import current_app
+from celery.signals import before_task_publish
+
+from taskguard import MessageRef
+
+__all__ = ["COPY_HEADER", "message_of", "published_at_s"]
+
+COPY_HEADER = "taskguard_copy"
+PUBLISHED_HEADER = "taskguard_published_at"
+
+
+def message_of(request: Any) -> MessageRef:
+    """The identity and numbers of the message that `request` came with."""
+    nesting = request.replaced_task_nesting or 0
+    return MessageRef(
+        id=f"{request.id}~{nesting}" if nesting else str(request.id),
+        retries=request.retries or 0,
+        copy=int(_header(request, COPY_HEADER) or 0),
+    )
+
+
+def published_at_s(request: Any) -> float | None:
+    """When the message was published first, in seconds since 1970; None if it does not say."""
+    stamp = _header(request, PUBLISHED_HEADER)
+    return float(stamp) if stamp is not None else None
+
+
+def _header(request: Any, name: str) -> Any:
+    return (request.headers or {}).get(name)
+
+
+def _stamp(sender: str | None = None, headers: Any = None, **_: Any) -> None:
+    """Guarded tasks carry the moment of their first publication; copies and retries keep it."""
+    if headers is None or PUBLISHED_HEADER in headers:
+        return
+    from taskguard_celery.decorator import guarded_function_of
+
+    task = current_app.tasks.get(sender)
+    if task is not None and guarded_function_of(task) is not None:
+        headers[PUBLISHED_HEADER] = time.time()
+
+
+before_task_publish.connect(_stamp, weak=False)

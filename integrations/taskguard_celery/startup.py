@@ -1,0 +1,132 @@
+"""What a worker says and checks when it starts, and what a revoke does to the record.
+
+Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
+whose database is away for the moment starts. A task whose settings can lose work gets one
+warning that names the setting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Task
+from celery.signals import celeryd_init, task_revoked
+
+from taskguard import GuardedFunction, errors
+from taskguard_celery.decorator import guarded_function_of
+from taskguard_celery.house import build, house_of
+from taskguard_celery.message import message_of
+from taskguard_celery.queue import visibility_timeout_s
+
+__all__ = ["check_worker", "safe_defaults", "warnings_for"]
+
+logger = logging.getLogger("taskguard")
+
+
+def safe_defaults(app: Any) -> None:
+    """Settings under which Celery loses no message of a killed worker.
+
+    Sets task_acks_late, task_reject_on_worker_lost, worker_prefetch_multiplier = 1 and, on
+    RabbitMQ, confirm_publish. What a task sets for itself stays.
+    """
+    app.conf.update(
+        task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1
+    )
+    if str(app.conf.broker_url or "").startswith(("amqp", "pyamqp")):
+        options = {**(app.conf.broker_transport_options or {}), "confirm_publish": True}
+        app.conf.broker_transport_options = options
+
+
+def guarded_tasks(app: Any) -> Iterator[tuple[Task, GuardedFunction]]:
+    """The app's guarded tasks."""
+    for task in app.tasks.values():
+        compiled = guarded_function_of(task)
+        if compiled is not None:
+            yield task, compiled
+
+
+def warnings_for(task: Task) -> list[str]:
+    """What in the task's settings can lose or repeat its work, one sentence each."""
+    found = []
+    if not task.acks_late:
+        found.append("acks_late is off: a killed worker loses the message")
+    elif not task.reject_on_worker_lost:
+        found.append(
+            "reject_on_worker_lost (task_reject_on_worker_lost) is off: a killed pool child "
+            "loses the message"
+        )
+    visible_s = visibility_timeout_s(task.app)
+    limit_s = task.time_limit or task.app.conf.task_time_limit
+    if visible_s is not None and limit_s is not None and visible_s < limit_s:
+        found.append(
+            f"visibility_timeout ({visible_s:g} s) is below time_limit ({limit_s:g} s): the "
+            "message is delivered again while the body runs"
+        )
+    return found
+
+
+def check_worker(app: Any) -> None:
+    """Log the warnings; raise ConfigurationError if nothing guarded could run."""
+    tasks = list(guarded_tasks(app))
+    for task, _ in tasks:
+        problems = warnings_for(task)
+        if problems:
+            logger.warning(
+                "%s can lose work: %s. taskguard_celery.safe_defaults(app) sets what is safe.",
+                task.name,
+                "; ".join(problems),
+            )
+    if tasks:
+        _check_ledger(app)
+
+
+def _check_ledger(app: Any) -> None:
+    """With connections of its own, which are closed before the pool forks."""
+    house = build(app)
+    try:
+        if house.runner.ledger is not None:
+            house.runner.ledger.check_schema()
+    except errors.LedgerUnavailableError as error:
+        logger.warning("the ledger is away; deliveries will be put off: %s", error)
+    finally:
+        house.close()
+
+
+def _on_worker_init(instance: Any = None, **_: Any) -> None:
+    app = instance.app
+    app.loader.import_default_modules()
+    app.finalize()
+    try:
+        check_worker(app)
+    except errors.ConfigurationError as error:
+        # Celery logs and forgets a receiver's exception; only leaving stops the worker.
+        raise SystemExit(f"taskguard: {error}") from error
+
+
+def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
+    """A revoked message's work is never run again; in the child it only looks like a shutdown."""
+    compiled = None if expired or sender is None else guarded_function_of(sender)
+    if compiled is None:
+        return
+    try:
+        _revoke(sender, compiled, request)
+    except errors.TaskguardError as error:
+        logger.warning("%s: the revoke was not recorded: %s", sender.name, error)
+
+
+def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
+    context = getattr(request, "_context", None) or request
+    args = tuple(request.args or ())
+    if getattr(task, "__bound__", False):
+        args = (task, *args)
+    message = message_of(context)
+    delivery = compiled.delivery(args, request.kwargs or {}, task=task.name, message=message)
+    ledger = house_of(task.app).runner.ledger
+    if ledger is not None and delivery.work is not None:
+        ledger.revoke(delivery.work, message=message.id)
+
+
+celeryd_init.connect(_on_worker_init, weak=False)
+task_revoked.connect(_on_revoked, weak=False)

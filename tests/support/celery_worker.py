@@ -1,0 +1,102 @@
+"""Real Celery workers, each a process of its own that is ended by its process id."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import psutil
+
+from support.waiting import wait_until
+
+Self = TypeVar("Self", bound="CeleryWorker")
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+class CeleryWorker:
+    """`celery -A support.shop worker`; ready when it says so in its log."""
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        *,
+        log: Path,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        queue: str | None = None,
+    ) -> None:
+        self.log = log
+        self._environment = {**os.environ, **environment, "PYTHONPATH": str(HERE)}
+        if queue is not None:
+            self._environment["SHOP_QUEUE"] = queue
+        self._command = [
+            sys.executable, "-m", "celery", "-A", "support.shop", "worker", "-P", pool,
+            "-c", str(concurrency), "-l", "INFO", "--without-gossip", "--without-mingle",
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self: Self) -> Self:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self._command, stdout=out, stderr=out, env=self._environment, cwd=HERE.parent
+            )
+        wait_until(self._ready, timeout_s=60, message=f"worker ready, see {self.log}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if kind is not None:
+            print(self.text()[-8000:])
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.text()[-4000:]
+        return " ready." in self.text()
+
+    def text(self) -> str:
+        """The log so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def children(self) -> list[int]:
+        """The pool's processes."""
+        return [child.pid for child in psutil.Process(self.pid).children()]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the parent."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float = 60) -> int:
+        """The exit status, once it ended by itself."""
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to the parent and what is left of its children."""
+        if self.process is None:
+            return
+        family: list[Any] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self.process.pid)
+            family = [*parent.children(recursive=True), parent]
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+        psutil.wait_procs(family, timeout=30)
