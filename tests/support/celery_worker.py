@@ -9,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
+from typing_extensions import Self
 
 from support.waiting import wait_until
-
-Self = TypeVar("Self", bound="CeleryWorker")
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -42,7 +41,7 @@ class CeleryWorker:
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self._command, stdout=out, stderr=out, env=self._environment, cwd=HERE.parent
