@@ -161,7 +161,10 @@ class RedisLink:
     def _unavailable(self, error: Exception) -> LockServerUnavailableError:
         errors = self._errors
         said = str(error).rstrip(".") or type(error).__name__
-        if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
+        # A server that wants a password first refuses a script for its length.
+        if "unauthenticated" in said or isinstance(
+            error, (errors.AuthenticationError, errors.AuthorizationError)
+        ):
             rest = (
                 f"refuses user or password: {said}. This is a mistake in the settings; correct "
                 "the URL."
