@@ -1,1 +1,12 @@
-"""taskguard for RQ."""
+"""taskguard for RQ: `@guarded_job` on the function that is enqueued.
+
+Read next: `decorator.py` (a delivery), `queue.py` (how a job is put off), `worker.py`.
+"""
+
+from __future__ import annotations
+
+from taskguard_rq.decorator import guarded_job
+from taskguard_rq.house import configure, house
+from taskguard_rq.worker import GuardedWorker
+
+__all__ = ["GuardedWorker", "configure", "guarded_job", "house"]

@@ -1,0 +1,45 @@
+"""One lock provider, one ledger and one watchdog for the process that runs jobs.
+
+Set by `configure()` or by TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL; made at the first job,
+or before the fork by a worker that calls `house()` itself: it is usable again in a work horse.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from taskguard import UNSET, TaskGuard, connect, events
+
+__all__ = ["configure", "house"]
+
+_settings: dict[str, Any] = {}
+_made: list[TaskGuard] = []
+_making = threading.Lock()
+
+
+def configure(*, locks: Any = UNSET, ledger: Any = UNSET, listeners: Any = UNSET) -> None:
+    """Set the lock server, the ledger and the listeners; what is left out stays as it was.
+
+    Args:
+        locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
+        ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
+        listeners: callables that hear every event, instead of the one that logs.
+    """
+    given = {"locks": locks, "ledger": ledger, "listeners": listeners}
+    _settings.update({name: value for name, value in given.items() if value is not UNSET})
+    _made.clear()
+
+
+def house() -> TaskGuard:
+    """This process's locks and ledger. Raises ConfigurationError if something is missing."""
+    with _making:
+        if not _made:
+            _made.append(
+                connect(
+                    locks=_settings.get("locks", UNSET),
+                    ledger=_settings.get("ledger", UNSET),
+                    listeners=tuple(_settings.get("listeners", (events.log_event,))),
+                )
+            )
+        return _made[0]

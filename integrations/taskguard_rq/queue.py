@@ -1,0 +1,79 @@
+"""How a job is put off: its id goes into the schedule before this execution ends.
+
+All executions of a job share one record in Redis, and the schedule is a set of ids: however
+often a job is put off, one entry waits. Guarantees: the entry stands before the ledger records
+the copy, so that a work horse that dies in between leaves the job in the schedule.
+
+Does not guarantee anything without a scheduler: entries need one (`rq worker --with-scheduler`;
+`GuardedWorker` has it on). Where none runs the job goes straight back into its queue, after a
+pause, with an error in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from rq import Queue, Retry
+from rq.job import Job
+from rq.scheduler import RQScheduler
+
+__all__ = ["COPY", "Deferral", "RQQueue"]
+
+logger = logging.getLogger("taskguard")
+
+COPY = "taskguard_copy"
+_MAX_DELAY_S = 30.0
+_PAUSE_WITHOUT_SCHEDULER_S = 1.0
+
+
+class Deferral(Retry):
+    """What a job that was put off returns: the stock worker takes it for a retry without end."""
+
+    def __init__(self, delay_s: int) -> None:
+        super().__init__(max=sys.maxsize, interval=delay_s)
+        self.delay_s = delay_s
+
+
+class RQQueue:
+    """Puts off the job in hand."""
+
+    max_delay_s = _MAX_DELAY_S
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._queue = Queue(
+            job.origin, connection=job.connection, serializer=job.serializer, is_async=True
+        )
+        self.deferral: Deferral | None = None
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        """Put the job into the schedule, with its copy number in `job.meta`."""
+        self._job.meta[COPY] = copy
+        self._job.save_meta()  # type: ignore[no-untyped-call]  # RQ's
+        self.defer(delay_s)
+
+    def defer(self, delay_s: float) -> None:
+        """Schedule the job; whole seconds, at least one."""
+        seconds = max(1, math.ceil(delay_s))
+        if not self._scheduler_runs():
+            logger.error(
+                "No scheduler runs for the queue %r: job %s goes straight back into it. Start "
+                "workers with --with-scheduler, or use taskguard_rq.GuardedWorker.",
+                self._queue.name,
+                self._job.id,
+            )
+            time.sleep(min(delay_s, _PAUSE_WITHOUT_SCHEDULER_S))
+            self.deferral = Deferral(0)
+            return
+        when = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        self._queue.schedule_job(self._job, when)
+        self.deferral = Deferral(seconds)
+
+    def _scheduler_runs(self) -> bool:
+        key: Any = RQScheduler.get_locking_key(self._queue.name)
+        return bool(self._job.connection.exists(key))

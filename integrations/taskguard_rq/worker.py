@@ -1,0 +1,43 @@
+"""A worker that puts jobs off without a trace, and keeps a scheduler for them.
+
+Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
+entry. The stock workers do the same by a retry that they count (`number_of_retries`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from rq import Queue, Worker
+from rq.job import Job
+
+from taskguard_rq.queue import Deferral
+
+__all__ = ["GuardedWorker"]
+
+
+class GuardedWorker(Worker):
+    """`rq worker --worker-class taskguard_rq.GuardedWorker`."""
+
+    def work(self, *args: Any, **kwargs: Any) -> bool:
+        """As RQ's, with the scheduler on."""
+        if len(args) <= 6:  # not given by position
+            kwargs["with_scheduler"] = True
+        return super().work(*args, **kwargs)
+
+    def handle_job_retry(
+        self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Schedule a job that was put off, and forget this execution."""
+        if not isinstance(retry, Deferral):
+            super().handle_job_retry(job, queue, retry, *args, **kwargs)
+            return
+        with self.connection.pipeline() as pipeline:
+            if retry.delay_s:
+                when = datetime.now(timezone.utc) + timedelta(seconds=retry.delay_s)
+                queue.schedule_job(job, when, pipeline=pipeline)
+            else:
+                queue._enqueue_job(job, pipeline=pipeline)  # noqa: SLF001  # as RQ's own retry
+            self.cleanup_execution(job, pipeline=pipeline)
+            pipeline.execute()

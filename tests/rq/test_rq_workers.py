@@ -1,0 +1,137 @@
+"""Real RQ workers on real servers, with jobs enqueued again and work horses killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+from rq import Retry
+
+from support.invoices import charge, die
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("taskguard_rq.GuardedWorker", ()),
+        ("rq.Worker", ("--with-scheduler",)),
+        ("rq.SimpleWorker", ("--with-scheduler",)),
+        ("rq.worker.SpawnWorker", ("--with-scheduler",)),
+    ],
+)
+def test_every_invoice_is_charged_once_and_every_job_is_answered(
+    office: Any, kind: str, options: tuple[str, ...]
+) -> None:
+    """Three jobs for each of four invoices, two workers: four effects, twelve answers."""
+    jobs = [office.queue.enqueue(charge, number, 0.3) for number in range(4) for _ in range(3)]
+    office.worker(kind, *options)
+    office.worker(kind, *options)
+    office.wait_for(
+        lambda: all(job.get_status(refresh=True) == "finished" for job in jobs), "all finished"
+    )
+    assert [job.return_value() for job in jobs] == [
+        {"invoice": number} for number in range(4) for _ in range(3)
+    ]
+    assert office.effects() == Counter({str(number): 1 for number in range(4)})
+
+
+def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
+    """The same id, twenty times in the queue, two workers."""
+    job = office.queue.enqueue(charge, 7, 1.0, job_id="charge-7")
+    for _ in range(19):
+        office.connection.rpush(office.queue.key, job.id)
+    office.worker()
+    office.worker()
+    office.wait_for(office.effects, "the effect")
+    office.wait_for(
+        lambda: office.queue.count == 0 and job.get_status(refresh=True) == "finished",
+        "the queue is empty",
+    )
+    assert office.effects() == Counter({"7": 1})
+    assert len(office.steps("began")) == 1
+
+
+def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: Any) -> None:
+    """No result of its own, no retry counted; then its answer."""
+    first = office.queue.enqueue(charge, 1, 3.0)
+    office.worker()
+    office.wait_for(lambda: office.steps("began"), "the first body")
+    second = office.queue.enqueue(charge, 1)
+    office.worker()
+    office.wait_for(lambda: second.get_status(refresh=True) == "scheduled", "put off")
+    assert second.results() == []
+    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
+    second.refresh()
+    assert second.number_of_retries is None
+    assert second.return_value() == {"invoice": 1}
+    assert first.get_status(refresh=True) == "finished"
+    assert office.effects() == Counter({"1": 1})
+
+
+def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
+    """The stock worker without --with-scheduler: an error in the log, and still an answer."""
+    office.queue.enqueue(charge, 1, 2.0)
+    office.worker("rq.Worker")
+    office.wait_for(lambda: office.steps("began"), "the first body")
+    second = office.queue.enqueue(charge, 1)
+    office.worker("rq.Worker")
+    office.wait_for(lambda: "--with-scheduler" in office.logs(), "the error")
+    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
+    assert office.effects() == Counter({"1": 1})
+
+
+def test_a_killed_work_horse_is_done_again(office: Any) -> None:
+    """SIGKILL in the body, with Retry: the next attempt waits for the lease and charges once."""
+    job = office.queue.enqueue(charge, 3, 30.0, retry=Retry(max=3))
+    office.worker()
+    office.wait_for(lambda: office.steps("began"), "the body")
+    os.kill(office.steps("began")[0][1], signal.SIGKILL)
+    office.wait_for(office.effects, "the effect")
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
+    assert office.effects() == Counter({"3": 1})
+
+
+def test_an_orphaned_horse_is_harmless(office: Any) -> None:
+    """The worker is killed, its horse lives on; the job is enqueued again: one effect."""
+    job = office.queue.enqueue(charge, 4, 4.0)
+    worker = office.worker()
+    office.wait_for(lambda: office.steps("began"), "the body")
+    os.kill(worker.pid, signal.SIGKILL)
+    office.connection.rpush(office.queue.key, job.id)
+    office.worker()
+    office.wait_for(office.effects, "the effect")
+    office.wait_for(
+        lambda: office.queue.count == 0 and job.get_status(refresh=True) == "finished", "answered"
+    )
+    assert office.effects() == Counter({"4": 1})
+
+
+def test_a_paused_horse_is_refused(office: Any) -> None:
+    """SIGSTOP beyond the lease, another job charges, SIGCONT: one effect, one refusal."""
+    first = office.queue.enqueue(charge, 5, 1.0)
+    office.worker()
+    office.wait_for(lambda: office.steps("began"), "the body")
+    horse = office.steps("began")[0][1]
+    os.kill(horse, signal.SIGSTOP)
+    second = office.queue.enqueue(charge, 5)
+    office.worker()
+    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "the other charged")
+    os.kill(horse, signal.SIGCONT)
+    office.wait_for(lambda: "stale commit refused" in office.logs(), "the refusal")
+    office.wait_for(lambda: first.get_status(refresh=True) == "finished", "answered as well")
+    assert first.return_value() == {"invoice": 5}
+    assert office.effects() == Counter({"5": 1})
+
+
+def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> None:
+    """Then the queue goes on."""
+    job = office.queue.enqueue(die, 13, retry=Retry(max=10))
+    office.worker()
+    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD", timeout_s=90)
+    other = office.queue.enqueue(charge, 1)
+    office.wait_for(lambda: other.get_status(refresh=True) == "finished", "the queue goes on")
+    assert len(office.steps("began")) <= 2 + 1
+    assert job.id

@@ -1,0 +1,59 @@
+"""RQ jobs for tests with real workers; configured by environment variables alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard import Guard
+from taskguard_rq import guarded_job
+
+TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
+
+_engines: dict[int, sa.Engine] = {}
+
+
+def engine() -> sa.Engine:
+    """One engine a process."""
+    if os.getpid() not in _engines:
+        _engines[os.getpid()] = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+    return _engines[os.getpid()]
+
+
+def step(item: object, name: str) -> None:
+    """Say where the body is, at once and for everybody to see."""
+    with engine().begin() as db:
+        db.execute(
+            sa.text("insert into steps values (:item, :name, :pid)"),
+            {"item": str(item), "name": name, "pid": os.getpid()},
+        )
+
+
+def effect(db: Any, item: object, guard: Guard) -> None:
+    """What must happen once."""
+    db.execute(
+        sa.text("insert into effects values (:item, :fence)"),
+        {"item": str(item), "fence": guard.fence},
+    )
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def charge(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
+    """Takes `seconds`, then charges; later attempts take no time."""
+    step(invoice, "began")
+    if guard.attempt == 1:
+        time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+        guard.result = {"invoice": invoice}
+    return {"invoice": invoice}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, max_crashes=2)
+def die(invoice: int, guard: Guard) -> None:
+    """Kills the process that runs it, each time."""
+    step(invoice, "began")
+    os.kill(os.getpid(), 9)
