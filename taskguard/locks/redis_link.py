@@ -11,14 +11,16 @@ Guarantees
 * Threads may call at once; a fork starts with no connection; under gevent and eventlet native
   threads and greenlets share none.
 
-Not guaranteed: a bound on name resolution, which the system does without a time-out; and that a
-call that failed had no effect. That is why every script may be asked twice.
+Not guaranteed: a bound on name resolution, which the system does without a time-out, and on asking
+Sentinel for the master, which the user's own Sentinel object does with its own; and that a call
+that failed had no effect. That is why every script may be asked twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import threading
 from collections import deque
@@ -41,8 +43,8 @@ _SCHEMES = {
     "unix": "unix",
     "valkey": "redis",
     "valkeys": "rediss",
-    "redis+socket": "unix",
 }
+_MOST_IDLE = 64
 # What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
 
@@ -81,6 +83,7 @@ class RedisLink:
         longest_block_s: float,
     ) -> None:
         self._redis = _driver()
+        self._target = target  # a Sentinel's connections know their pool by a weak reference
         self._errors = self._redis.exceptions
         self._retries = retries
         bounds = {
@@ -208,10 +211,12 @@ class RedisLink:
         try:
             kind(**options)
         except (TypeError, ValueError, self._errors.RedisError) as error:
-            # Not chained: the error may show options, and one of them is the password.
+            name = re.search(r"keyword argument '(\w+)'", str(error))
+            which = f"the option {name[1]}" if name else "one of the options"
+            # Not chained: the error may show values, and one of them is the password.
             raise ConfigurationError(
-                f"The lock server {self.address}: redis-py does not take an option of its URL or "
-                f"client ({type(error).__name__}). Check what stands after '?'."
+                f"The lock server {self.address}: redis-py does not take {which} of its URL or "
+                f"client ({type(error).__name__})."
             ) from None
 
 
@@ -234,7 +239,12 @@ class _Connections:
             return connection
 
     def put(self, connection: Any) -> None:
-        self._lane().append(connection)
+        """Keep a connection for the next call, unless a burst of calls left enough of them."""
+        lane = self._lane()
+        if len(lane) < _MOST_IDLE:
+            lane.append(connection)
+        else:
+            connection.disconnect()
 
     def close(self) -> None:
         """Close the idle ones of this lane; those of others are closed by their own failures."""
@@ -270,22 +280,27 @@ def _from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]
     scheme, separator, rest = url.partition("://")
     known = _SCHEMES.get(scheme.lower()) if separator else None
     if known is None:
-        named = f"'{scheme}://' is not known" if separator else "it has no scheme"
+        # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+        named = f"{scheme}:// is not known" if scheme.isalpha() and separator else "no scheme"
         raise ConfigurationError(
-            f"The lock server's URL cannot be used: {named}. It reads "
+            f"The lock server's URL cannot be used ({named}). It reads "
             "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
             "unix:///path. For Sentinel, hand in the client of its master_for()."
         )
     plain = f"{known}://{rest}"
     try:
-        path = urlsplit(plain).path.strip("/")
-        if known != "unix" and path and not path.isdecimal():
+        parts = urlsplit(plain)
+        database = parts.path.strip("/")
+        # redis-py would take what follows '#' or '?' in a password for something else, in silence.
+        if parts.fragment or "@" in database + parts.query:
+            raise ValueError
+        if known != "unix" and database and not database.isdecimal():
             raise ValueError
         options = dict(driver.connection.parse_url(plain))
     except ValueError:
         # Not chained: the driver's message quotes pieces of the URL, the password's among them.
         raise ConfigurationError(
-            f"The lock server's URL '{scheme}://…' cannot be read. It reads "
+            f"The lock server's URL {scheme}://… cannot be read. It reads "
             f"{scheme}://[user:password@]host[:port][/database number]; characters such as "
             "/ # ? @ : in a password are percent-encoded (urllib.parse.quote)."
         ) from None

@@ -1,0 +1,314 @@
+"""How locks reach a Redis server: URLs, clients of the user's own, Sentinel, forks, greenlets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.sentinel import Sentinel
+
+from support.needs import need
+from support.waiting import wait_until
+from taskguard.errors import (
+    ConfigurationError,
+    LockServerUnavailableError,
+    MissingDriverError,
+)
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held
+from taskguard.locks.redis import RedisLocks
+from taskguard.testing.servers import DebianRedis, Valkey
+
+KEY = ("order:42",)
+
+
+def cycle(locks: RedisLocks) -> None:
+    """One lock taken, refused to another, and freed."""
+    owner = new_owner("m")
+    answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+    assert isinstance(answer, Granted)
+    other = locks.acquire(KEY, new_owner("n"), ttl_s=30.0, with_fence=True, wait_s=0.0)
+    assert isinstance(other, Held)
+    assert other.owner == owner
+    locks.wait(KEY, timeout_s=0.05)
+    assert locks.release(KEY, owner) is True
+
+
+def run(script: str, *arguments: str) -> str:
+    """Runs a program of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class TestUrls:
+    def test_databases(self, redis_url: str) -> None:
+        """The database of the URL is the one where the locks are."""
+        third = redis_url.removesuffix("/0") + "/3"
+        owner = new_owner("m")
+        RedisLocks(third).acquire(KEY, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
+        cycle(RedisLocks(redis_url))
+        with redis.Redis.from_url(third) as client:
+            assert client.keys() == [b"taskguard:{order:42}"]
+
+    def test_valkey_scheme(self, redis_url: str) -> None:
+        """valkey:// is redis://."""
+        cycle(RedisLocks(redis_url.replace("redis://", "valkey://")))
+
+    def test_unix_socket(self, tmp_path: Path) -> None:
+        """A socket in the file system serves as well."""
+        path = tmp_path / "s"
+        with Valkey(unixsocket=str(path)):
+            locks = RedisLocks(f"unix://{path}?db=2")
+            cycle(locks)
+            assert repr(locks) == f"<RedisLocks {path}/2 namespace='taskguard'>"
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("localhost:6379", "no scheme"),
+            ("", "no scheme"),
+            ("http://:secret@localhost", "http:// is not known"),
+            ("sentinel://:secret@localhost", "master_for"),
+            ("secret@host://", "no scheme"),
+            ("redis://:secret@localhost/first", "cannot be read"),
+            ("redis://:se/cret@localhost", "cannot be read"),
+            ("redis://:se#cret@localhost/0", "cannot be read"),
+            ("redis://user:12345#secret@localhost", "cannot be read"),
+            ("redis://user:12345?secret@localhost", "cannot be read"),
+            ("redis://user:12345/secret@localhost", "cannot be read"),
+            ("redis://:secret@localhost:port/0", "cannot be read"),
+            ("redis://:secret@localhost:99999/0", "cannot be read"),
+            ("redis://:secret@localhost?socket_timeout=fast", "cannot be read"),
+            ("redis://:secret@localhost?sockettimeout=1", "the option sockettimeout"),
+        ],
+    )
+    def test_wrong(self, url: str, says: str) -> None:
+        """A wrong URL is an error at once that says what is wrong, and never shows a password."""
+        with pytest.raises(ConfigurationError) as info:
+            RedisLocks(url)
+        assert says in str(info.value)
+        assert info.value.__cause__ is None
+        assert "secret" not in str(info.value)
+        assert "12345" not in str(info.value)
+
+    def test_password_is_not_shown(self) -> None:
+        """Neither the provider nor an error of a server that is not there shows the password."""
+        locks = RedisLocks("redis://user:secret%2F@127.0.0.1:1/0", retries=0)
+        assert "secret" not in repr(locks)
+        with pytest.raises(LockServerUnavailableError, match=r"127\.0\.0\.1:1/0") as info:
+            cycle(locks)
+        assert "secret" not in f"{info.value!r} {info.value.__cause__!r}"
+
+    def test_own_timeouts_in_the_url(self, redis_url: str) -> None:
+        """Time-outs in the URL are meant; retries of redis-py's are not taken over."""
+        cycle(RedisLocks(redis_url + "?socket_timeout=7&retry_on_timeout=true&protocol=3"))
+
+    @pytest.mark.parametrize("namespace", ["", "a{b", "a b", "a*", "a\n"])
+    def test_namespace(self, namespace: str) -> None:
+        """A namespace that would break a key or a user's rights is refused."""
+        with pytest.raises(ConfigurationError, match="namespace"):
+            RedisLocks("redis://localhost", namespace=namespace)
+
+
+class TestClients:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"decode_responses": True, "encoding": "latin-1"},
+            {"protocol": 3},
+            {"protocol": 2, "health_check_interval": 1, "client_name": "web"},
+            {"single_connection_client": True},
+        ],
+    )
+    def test_of_any_settings(self, valkey: Valkey, redis_url: str, options: Any) -> None:
+        """A client of the user's own serves, whatever it was set to, and stays as it was."""
+        with redis.Redis(port=valkey.port, **options) as client:
+            cycle(RedisLocks(client))
+            client.set("x", "y")
+            assert client.get("x") in (b"y", "y")
+
+    def test_pool_of_one(self, valkey: Valkey, redis_url: str) -> None:
+        """Locks use connections of their own, so that a small pool is not drained."""
+        pool = redis.BlockingConnectionPool(port=valkey.port, max_connections=1, timeout=1)
+        with redis.Redis(connection_pool=pool) as client:
+            locks = RedisLocks(client)
+            cycle(locks)
+            assert client.ping()
+            cycle(locks)
+        pool.close()
+
+    def test_wrong_kinds(self) -> None:
+        """What is no synchronous client of one server is refused by its name."""
+        for wrong, name in [
+            (redis.asyncio.Redis(), "redis.asyncio.client.Redis"),
+            (object(), "builtins.object"),
+            (None, "NoneType"),
+        ]:
+            with pytest.raises(ConfigurationError, match=name):
+                RedisLocks(wrong)
+
+
+class SentinelOf(DebianRedis):
+    """One Sentinel that watches `master`."""
+
+    def __init__(self, master: int) -> None:
+        super().__init__(
+            sentinel=[
+                f"monitor shop 127.0.0.1 {master} 1",
+                "down-after-milliseconds shop 500",
+                "failover-timeout shop 2000",
+            ]
+        )
+
+    def _command(self) -> list[str]:
+        binary, config = super()._command()
+        path = Path(config)
+        # The options of a store are none of Sentinel's.
+        wrong = ("save ", "appendonly ")
+        lines = [line for line in path.read_text().splitlines() if not line.startswith(wrong)]
+        path.write_text("\n".join([*lines, ""]))
+        return [binary, config, "--sentinel"]
+
+
+@pytest.mark.debian
+class TestSentinel:
+    @pytest.fixture
+    def servers(self) -> Iterator[tuple[DebianRedis, DebianRedis, SentinelOf]]:
+        need(DebianRedis)
+        with (
+            DebianRedis() as master,
+            DebianRedis(replicaof=f"127.0.0.1 {master.port}") as replica,
+            SentinelOf(master.port) as sentinel,
+        ):
+            yield master, replica, sentinel
+
+    def test_failover(self, servers: tuple[DebianRedis, DebianRedis, SentinelOf]) -> None:
+        """Locks follow the master that Sentinel names; tokens do not go back."""
+        master, replica, watcher = servers
+        sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=0.5)
+        locks = RedisLocks(sentinel.master_for("shop"))
+        owner = new_owner("m")
+        before = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+        assert isinstance(before, Granted)
+        assert "sentinel master shop" in repr(locks)
+        wait_until(lambda: len(sentinel.discover_slaves("shop")) == 1)
+        with redis.Redis(port=replica.port) as client:
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+        master.kill()
+
+        def taken() -> Granted | None:
+            try:
+                locks.release(KEY, owner)
+                answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+            except LockServerUnavailableError:
+                return None
+            return answer if isinstance(answer, Granted) else None
+
+        assert wait_until(taken, timeout_s=30.0).fence > before.fence
+        assert locks.release(KEY, owner) is True
+
+
+FORK = """
+import os, sys
+from taskguard.lease import new_owner
+from taskguard.locks.base import Held, Hold
+from taskguard.locks.redis import RedisLocks
+
+locks = RedisLocks(sys.argv[1])
+mine = new_owner("parent")
+locks.acquire(("parent",), mine, ttl_s=30, with_fence=True, wait_s=0)
+child = os.fork()
+name = "parent" if child else "child"
+key, owner = (name + "'s",), new_owner(name)
+for _ in range(300):
+    locks.acquire(key, owner, ttl_s=30, with_fence=True, wait_s=0)
+    answer = locks.acquire(key, new_owner("x"), ttl_s=30, with_fence=True, wait_s=0)
+    assert isinstance(answer, Held) and answer.owner == owner, answer
+    assert locks.release(key, owner)
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert locks.renew([Hold(("parent",), mine, 30)]) == ["renewed"]
+print("ok")
+"""
+
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sys, time, gevent
+from taskguard import native
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Hold
+from taskguard.locks.redis import RedisLocks
+
+locks = RedisLocks(sys.argv[1])
+inside, count, turns, renewals, stop = [0], 20, [], [], []
+mine = new_owner("watched")
+locks.acquire(("watched",), mine, ttl_s=30, with_fence=False, wait_s=0)
+
+def watchdog():  # on a native thread, as the real one
+    while not stop:
+        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
+    stop.append("ended")
+
+def work():
+    owner = new_owner("m")
+    while True:
+        answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
+        if isinstance(answer, Granted):
+            break
+        locks.wait((answer.key,), timeout_s=10)
+    inside[0] += 1
+    gevent.sleep(0.002)
+    assert inside[0] == 1
+    inside[0] -= 1
+    assert locks.release(("k",), owner)
+    turns.append(answer.fence)
+
+native.start_thread(watchdog)
+started = time.monotonic()
+gevent.joinall([gevent.spawn(work) for _ in range(count)], raise_error=True)
+took = time.monotonic() - started
+stop.append("now")
+while stop[-1] != "ended":
+    gevent.sleep(0.01)
+assert len(set(turns)) == count and took < 5, (turns, took)
+assert len(renewals) > 10 and set(renewals) == {"renewed"}, renewals[:10]
+print("ok")
+"""
+
+
+class TestProcesses:
+    def test_fork(self, redis_url: str) -> None:
+        """A forked child uses connections of its own; neither reads the other's replies, and the
+        child's end does not close the parent's."""
+        assert run(FORK, redis_url) == "ok"
+
+    def test_greenlets_and_a_native_thread(self, redis_url: str) -> None:
+        """Greenlets share connections among themselves, never with a native thread, and the
+        waiting of one lets the others run."""
+        assert run(GREENLETS, redis_url) == "ok"
+
+    def test_driver_is_loaded_late(self) -> None:
+        """Importing the provider does not load redis-py."""
+        script = "import sys, taskguard.locks.redis; print('redis' in sys.modules)"
+        assert run(script) == "False"
+
+    def test_driver_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without redis-py the error names the extra that brings it."""
+        monkeypatch.setitem(sys.modules, "redis", None)
+        with pytest.raises(MissingDriverError, match=r"celery-taskguard\[redis\]"):
+            RedisLocks("redis://localhost")
