@@ -52,7 +52,7 @@ class ClaimRequest:
     """What a delivery asks for.
 
     Attributes:
-        keys: sorted; may be empty only in tests of works alone.
+        keys: sorted; at least one.
         owner: fresh for the attempt.
         work: the work's id; None claims the keys alone (the plain lock).
         task: the task's name, recorded with the work.

@@ -5,11 +5,19 @@ Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every datab
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
-__all__ = ["KEYS", "MESSAGES", "METADATA", "SCHEMA", "SCHEMA_VERSION", "WORKS"]
+from taskguard.ledger.base import Claim
+from taskguard.states import State
+
+__all__ = ["FREE", "KEYS", "MESSAGES", "METADATA", "SCHEMA", "SCHEMA_VERSION", "WORKS", "standing"]
 
 SCHEMA_VERSION = 1
+
+# The owner of a key that nobody holds.
+FREE = ""
 
 METADATA = sa.MetaData()
 
@@ -66,3 +74,13 @@ MESSAGES = sa.Table(
     sa.Column("copy", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
 )
+
+
+def standing(claim: Claim) -> Any:
+    """The work is still this claim's: old state, fence and owner."""
+    return sa.and_(
+        WORKS.c.id == claim.work,
+        WORKS.c.state == State.PROCESSING.value,
+        WORKS.c.fence == claim.fence,
+        WORKS.c.owner == str(claim.owner),
+    )

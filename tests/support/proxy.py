@@ -39,6 +39,7 @@ class Proxy:
 
     Attributes:
         connections: how many were accepted.
+        requests: how many pieces of data clients sent; one a round trip where they are short.
         lost: how many bytes of replies were thrown away.
     """
 
@@ -47,6 +48,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
+        self.requests = 0
         self.lost = 0
         self._mode = Mode.PASS
         self._mutex = threading.Lock()
@@ -139,6 +141,7 @@ class Proxy:
 
     def _requests(self, pair: _Pair) -> None:
         for data in pair.read(pair.client):
+            self.requests += 1
             pattern = self._pattern
             if pattern is not None and pattern[0] in data:
                 self._pattern = None

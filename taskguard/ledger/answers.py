@@ -1,0 +1,97 @@
+"""From rows to answers. Pure; what a claim says is the same however its rows were read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskguard.lease import Owner
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest
+from taskguard.states import Decision, State, WorkRow, decide
+
+__all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing_claim"]
+
+CLAIMABLE = frozenset({Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER})
+
+
+def decide_row(request: ClaimRequest, row: Any, recorded_copy: int, now_us: int) -> Decision:
+    """`states.decide()` for a work's row, or None."""
+    if request.work is None:
+        return Decision.CREATE
+    return decide(
+        None if row is None else _work_row(row),
+        owner=str(request.owner),
+        message=request.message.id,
+        retries=request.message.retries,
+        copy=request.message.copy,
+        recorded_copy=recorded_copy,
+        now_us=now_us,
+        max_crashes=request.max_crashes,
+        may_create=request.may_create,
+    )
+
+
+def standing_claim(request: ClaimRequest, fence: int) -> Claim:
+    """The claim that was granted to this request."""
+    return Claim(request.keys, request.owner, fence, request.work, request.message)
+
+
+def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
+    """What the holder is told; `row` is the work as it stood before."""
+    claim = standing_claim(request, fence)
+    if row is None:
+        return Claimed(claim)
+    takeover = decision is Decision.TAKEOVER
+    return Claimed(
+        claim,
+        attempt=row.attempts + (decision is not Decision.SAME),
+        takeover=takeover,
+        crashes=row.crashes + takeover,
+        progress_json=row.progress,
+    )
+
+
+def answer(request: ClaimRequest, row: Any, decision: Decision, now_us: int) -> Answer | Busy:
+    """What a delivery that gets no claim is told."""
+    if decision is Decision.BUSY:
+        return Busy(
+            Owner.parse(row.owner),
+            (row.lease_until - now_us) / 1e6,
+            same_work=True,
+            started=True,
+        )
+    if decision is Decision.SUPERSEDED:
+        return Answer(None, superseded=True)
+    if decision is Decision.TOO_OLD:
+        return Answer(None, too_old=True)
+    return Answer(
+        State(row.state),
+        result_json=row.result,
+        crashes=row.crashes,
+        error=row.error,
+        owner=Owner.parse(row.owner),
+        same_message=row.message == request.message.id,
+        age_s=max(0.0, (now_us - (row.finished or now_us)) / 1e6),
+    )
+
+
+def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
+    """The key is another work's."""
+    return Busy(
+        Owner.parse(owner),
+        (lease_until_us - now_us) / 1e6,
+        same_work=False,
+        started=row is not None and row.attempts > 0,
+    )
+
+
+def _work_row(row: Any) -> WorkRow:
+    return WorkRow(
+        state=State(row.state),
+        final=bool(row.final),
+        owner=row.owner,
+        fence=row.fence,
+        lease_until_us=row.lease_until,
+        message=row.message,
+        retries=row.retries,
+        crashes=row.crashes,
+    )

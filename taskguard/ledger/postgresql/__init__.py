@@ -1,0 +1,145 @@
+"""PostgreSQL's hot path: one statement, one round trip, for each change of a claim.
+
+Guarantees the same answers as `steps.py`; what a single statement cannot see (a race with another
+claim, a burial, several keys) is answered with None, and goes there. The statements stand in
+the files beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, decide_row, standing_claim
+from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.database import Database, milliseconds
+from taskguard.locks.base import Renewal
+from taskguard.states import Decision, State
+
+__all__ = ["begin", "claim", "complete", "renew"]
+
+_HOLDS_PER_STATEMENT = 1000
+_CHECK_CLIENT_MS = 2000
+
+
+def _statement(name: str) -> str:
+    text = (files(__package__) / f"{name}.sql").read_text("utf-8")
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
+
+
+_BEGIN = _statement("begin")
+_CLAIM = _statement("claim")
+_CLAIM_KEY = _statement("claim_key")
+_COMPLETE = _statement("complete")
+_RENEW = _statement("renew")
+
+
+def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
+    """Claim in one statement; None where it takes more than one to know."""
+    if len(request.keys) != 1:
+        return None
+    values: dict[str, Any] = {
+        "key": request.keys[0],
+        "owner": str(request.owner),
+        "ttl_us": int(request.ttl_s * 1e6),
+        "lock_timeout": str(milliseconds(database.lock_timeout_s)),
+    }
+    if request.work is None:
+        return _claim_key(database, request, values)
+    values |= {
+        "work": request.work,
+        "task": request.task,
+        "message": request.message.id,
+        "retries": request.message.retries,
+        "copy": request.message.copy,
+        "max_crashes": request.max_crashes,
+        "may_create": request.may_create,
+    }
+    (found,) = database.ask(_CLAIM, values)
+    row = found if found.id is not None else None
+    decision = decide_row(request, row, found.recorded_copy, found.now_us)
+    if found.claimed_attempts is not None:
+        return Claimed(
+            standing_claim(request, found.granted_fence),
+            attempt=found.claimed_attempts,
+            takeover=decision is Decision.TAKEOVER,
+            crashes=found.claimed_crashes,
+            progress_json=found.claimed_progress,
+        )
+    if found.granted_fence is not None or decision is Decision.BURY:
+        return None
+    if decision not in CLAIMABLE:
+        return answer(request, row, decision, found.now_us)
+    return _held(found, row)
+
+
+def _claim_key(
+    database: Database, request: ClaimRequest, values: dict[str, Any]
+) -> ClaimAnswer | None:
+    (found,) = database.ask(_CLAIM_KEY, values)
+    if found.granted_fence is not None:
+        return Claimed(standing_claim(request, found.granted_fence))
+    return _held(found, None)
+
+
+def _held(found: Any, row: Any) -> ClaimAnswer | None:
+    """The key is another's; None where it was not yet so in the statement's snapshot."""
+    if found.held_until is None or found.held_until <= found.now_us:
+        return None
+    return busy_key(found.holder, found.held_until, row, found.now_us)
+
+
+def begin(db: sa.Connection, claim: Claim, *, idle_in_transaction_s: float) -> bool:
+    """Start a holder's transaction; False if the claim is stale already."""
+    values = _values(claim) | {
+        "idle_ms": str(milliseconds(idle_in_transaction_s)),
+        "check_ms": str(_CHECK_CLIENT_MS),
+    }
+    return bool(db.exec_driver_sql(_BEGIN, values).one().standing)
+
+
+def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
+    """The statement that completes, for a transaction or alone; one row if it did."""
+    return _COMPLETE, _values(claim) | {"key": claim.keys[0], "result": result_json}
+
+
+def _values(claim: Claim) -> dict[str, Any]:
+    return {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
+
+
+def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
+    """Renew many claims, a thousand in a statement."""
+    answers: list[str] = []
+    for start in range(0, len(holds), _HOLDS_PER_STATEMENT):
+        answers += _renew(database, holds[start : start + _HOLDS_PER_STATEMENT])
+    return answers
+
+
+def _renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
+    rows = [(hold, key) for hold in holds for key in hold.claim.keys]
+    found = database.ask(
+        _RENEW,
+        {
+            "owners": [str(hold.claim.owner) for hold, _ in rows],
+            "fences": [hold.claim.fence for hold, _ in rows],
+            "works": [hold.claim.work for hold, _ in rows],
+            "ttls_us": [int(hold.ttl_s * 1e6) for hold, _ in rows],
+            "keys": [key for _, key in rows],
+            "lock_timeout": str(milliseconds(database.lock_timeout_s)),
+        },
+    )
+    by_owner = {row.owner: row for row in found}
+    return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]
+
+
+def _renewal(hold: LedgerHold, row: Any) -> str:
+    if row.renewed:
+        return Renewal.RENEWED
+    if row.state == State.DONE.value:
+        return Renewal.SKIPPED  # by this very claim, a moment ago
+    if hold.claim.work is not None and row.state != State.PROCESSING.value:
+        return Renewal.TAKEN
+    return Renewal.SKIPPED if row.standing else Renewal.TAKEN

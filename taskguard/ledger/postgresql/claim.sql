@@ -1,0 +1,94 @@
+-- Claim one key and one work. The rule in `found.eligible` and in the last WHERE is
+-- states.decide(); the contract suite compares the two.
+--
+-- What `found` reads is the snapshot from before any wait for a row lock. Only the WHERE of a
+-- DO UPDATE sees the newest row, so it decides; a key that is granted while its work is not was
+-- such a race, and the caller looks again.
+with asked as materialized (
+    select
+        (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
+        set_config('lock_timeout', %(lock_timeout)s::text, true)
+),
+found as materialized (
+    select
+        asked.now_us,
+        coalesce(m.copy, 0) as recorded_copy,
+        w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
+        w.attempts, w.crashes, w.progress, w.result, w.error, w.finished,
+        case
+            when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
+            when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
+            when %(copy)s::integer < coalesce(m.copy, 0) then false
+            when w.id is null then %(may_create)s::boolean
+            when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
+            when w.state <> 'PROCESSING' then true
+            else w.lease_until <= asked.now_us and w.crashes + 1 < %(max_crashes)s::integer
+        end as eligible
+    from asked
+    left join taskguard_works w on w.id = %(work)s::text
+    left join taskguard_messages m on m.message = %(message)s::text
+),
+granted as (
+    insert into taskguard_keys as k (key, fence, owner, lease_until)
+    select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
+    from found where eligible
+    on conflict (key) do update set
+        fence = case
+            when k.owner = excluded.owner then k.fence
+            else greatest(k.fence + 1, excluded.fence)
+        end,
+        owner = excluded.owner,
+        lease_until = excluded.lease_until
+    where k.owner = excluded.owner or k.lease_until <= excluded.fence
+    returning k.fence, k.owner, k.lease_until
+),
+claimed as (
+    insert into taskguard_works as w (
+        id, task, key, message, retries, state, final, fence, owner, lease_until,
+        attempts, crashes, crashed_owner, created, started
+    )
+    select
+        %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
+        'PROCESSING', 0, granted.fence, granted.owner, granted.lease_until,
+        1, 0, '', found.now_us, found.now_us
+    from granted, found
+    on conflict (id) do update set
+        message = excluded.message,
+        retries = excluded.retries,
+        state = excluded.state,
+        fence = excluded.fence,
+        owner = excluded.owner,
+        lease_until = excluded.lease_until,
+        attempts = w.attempts
+            + (w.state <> 'PROCESSING' or w.owner <> excluded.owner)::integer,
+        crashes = w.crashes
+            + (w.state = 'PROCESSING' and w.owner <> excluded.owner)::integer,
+        crashed_owner = case
+            when w.state = 'PROCESSING' and w.owner <> excluded.owner then w.owner
+            else w.crashed_owner
+        end,
+        started = excluded.started,
+        error = null
+    where case
+        when w.state = 'PROCESSING' and w.owner = excluded.owner then true
+        when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
+        when w.message = excluded.message and excluded.retries < w.retries then false
+        when w.state <> 'PROCESSING' then true
+        else w.lease_until <= excluded.created and w.crashes + 1 < %(max_crashes)s::integer
+    end
+    returning w.attempts, w.crashes, w.progress
+)
+select
+    found.*,
+    granted.fence as granted_fence,
+    claimed.attempts as claimed_attempts,
+    claimed.crashes as claimed_crashes,
+    claimed.progress as claimed_progress,
+    holder.owner as holder,
+    holder.lease_until as held_until,
+    -- Only a fence that came from the clock grows again if this commit is lost in a crash.
+    case when granted.fence = found.now_us then set_config('synchronous_commit', 'off', true) end
+from found
+left join granted on true
+left join claimed on true
+left join taskguard_keys holder on holder.key = %(key)s::text and granted.fence is null

@@ -1,0 +1,208 @@
+"""Claims and renewals in several statements of one transaction, over rows that are locked.
+
+For SQLite, for claims of several keys, and for what `postgresql.py` leaves: races and burials.
+Guarantees: each claim is decided by `states.decide()` from rows nobody else can change meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.base import Answer, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.database import Database
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
+from taskguard.locks.base import Renewal
+from taskguard.states import Decision, State
+
+__all__ = ["claim_in_steps", "look", "renew_in_steps"]
+
+
+def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
+    """Decide and record, in one transaction, whether this delivery may run."""
+    with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
+        if request.work is not None:
+            # DONE, DEAD and the like touch no key.
+            row, copy = _read(db, request)
+            now_us = database.now_us(db)
+            decision = decide_row(request, row, copy, now_us)
+            if decision not in CLAIMABLE and decision is not Decision.BURY:
+                return answer(request, row, decision, now_us)
+        return _Claim(database, db, request).decide()
+
+
+def look(database: Database, request: ClaimRequest) -> tuple[Any, Decision, int]:
+    """The work's row, what a claim would do with it, and the database's time in µs."""
+    with database.transaction() as db:
+        row, copy = _read(db, request)
+        now_us = database.now_us(db)
+        return row, decide_row(request, row, copy, now_us), now_us
+
+
+def _read(db: sa.Connection, request: ClaimRequest, *, lock: bool = False) -> tuple[Any, int]:
+    select = sa.select(WORKS).where(WORKS.c.id == request.work)
+    row = db.execute(select.with_for_update() if lock else select).first()
+    copies = sa.select(MESSAGES.c.copy).where(MESSAGES.c.message == request.message.id)
+    return row, db.execute(copies).scalar() or 0
+
+
+class _Claim:
+    """One claim with its rows locked: keys first, in order, then the work."""
+
+    def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+        self.db = db
+        self.request = request
+        self.owner = str(request.owner)
+        self._make_keys(postgresql.insert if database.postgresql else sqlite.insert)
+        select = sa.select(KEYS).where(KEYS.c.key.in_(request.keys)).order_by(KEYS.c.key)
+        self.keys = db.execute(select.with_for_update()).all()
+        self.now_us = database.now_us(db)
+        self.row: Any = None
+        self.copy = 0
+        if request.work is not None:
+            self.row, self.copy = _read(db, request, lock=True)
+
+    def _make_keys(self, insert: Any) -> None:
+        for key in self.request.keys:
+            statement = insert(KEYS).values(key=key, fence=0, owner=FREE, lease_until=0)
+            self.db.execute(statement.on_conflict_do_nothing())
+
+    def decide(self) -> ClaimAnswer:
+        decision = decide_row(self.request, self.row, self.copy, self.now_us)
+        if decision is Decision.BURY:
+            return self._bury()
+        if decision not in CLAIMABLE:
+            return answer(self.request, self.row, decision, self.now_us)
+        live = [
+            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
+        ]
+        if live:
+            last = max(live, key=lambda key: key.lease_until)
+            return busy_key(last.owner, last.lease_until, self.row, self.now_us)
+        return self._grant(decision)
+
+    def _grant(self, decision: Decision) -> Claimed:
+        mine = all(key.owner == self.owner for key in self.keys)
+        if mine and (decision is Decision.SAME or self.request.work is None):
+            fence = self.keys[0].fence  # asked again: the same grant
+        else:
+            fence = max(self.now_us, *(key.fence + 1 for key in self.keys))
+            until_us = self.now_us + int(self.request.ttl_s * 1e6)
+            self.db.execute(
+                sa.update(KEYS)
+                .where(KEYS.c.key.in_(self.request.keys))
+                .values(fence=fence, owner=self.owner, lease_until=until_us)
+            )
+            if self.request.work is not None:
+                self._write_work(decision, fence, until_us)
+        return claimed(self.request, fence, self.row, decision)
+
+    def _write_work(self, decision: Decision, fence: int, until_us: int) -> None:
+        request, row = self.request, self.row
+        values: dict[str, Any] = {
+            "message": request.message.id,
+            "retries": request.message.retries,
+            "state": State.PROCESSING.value,
+            "fence": fence,
+            "owner": self.owner,
+            "lease_until": until_us,
+            "started": self.now_us,
+            "error": None,
+        }
+        if row is None:
+            fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
+            self.db.execute(
+                sa.insert(WORKS).values(
+                    id=request.work,
+                    task=request.task,
+                    key=",".join(request.keys),
+                    created=self.now_us,
+                    **fresh,
+                    **values,
+                )
+            )
+            return
+        if decision is Decision.TAKEOVER:
+            values |= {"crashes": WORKS.c.crashes + 1, "crashed_owner": row.owner}
+        changed = self.db.execute(
+            sa.update(WORKS)
+            .where(
+                WORKS.c.id == request.work,
+                WORKS.c.state == row.state,
+                WORKS.c.fence == row.fence,
+                WORKS.c.owner == row.owner,
+            )
+            .values(attempts=WORKS.c.attempts + int(decision is not Decision.SAME), **values)
+        )
+        if changed.rowcount != 1:
+            raise AssertionError("the row was locked, and changed")
+
+    def _bury(self) -> Answer:
+        row = self.row
+        self.db.execute(
+            sa.update(WORKS)
+            .where(
+                WORKS.c.id == self.request.work,
+                WORKS.c.state == State.PROCESSING.value,
+                WORKS.c.fence == row.fence,
+                WORKS.c.owner == row.owner,
+                WORKS.c.lease_until <= self.now_us,
+            )
+            .values(
+                state=State.DEAD.value,
+                crashes=WORKS.c.crashes + 1,
+                owner=FREE,
+                finished=self.now_us,
+            )
+        )
+        return Answer(State.DEAD, crashes=row.crashes + 1)
+
+
+def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
+    """Renew each hold whose rows nobody has locked, in one transaction."""
+    ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
+    with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
+        works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
+        keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
+            KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})
+        )
+        states = {row.owner: row.state for row in db.execute(works)}
+        holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
+        locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
+        free = {row.key for row in db.execute(locked)}
+        now_us = database.now_us(db)
+        return [_renew_one(db, hold, states, holders, free, now_us) for hold in holds]
+
+
+def _renew_one(  # what was read, for each of the holds
+    db: sa.Connection,
+    hold: LedgerHold,
+    states: dict[str, str],
+    holders: dict[str, tuple[str, int]],
+    free: set[str],
+    now_us: int,
+) -> str:
+    claim = hold.claim
+    owner = str(claim.owner)
+    state = states.get(owner)
+    if state == State.DONE.value:
+        return Renewal.SKIPPED  # by this very claim, a moment ago
+    if claim.work is not None and state != State.PROCESSING.value:
+        return Renewal.TAKEN
+    if any(holders.get(key) != (owner, claim.fence) for key in claim.keys):
+        return Renewal.TAKEN
+    if not free.issuperset(claim.keys):
+        return Renewal.SKIPPED
+    until_us = now_us + int(hold.ttl_s * 1e6)
+    db.execute(
+        sa.update(KEYS)
+        .where(KEYS.c.key.in_(claim.keys), KEYS.c.owner == owner)
+        .values(lease_until=until_us)
+    )
+    if claim.work is not None:
+        db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us))
+    return Renewal.RENEWED

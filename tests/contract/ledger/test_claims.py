@@ -1,0 +1,289 @@
+"""Claims: who is granted what, and that SQL decides as states.decide() does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from taskguard.lease import Owner, new_owner
+from taskguard.ledger.answers import CLAIMABLE, decide_row
+from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.states import Decision, State
+
+ME = new_owner("m")
+OTHER = new_owner("x")
+OWNERS = st.sampled_from(["", str(ME), str(OTHER)])
+FAR = 2**62
+LEASES = st.sampled_from([0, 1, FAR])
+FENCES = st.sampled_from([1, 10**6, 2**60])
+
+WORK = st.fixed_dictionaries({
+    "state": st.sampled_from([state.value for state in State]),
+    "final": st.sampled_from([0, 0, 1]),
+    "fence": FENCES,
+    "owner": OWNERS,
+    "lease_until": LEASES,
+    "message": st.sampled_from(["m", "x"]),
+    "retries": st.integers(0, 2),
+    "attempts": st.integers(0, 3),
+    "crashes": st.integers(0, 3),
+    "crashed_owner": OWNERS,
+    "progress": st.sampled_from([None, "[1]"]),
+    "result": st.sampled_from([None, "2"]),
+})
+KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LEASES})
+
+
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    work=st.none() | WORK,
+    key=st.none() | KEY,
+    recorded_copy=st.integers(0, 2),
+    copy=st.integers(0, 2),
+    retries=st.integers(0, 2),
+    may_create=st.booleans(),
+    max_crashes=st.integers(1, 4),
+)
+def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
+    """Whatever rows a claim meets, its answer and what it writes are those of decide()."""
+    work, key = case["work"], case["key"]
+    with book.engine.begin() as db:
+        for table in (KEYS, WORKS, MESSAGES):
+            db.execute(sa.delete(table))
+        if key is not None:
+            db.execute(sa.insert(KEYS).values(key="order:1", **key))
+        if work is not None:
+            fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
+            db.execute(sa.insert(WORKS).values(**fixed, **work))
+        if case["recorded_copy"]:
+            db.execute(
+                sa.insert(MESSAGES).values(
+                    message="m", work="ship order:1", copy=case["recorded_copy"], updated=1
+                )
+            )
+    request = book.request(
+        owner=ME,
+        retries=case["retries"],
+        copy=case["copy"],
+        may_create=case["may_create"],
+        max_crashes=case["max_crashes"],
+    )
+    before = book.work()
+    decision = decide_row(request, before, case["recorded_copy"], now_us=1000)
+    foreign = key is not None and key["owner"] not in {"", str(ME)} and key["lease_until"] == FAR
+    # A lease without an owner is written by nobody; such a key counts as taken.
+    foreign = foreign or (key is not None and key["owner"] == "" and key["lease_until"] == FAR)
+
+    answer = book.ledger.claim(request)
+
+    if decision in CLAIMABLE and not foreign:
+        _expect_grant(book, answer, decision, before, key)
+    elif decision is Decision.BURY:
+        assert answer == Answer(State.DEAD, crashes=before.crashes + 1)
+        assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
+        assert book.work().owner == ""
+    else:
+        _expect_refusal(book, answer, decision, before, key)
+
+
+def _expect_grant(book: Any, answer: Any, decision: Decision, before: Any, key: Any) -> None:
+    assert isinstance(answer, Claimed)
+    fence = answer.claim.fence
+    after, after_key = book.work(), book.key()
+    assert (after.state, after.owner, after.fence) == ("PROCESSING", str(ME), fence) or (
+        decision is Decision.SAME
+    )
+    assert (after_key.owner, after_key.fence) == (str(ME), fence)
+    if key is not None:
+        mine = key["owner"] == str(ME)
+        assert fence >= key["fence"] + (not mine)
+    if before is None:
+        assert (answer.attempt, answer.crashes, answer.progress_json) == (1, 0, None)
+        return
+    again = decision is Decision.SAME
+    takeover = decision is Decision.TAKEOVER
+    assert answer.takeover is takeover
+    assert after.attempts == before.attempts + (not again) == answer.attempt
+    assert after.crashes == before.crashes + takeover == answer.crashes
+    assert after.crashed_owner == (before.owner if takeover else before.crashed_owner)
+    assert answer.progress_json == before.progress == after.progress
+
+
+def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key: Any) -> None:
+    after_key = book.key()
+    if key is not None and key["owner"] != str(ME):
+        assert (after_key.owner, after_key.fence) == (key["owner"], key["fence"])
+    if key is None and after_key is not None:
+        assert after_key.owner == ""
+    assert book.work() == before
+    if decision in CLAIMABLE:
+        assert isinstance(answer, Busy)
+        assert not answer.same_work
+        assert answer.owner == Owner.parse(key["owner"])
+    elif decision is Decision.BUSY:
+        assert isinstance(answer, Busy)
+        assert answer.same_work
+        assert answer.owner == Owner.parse(before.owner)
+    else:
+        assert isinstance(answer, Answer)
+        assert answer.superseded is (decision is Decision.SUPERSEDED)
+        assert answer.too_old is (decision is Decision.TOO_OLD)
+        if decision is Decision.DONE:
+            assert (answer.state, answer.result_json) == (State.DONE, before.result)
+
+
+def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
+    """A lost reply asked again: the same fence, the same attempt, no crash counted."""
+    request = book.request()
+    first = book.ledger.claim(request)
+    again = book.ledger.claim(request)
+    assert (again.claim, again.attempt, again.crashes) == (first.claim, 1, 0)
+
+
+def test_each_claim_of_a_key_gets_a_higher_fence(book: Any) -> None:
+    """Given back, failed or completed: the next holder's fence is higher."""
+    fences = []
+    for number in range(6):
+        claimed = book.claim(work=f"work {number}")
+        fences.append(claimed.claim.fence)
+        if number % 3 == 0:
+            book.ledger.complete(claimed.claim, None)
+        elif number % 3 == 1:
+            book.ledger.give_back(claimed.claim)
+        else:
+            book.ledger.fail(claimed.claim, "x")
+    assert fences == sorted(set(fences))
+
+
+def test_a_fence_beyond_the_clock_still_grows(book: Any) -> None:
+    """A key whose fence is ahead of the database's clock (it went back) goes on from there."""
+    claimed = book.claim()
+    book.ledger.give_back(claimed.claim)
+    with book.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=2**61))
+    assert book.claim().claim.fence == 2**61 + 1
+
+
+def test_a_taken_key_is_busy_until_its_lease_ends(book: Any) -> None:
+    """Other work on the same key is told who holds it and for how long; then it gets it."""
+    held = book.claim(work="first")
+    busy = book.ledger.claim(book.request(work="second"))
+    assert isinstance(busy, Busy)
+    assert busy.owner == held.claim.owner
+    assert 0 < busy.retry_after_s <= 30
+    assert (busy.same_work, busy.started) == (False, False)
+    book.expire()
+    assert book.claim(work="second").claim.fence > held.claim.fence
+
+
+def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> None:
+    """Uncounted once; a second report and a stranger's change nothing."""
+    paused = book.claim()
+    book.expire()
+    second = book.claim(message="n")
+    assert (second.takeover, second.attempt, second.crashes) == (True, 2, 1)
+    book.ledger.report_in(dataclasses.replace(paused.claim, owner=new_owner()))
+    assert book.work().crashes == 1
+    book.ledger.report_in(paused.claim)
+    book.ledger.report_in(paused.claim)
+    assert book.work().crashes == 0
+
+
+def test_several_keys_are_claimed_all_or_none_under_one_fence(book: Any) -> None:
+    """One fence above all of theirs; one key that is taken leaves the others free."""
+    first = book.claim(keys=("order:1",), work="a")
+    both = ("order:1", "order:2")
+    assert isinstance(book.ledger.claim(book.request(keys=both, work="b")), Busy)
+    assert book.key(2) is None or book.key(2).owner == ""
+    book.ledger.give_back(first.claim)
+    claimed = book.claim(keys=both, work="b")
+    assert {book.key(1).fence, book.key(2).fence} == {claimed.claim.fence}
+    assert claimed.claim.fence > first.claim.fence
+    book.ledger.complete(claimed.claim, None)
+    assert (book.key(1).owner, book.key(2).owner) == ("", "")
+
+
+def test_the_plain_lock_claims_a_key_without_a_work(book: Any) -> None:
+    """Asked again the same grant; others wait; given back it is free."""
+    request = book.request(work=None)
+    held = book.ledger.claim(request)
+    assert book.ledger.claim(request).claim.fence == held.claim.fence
+    busy = book.ledger.claim(book.request(work=None))
+    assert isinstance(busy, Busy)
+    assert busy.owner == held.claim.owner
+    assert book.ledger.give_back(held.claim)
+    assert book.ledger.claim(book.request(work=None)).claim.fence > held.claim.fence
+    assert book.work() is None
+
+
+def test_looking_claims_nothing(book: Any) -> None:
+    """look() answers what is finished, says busy for the rest, and writes nothing."""
+    assert isinstance(book.ledger.look(book.request()), Busy)
+    assert book.key() is None
+    claimed = book.claim()
+    seen = book.ledger.look(book.request())
+    assert isinstance(seen, Busy)
+    assert (seen.owner, seen.same_work) == (claimed.claim.owner, True)
+    book.ledger.complete(claimed.claim, "7")
+    seen = book.ledger.look(book.request())
+    assert (seen.state, seen.result_json) == (State.DONE, "7")
+
+
+def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
+    """Somebody's open transaction on the key: the claim says busy within its lock time-out."""
+    book = make_book(lock_timeout_s=0.1)
+    if not book.postgresql:
+        pytest.skip("SQLite has no row locks")
+    book.ledger.give_back(book.claim().claim)
+    with book.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=KEYS.c.fence))
+        busy = book.ledger.claim(book.request())
+        assert busy == Busy(None, None, same_work=False, started=True)
+    book.claim()
+
+
+def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) -> None:
+    """Claim, completion alone, renewal of a thousand: one each."""
+    from support.proxy import Proxy
+
+    if book.kind != "postgresql":
+        pytest.skip("only PostgreSQL's hot path")
+    with Proxy(postgres.port) as proxy:
+        ledger = book.again(book.url.replace(f":{postgres.port}/", f":{proxy.port}/"))
+
+        def trips(ask: Any) -> tuple[int, Any]:
+            before = proxy.requests
+            found = ask()
+            return proxy.requests - before, found
+
+        for number in range(8):  # connected and prepared
+            ledger.complete(ledger.claim(book.request(number)).claim, None)
+        count, claimed = trips(lambda: ledger.claim(book.request(50)))
+        assert (count, claimed.attempt) == (1, 1)
+        assert trips(lambda: ledger.claim(book.request(50)))[0] == 1
+        assert trips(lambda: ledger.complete(claimed.claim, None))[0] == 1
+        assert trips(lambda: ledger.claim(book.request(50)))[0] == 1
+        assert trips(lambda: ledger.claim(book.request(60, work=None)))[0] == 1
+
+
+def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
+    """Message ids, errors and results with quotes, percent signs, emoji and lone escapes."""
+    odd = "a'b\"c%d%%s %(x)s \\ ü 🙂 :y"
+    claimed = book.ledger.claim(
+        book.request(work=odd, task=odd, owner=Owner("n", odd), message=odd)
+    )
+    assert isinstance(claimed, Claimed)
+    assert claimed.claim.message == MessageRef(odd)
+    book.ledger.complete(claimed.claim, odd)
+    view = book.ledger.view(odd)
+    assert (view.task, view.message, view.result_json) == (odd, odd, odd)
