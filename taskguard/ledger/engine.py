@@ -27,7 +27,7 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
         return database
     try:
         url = sa.make_url(database)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:
         raise ConfigurationError(
             "The ledger's URL cannot be read; it looks like "
             '"postgresql+psycopg://user:password@host/database".'

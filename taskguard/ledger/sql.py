@@ -265,13 +265,19 @@ class SqlLedger:
             with self.transaction(claim) as tx:
                 tx.complete(claim, result_json)
             return
-        try:
-            completed = self._database.ask(*postgresql.complete(claim, result_json))
-        except LedgerUnavailableError as error:
-            self._resolve(claim, error)
-            return
-        if not completed:
+        if not self._complete_alone(claim, result_json):
             raise _stale(claim)
+
+    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
+        statement, values = postgresql.complete(claim, result_json)
+        try:
+            return bool(self._database.ask(statement, values))
+        except (LedgerUnavailableError, TransactionRetryError) as error:
+            try:
+                self._resolve(claim, error)
+            except TransactionRetryError:
+                return bool(self._database.ask(statement, values))
+            return True
 
     def _in_one_statement(self, claim: Claim) -> bool:
         return self._one_statement and len(claim.keys) == 1

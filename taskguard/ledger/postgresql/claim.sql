@@ -88,6 +88,7 @@ select
     holder.lease_until as held_until,
     -- Only a fence that came from the clock grows again if this commit is lost in a crash.
     case when granted.fence = found.now_us then set_config('synchronous_commit', 'off', true) end
+        as flush
 from found
 left join granted on true
 left join claimed on true

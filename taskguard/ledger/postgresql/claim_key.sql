@@ -25,6 +25,7 @@ select
     holder.lease_until as held_until,
     -- Only a fence that came from the clock grows again if this commit is lost in a crash.
     case when granted.fence = asked.now_us then set_config('synchronous_commit', 'off', true) end
+        as flush
 from asked
 left join granted on true
 left join taskguard_keys holder on holder.key = %(key)s::text and granted.fence is null

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.waiting import wait_until
 from taskguard.lease import Owner, new_owner
 from taskguard.ledger.answers import CLAIMABLE, decide_row
 from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
@@ -23,20 +25,22 @@ FAR = 2**62
 LEASES = st.sampled_from([0, 1, FAR])
 FENCES = st.sampled_from([1, 10**6, 2**60])
 
-WORK = st.fixed_dictionaries({
-    "state": st.sampled_from([state.value for state in State]),
-    "final": st.sampled_from([0, 0, 1]),
-    "fence": FENCES,
-    "owner": OWNERS,
-    "lease_until": LEASES,
-    "message": st.sampled_from(["m", "x"]),
-    "retries": st.integers(0, 2),
-    "attempts": st.integers(0, 3),
-    "crashes": st.integers(0, 3),
-    "crashed_owner": OWNERS,
-    "progress": st.sampled_from([None, "[1]"]),
-    "result": st.sampled_from([None, "2"]),
-})
+WORK = st.fixed_dictionaries(
+    {
+        "state": st.sampled_from([state.value for state in State]),
+        "final": st.sampled_from([0, 0, 1]),
+        "fence": FENCES,
+        "owner": OWNERS,
+        "lease_until": LEASES,
+        "message": st.sampled_from(["m", "x"]),
+        "retries": st.integers(0, 2),
+        "attempts": st.integers(0, 3),
+        "crashes": st.integers(0, 3),
+        "crashed_owner": OWNERS,
+        "progress": st.sampled_from([None, "[1]"]),
+        "result": st.sampled_from([None, "2"]),
+    }
+)
 KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LEASES})
 
 
@@ -287,3 +291,23 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
     book.ledger.complete(claimed.claim, odd)
     view = book.ledger.view(odd)
     assert (view.task, view.message, view.result_json) == (odd, odd, odd)
+
+
+def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
+    """It began while the work was PROCESSING: the newest row counts, and the key stays free."""
+    book = make_book(lock_timeout_s=30.0)
+    if not book.postgresql:
+        pytest.skip("SQLite has no row locks")
+    holder = book.claim()
+    book.expire()
+    answers: list[Any] = []
+    waiter = threading.Thread(target=lambda: answers.append(book.ledger.claim(book.request())))
+    with book.ledger.transaction(holder.claim) as tx:
+        tx.complete(holder.claim, "1")
+        waiter.start()
+        with book.engine.connect() as db:
+            waiting = sa.text("select count(*) from pg_locks where not granted")
+            wait_until(lambda: db.execute(waiting).scalar() == 1, message="the claim waits")
+    waiter.join()
+    assert answers[0].state is State.DONE
+    assert book.key().owner == ""

@@ -1,0 +1,138 @@
+"""Many at once: one winner, fences that grow, and stale holders that are refused."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
+from taskguard.ledger.base import Answer, Busy, Claimed
+from taskguard.states import State
+
+
+def at_once(count: int, body: Callable[[int], None]) -> None:
+    """`body` in as many threads, begun together; its exceptions are the test's."""
+    barrier = threading.Barrier(count)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            body(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:
+    """The others are told it is busy, whether the rows were there before or not."""
+    for number in range(5):
+        answers: list[Any] = []
+        at_once(30, lambda _, n=number, a=answers: a.append(book.ledger.claim(book.request(n))))
+        assert sum(isinstance(answer, Claimed) for answer in answers) == 1
+        assert sum(isinstance(answer, Busy) for answer in answers) == 29
+        assert book.work(number).attempts == 1
+
+
+def test_thirty_take_over_one_expired_work_and_one_gets_it(book: Any) -> None:
+    """One takeover, one crash counted."""
+    book.claim()
+    book.expire()
+    answers: list[Any] = []
+    at_once(30, lambda _: answers.append(book.ledger.claim(book.request())))
+    (winner,) = [answer for answer in answers if isinstance(answer, Claimed)]
+    assert (winner.takeover, winner.crashes) == (True, 1)
+    assert book.work().crashes == 1
+
+
+def test_works_that_share_a_key_never_overlap(book: Any) -> None:
+    """Each holds it in turn, with a higher fence each time."""
+    order: list[tuple[str, int]] = []
+
+    def one(number: int) -> None:
+        while True:
+            found = book.ledger.claim(book.request(work=f"work {number}"))
+            if isinstance(found, Claimed):
+                order.append(("in", found.claim.fence))
+                time.sleep(0.002)
+                order.append(("out", found.claim.fence))
+                book.ledger.complete(found.claim, None)
+                return
+            time.sleep(0.001)
+
+    at_once(12, one)
+    fences = [fence for _, fence in order]
+    assert [word for word, _ in order] == ["in", "out"] * 12
+    assert fences[::2] == fences[1::2] == sorted(set(fences))
+
+
+def test_keys_that_cross_do_not_deadlock(book: Any) -> None:
+    """Twelve claims of two of three keys each, released and taken again."""
+    pairs = [("order:1", "order:2"), ("order:2", "order:3"), ("order:1", "order:3")]
+
+    def one(number: int) -> None:
+        done = 0
+        while done < 3:
+            request = book.request(keys=pairs[(number + done) % 3], work=f"{number} {done}")
+            found = book.ledger.claim(request)
+            if isinstance(found, Claimed):
+                book.ledger.complete(found.claim, None)
+                done += 1
+
+    at_once(12 if book.postgresql else 4, one)
+
+
+def test_under_pauses_beyond_the_lease_each_work_has_one_effect(book: Any) -> None:
+    """Holders that sleep beyond their lease, at any point; their commits are refused.
+
+    Effects of one key carry fences that grow in the order of their commits.
+    """
+    works = 40 if book.postgresql else 12
+    refused: list[int] = []
+    random_of = random.Random(7)
+    late = {number: random_of.random() < 0.5 for number in range(works)}
+
+    def worker(number: int) -> None:
+        mine = random.Random(number)
+        todo = list(range(works))
+        mine.shuffle(todo)
+        while todo:
+            item = todo.pop()
+            found = book.ledger.claim(
+                book.request(item, message=f"m{number}", ttl_s=0.15, max_crashes=1000)
+            )
+            if isinstance(found, Answer) and found.state is State.DONE:
+                continue
+            if isinstance(found, Claimed):
+                if late[item] and found.attempt <= 2:
+                    time.sleep(0.3)
+                try:
+                    with book.ledger.transaction(found.claim) as tx:
+                        book.effect(tx.db, item, found.claim.fence)
+                        tx.complete(found.claim, None)
+                    continue
+                except StaleTokenError:
+                    refused.append(item)
+                except (TransactionRetryError, LedgerUnavailableError):
+                    pass  # SQLite's one writer was busy; the work comes again
+            todo.insert(0, item)
+            time.sleep(0.01)
+
+    at_once(8 if book.postgresql else 4, worker)
+    assert book.effects() == {str(number): 1 for number in range(works)}
+    assert refused
+    with book.engine.connect() as db:
+        states = set(db.execute(sa.text("select distinct state from taskguard_works")).scalars())
+    assert states == {"DONE"}

@@ -1,0 +1,269 @@
+"""How a claim ends, is renewed, put off: one conditional change each, or none."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from taskguard.errors import StaleTokenError
+from taskguard.ledger.base import Answer, Claimed, LedgerHold
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.locks.base import Renewal
+from taskguard.states import State
+
+
+def test_effects_and_done_commit_together(book: Any) -> None:
+    """One transaction: the effect, the result, DONE, and the end of the lease."""
+    claimed = book.claim()
+    with book.ledger.transaction(claimed.claim) as tx:
+        book.effect(tx.db, 1)
+        tx.complete(claimed.claim, '{"a":1}')
+        assert book.postgresql is False or book.effects() == {}
+    assert book.effects() == {"1": 1}
+    answer = book.ledger.claim(book.request(message="n"))
+    assert (answer.state, answer.result_json) == (State.DONE, '{"a":1}')
+    assert (answer.same_message, answer.owner) == (False, claimed.claim.owner)
+    assert (book.key().owner, book.work().lease_until) == ("", 0)
+
+
+def test_an_exception_in_the_transaction_leaves_nothing(book: Any) -> None:
+    """Neither effect nor DONE; the claim still stands."""
+    claimed = book.claim()
+    with pytest.raises(ZeroDivisionError), book.ledger.transaction(claimed.claim) as tx:
+        book.effect(tx.db, 1)
+        tx.complete(claimed.claim, None)
+        raise ZeroDivisionError
+    assert book.effects() == {}
+    book.ledger.complete(claimed.claim, None)
+
+
+@pytest.mark.parametrize("taken_by", ["the same work", "other work on the key", "nobody"])
+def test_a_stale_holder_cannot_commit(book: Any, taken_by: str) -> None:
+    """Refused at the end of a transaction that began in time, and at the start of a later one."""
+    claimed = book.claim()
+    with pytest.raises(StaleTokenError, match="newer holder"):
+        with book.ledger.transaction(claimed.claim) as tx:
+            if book.postgresql:
+                _take_away(book, claimed, taken_by)
+                book.effect(tx.db, "stale")
+            else:
+                # SQLite has one writer: it was taken before, and is refused just the same.
+                raise StaleTokenError("newer holder")
+            tx.complete(claimed.claim, None)
+    if not book.postgresql:
+        _take_away(book, claimed, taken_by)
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(claimed.claim, None)
+    assert book.effects() == {}
+    assert book.work().state != "DONE"
+
+
+def _take_away(book: Any, claimed: Claimed, by: str) -> None:
+    if by == "nobody":
+        book.ledger.give_back(claimed.claim)
+        return
+    book.expire()
+    book.claim(work=claimed.claim.work if by == "the same work" else "other")
+
+
+def test_a_late_commit_with_nobody_else_there_is_no_stale_one(book: Any) -> None:
+    """The lease ran out but nobody claimed: fence and owner still stand, so it counts."""
+    claimed = book.claim()
+    book.expire()
+    book.ledger.complete(claimed.claim, "1")
+    assert book.work().state == "DONE"
+
+
+def test_progress_is_fenced_and_met_by_the_next_holder(book: Any) -> None:
+    """A checkpoint commits effects and progress, not DONE; a stale one commits nothing."""
+    claimed = book.claim()
+    with book.ledger.transaction(claimed.claim) as tx:
+        book.effect(tx.db, "half")
+        tx.checkpoint(claimed.claim, "[1]")
+    book.expire()
+    second = book.claim()
+    assert (second.progress_json, second.attempt) == ("[1]", 2)
+    with pytest.raises(StaleTokenError), book.ledger.transaction(claimed.claim) as tx:
+        tx.checkpoint(claimed.claim, "[2]")
+    assert book.effects() == {"half": 1}
+
+
+def test_a_failed_work_is_claimed_again_by_a_later_delivery(book: Any) -> None:
+    """FAILED ends the lease at once and remembers why; crashes are not counted."""
+    claimed = book.claim()
+    assert book.ledger.fail(claimed.claim, "bo\0om")
+    view = book.ledger.view("ship order:1")
+    assert (view.state, view.error, view.final) == (State.FAILED, "bo\\0om", False)
+    again = book.claim(retries=1)
+    assert (again.attempt, again.crashes) == (2, 0)
+    assert not book.ledger.fail(claimed.claim, "late")
+    assert not book.ledger.give_back(claimed.claim)
+
+
+def test_given_back_is_free_at_once(book: Any) -> None:
+    """PROCESSING -> NEW, not a crash."""
+    claimed = book.claim()
+    assert book.ledger.give_back(claimed.claim)
+    assert book.work().state == "NEW"
+    again = book.claim()
+    assert (again.attempt, again.takeover, again.crashes) == (2, False, 0)
+
+
+def test_revoked_work_is_never_claimed_again(book: Any) -> None:
+    """By its own message only; DONE stays DONE; the running holder cannot commit."""
+    claimed = book.claim()
+    assert not book.ledger.revoke("ship order:1", message="other")
+    assert book.ledger.revoke("ship order:1", message="m")
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(claimed.claim, None)
+    answer = book.ledger.claim(book.request())
+    assert (answer.state, answer.error) == (State.FAILED, "revoked")
+    book.ledger.complete(book.claim(2).claim, None)
+    assert not book.ledger.revoke("ship order:2", message="m")
+
+
+def test_a_crash_too_many_is_dead(book: Any) -> None:
+    """max_crashes holders vanished: DEAD for everybody, and it stays so."""
+    for crashes in (0, 1):
+        assert book.claim(max_crashes=3).crashes == crashes
+        book.expire()
+    third = book.claim(max_crashes=3)
+    assert third.crashes == 2
+    book.expire()
+    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(State.DEAD, crashes=3)
+    answer = book.ledger.claim(book.request(max_crashes=9))
+    assert (answer.state, answer.crashes) == (State.DEAD, 3)
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(third.claim, None)
+    assert book.work().state == "DEAD"
+
+
+def test_a_result_is_stored_by_the_claim_that_completed(book: Any) -> None:
+    """And by no other."""
+    first = book.claim()
+    book.expire()
+    second = book.claim()
+    book.ledger.complete(second.claim, None)
+    book.ledger.store_result(first.claim, "1")
+    assert book.work().result is None
+    book.ledger.store_result(second.claim, "2")
+    assert book.work().result == "2"
+
+
+# -- renewals ---------------------------------------------------------------------------------
+
+
+def test_renewals_say_what_became_of_each(book: Any) -> None:
+    """Renewed, taken, given back, done; in order, with several keys and plain locks among them."""
+    held = book.claim(1)
+    taken = book.claim(2)
+    book.expire(2)
+    book.claim(2)
+    done = book.claim(3)
+    book.ledger.complete(done.claim, None)
+    given_back = book.claim(4)
+    book.ledger.give_back(given_back.claim)
+    both = book.claim(5, keys=("order:5", "order:6"))
+    plain = book.claim(7, work=None)
+    holds = [LedgerHold(each.claim, 100.0) for each in (held, taken, done, given_back, both, plain)]
+    before = {number: book.key(number).lease_until for number in (1, 5, 6, 7)}
+    assert book.ledger.renew(holds) == [
+        Renewal.RENEWED, Renewal.TAKEN, Renewal.SKIPPED, Renewal.TAKEN,
+        Renewal.RENEWED, Renewal.RENEWED,
+    ]  # fmt: skip
+    for number, lease_until in before.items():
+        assert book.key(number).lease_until > lease_until + 60e6
+    assert book.work(1).lease_until == book.key(1).lease_until
+    assert book.ledger.renew([]) == []
+
+
+def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
+    """The work still says PROCESSING by this holder, but the key's fence moved on."""
+    held = book.claim()
+    book.expire()
+    book.claim(work="other")
+    assert book.ledger.renew([LedgerHold(held.claim, 30.0)]) == [Renewal.TAKEN]
+    assert book.work().lease_until == 1
+
+
+def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any) -> None:
+    """A holder frozen inside its transaction stops nobody else's renewals."""
+    if not book.postgresql:
+        pytest.skip("SQLite has no row locks")
+    first, second = book.claim(1), book.claim(2)
+    with book.engine.begin() as db:
+        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:1").values(fence=KEYS.c.fence))
+        answers = book.ledger.renew([LedgerHold(each.claim, 100.0) for each in (first, second)])
+    assert answers == [Renewal.SKIPPED, Renewal.RENEWED]
+
+
+def test_thousands_are_renewed(book: Any) -> None:
+    """More than fit into one batch."""
+    many = 2500 if book.kind == "postgresql" else 300
+    claims = [book.claim(number).claim for number in range(many)]
+    assert set(book.ledger.renew([LedgerHold(each, 100.0) for each in claims])) == {"renewed"}
+
+
+# -- deferrals --------------------------------------------------------------------------------
+
+
+def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
+    """Whoever is first publishes; the others learn that they are superseded."""
+    published: list[int] = []
+    answers: list[bool] = []
+
+    def put_off() -> None:
+        answers.append(book.ledger.defer(book.request(), published.append))
+
+    threads = [threading.Thread(target=put_off) for _ in range(50 if book.postgresql else 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert published == [1]
+    assert answers.count(True) == 1
+    assert book.ledger.claim(book.request()) == Answer(None, superseded=True)
+    assert isinstance(book.ledger.claim(book.request(copy=1)), Claimed)
+
+
+def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
+    """The broker refused it: the delivery stays the live copy."""
+
+    def refuse(copy: int) -> None:
+        raise ConnectionError(copy)
+
+    with pytest.raises(ConnectionError):
+        book.ledger.defer(book.request(), refuse)
+    assert isinstance(book.ledger.claim(book.request()), Claimed)
+    with book.engine.connect() as db:
+        assert db.execute(sa.select(MESSAGES)).first() is None
+
+
+def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
+    """Numbers are the message's own: another message of the same work gets its own answer."""
+    book.ledger.fail(book.claim(retries=2).claim, "x")
+    assert book.ledger.claim(book.request(retries=1)) == Answer(None, superseded=True)
+    assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
+
+
+def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book: Any) -> None:
+    """may_create=False creates nothing; a work that is known is answered as ever."""
+    assert book.ledger.claim(book.request(may_create=False)) == Answer(None, too_old=True)
+    assert book.key() is None or book.key().owner == ""
+    book.ledger.complete(book.claim().claim, "1")
+    assert book.ledger.claim(book.request(may_create=False)).state is State.DONE
+
+
+def test_the_view_shows_a_work(book: Any) -> None:
+    """In words and seconds; None for what is not there."""
+    assert book.ledger.view("nothing") is None
+    claimed = book.claim(retries=2)
+    view = book.ledger.view("ship order:1")
+    assert (view.task, view.key, view.message, view.retries) == ("ship", "order:1", "m", 2)
+    assert (view.state, view.fence) == (State.PROCESSING, claimed.claim.fence)
+    assert view.lease_until_s - view.started_s == pytest.approx(30, abs=0.01)
+    with book.engine.connect() as db:
+        assert db.execute(sa.select(WORKS.c.created)).scalar() / 1e6 == view.created_s

@@ -1,0 +1,308 @@
+"""The PostgreSQL ledger while the server or the way to it fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+)
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest, LedgerHold, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS
+from taskguard.locks.base import Renewal
+from taskguard.testing.servers import Postgres
+
+
+def request(number: int = 1, **values: Any) -> ClaimRequest:
+    values = {
+        "keys": (f"order:{number}",),
+        "owner": new_owner("m"),
+        "ttl_s": 30.0,
+        "work": f"ship order:{number}",
+        "task": "ship",
+        "message": MessageRef("m"),
+        **values,
+    }
+    return ClaimRequest(**values)
+
+
+class Bench:
+    """A ledger behind a proxy, and the database itself."""
+
+    def __init__(self, url: str, port: int, proxy: Proxy) -> None:
+        self.proxied = url.replace(f":{port}/", f":{proxy.port}/")
+        self.ledger = SqlLedger(self.proxied, resolve_timeout_s=5.0)
+        self.proxy = proxy
+        self.direct = SqlLedger(url)
+        self.direct.create_schema()
+        self.engine = sa.create_engine(url)
+        with self.engine.begin() as db:
+            db.execute(sa.text("create table effects (item text)"))
+
+    def claim(self, number: int = 1, **values: Any) -> Claimed:
+        found = self.ledger.claim(request(number, **values))
+        assert isinstance(found, Claimed)
+        return found
+
+    def effects(self) -> int:
+        with self.engine.connect() as db:
+            return int(db.execute(sa.text("select count(*) from effects")).scalar_one())
+
+    def state(self, number: int = 1) -> str:
+        view = self.direct.view(f"ship order:{number}")
+        assert view is not None
+        return view.state.value
+
+    def close(self) -> None:
+        for each in (self.ledger, self.direct):
+            each.close()
+        self.engine.dispose()
+
+
+@pytest.fixture
+def bench(postgres: Postgres, pg_url: str) -> Iterator[Bench]:
+    with Proxy(postgres.port) as proxy:
+        made = Bench(pg_url, postgres.port, proxy)
+        yield made
+        made.close()
+
+
+def write(db: Any) -> None:
+    db.execute(sa.text("insert into effects values ('1')"))
+
+
+def test_a_commit_without_an_answer_that_happened_is_done(bench: Bench) -> None:
+    """COMMIT arrives, its reply is lost: the ledger is asked, and the block ends well."""
+    claimed = bench.claim()
+    with bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, "1")
+        bench.proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+    assert not bench.proxy.armed
+    assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
+def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:
+    """The connection is cut before COMMIT: nothing is written, and the body is to run again."""
+    claimed = bench.claim()
+    with pytest.raises(TransactionRetryError):
+        with bench.ledger.transaction(claimed.claim) as tx:
+            write(tx.db)
+            tx.complete(claimed.claim, None)
+            bench.proxy.cut()
+    assert (bench.effects(), bench.state()) == (0, "PROCESSING")
+    with bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, None)
+    assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
+def test_a_commit_that_never_arrived_after_a_takeover_is_stale(bench: Bench) -> None:
+    """Another holder took over before the outcome could be learnt: refused, not run again."""
+    claimed = bench.claim(ttl_s=0.05)
+    with pytest.raises(StaleTokenError):
+        with bench.ledger.transaction(claimed.claim) as tx:
+            write(tx.db)
+            taken = wait_until(lambda: _granted(bench.direct.claim(request())))
+            bench.proxy.cut()
+    assert taken.takeover
+    assert (bench.effects(), bench.state()) == (0, "PROCESSING")
+
+
+def _granted(answer: Any) -> Any:
+    return answer if isinstance(answer, Claimed) else None
+
+
+def test_an_outcome_that_cannot_be_learnt_is_said(postgres: Postgres, pg_url: str) -> None:
+    """The database stays away: CommitUnknownError, and the message must not be acknowledged."""
+    with Proxy(postgres.port) as proxy:
+        bench = Bench(pg_url, postgres.port, proxy)
+        bench.ledger = SqlLedger(bench.proxied, resolve_timeout_s=0.5)
+        claimed = bench.claim()
+        with pytest.raises(CommitUnknownError) as caught:
+            with bench.ledger.transaction(claimed.claim) as tx:
+                write(tx.db)
+                tx.complete(claimed.claim, None)
+                proxy.mode = Mode.CUT
+        assert caught.value.key == "order:1"
+        assert caught.value.__cause__ is not None
+        proxy.mode = Mode.PASS
+        assert (bench.effects(), bench.state()) in {(0, "PROCESSING"), (1, "DONE")}
+        bench.close()
+
+
+def test_a_lost_reply_to_a_claim_is_the_same_grant(bench: Bench) -> None:
+    """The statement ran, the reply was lost: asked again by the same owner, nothing is counted."""
+    bench.claim(2)  # connected
+    bench.proxy.lose_reply_to(b"order:1", then=Mode.CUT)
+    claimed = bench.claim()
+    assert not bench.proxy.armed
+    assert (claimed.attempt, claimed.crashes) == (1, 0)
+    bench.ledger.complete(claimed.claim, None)
+
+
+def test_a_lost_reply_to_a_lone_completion_is_done(bench: Bench) -> None:
+    """Bodies without a transaction of their own complete in one statement."""
+    claimed = bench.claim()
+    bench.proxy.lose_reply_to(str(claimed.claim.owner).encode(), then=Mode.CUT)
+    bench.ledger.complete(claimed.claim, "1")
+    assert bench.state() == "DONE"
+
+
+def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:
+    """pg_terminate_backend within the block: rolled back, to be run again."""
+    claimed = bench.claim()
+    with pytest.raises(TransactionRetryError):
+        with bench.ledger.transaction(claimed.claim) as tx:
+            write(tx.db)
+            pid = tx.db.execute(sa.text("select pg_backend_pid()")).scalar()
+            with bench.engine.begin() as db:
+                db.execute(sa.text("select pg_terminate_backend(:pid)"), {"pid": pid})
+            write(tx.db)
+    assert bench.effects() == 0
+    bench.ledger.complete(claimed.claim, None)
+
+
+def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
+    """Of two holders that deadlock in their own tables, one is told to try again."""
+    with bench.engine.begin() as db:
+        db.execute(sa.text("create table goods (id int primary key, n int)"))
+        db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
+    barrier = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    def hold(number: int) -> None:
+        claimed = bench.claim(number)
+        for attempt in (1, 2):
+            try:
+                with bench.ledger.transaction(claimed.claim) as tx:
+                    for good in (number, 3 - number):
+                        tx.db.execute(
+                            sa.text("update goods set n = n + 1 where id = :good"), {"good": good}
+                        )
+                        if attempt == 1 and good == number:
+                            barrier.wait()
+                    tx.complete(claimed.claim, None)
+                outcomes.append("done")
+                return
+            except TransactionRetryError:
+                outcomes.append("retry")
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["done", "done", "retry"]
+    with bench.engine.connect() as db:
+        assert set(db.execute(sa.text("select n from goods")).scalars()) == {2}
+
+
+def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
+    postgres: Postgres, pg_url: str
+) -> None:
+    """PostgreSQL ends the idle transaction; until then the key is busy and others are renewed."""
+    frozen = SqlLedger(pg_url, idle_in_transaction_s=1.0)
+    frozen.create_schema()
+    other = SqlLedger(pg_url)
+    holder = frozen.claim(request(1, ttl_s=0.3))
+    second = other.claim(request(2))
+    assert isinstance(holder, Claimed)
+    assert isinstance(second, Claimed)
+    with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
+        tx.complete(holder.claim, None)  # key and work are locked now, and the process freezes
+        answers = []
+
+        def taken_over() -> bool:
+            assert other.renew([LedgerHold(second.claim, 30.0)]) == [Renewal.RENEWED]
+            answers.append(other.claim(request(1)))
+            return isinstance(answers[-1], Claimed)
+
+        wait_until(taken_over, timeout_s=60)
+        assert len(answers) > 1
+        tx.db.execute(sa.text("select 1"))
+    for each in (frozen, other):
+        each.close()
+
+
+def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url: str) -> None:
+    """The pool's connections are dead; nobody has to notice. While it is away, it says so."""
+    with Postgres(fsync="off") as server:
+        ledger = SqlLedger(server.create_database("again"))
+        ledger.create_schema()
+        claimed = ledger.claim(request())
+        assert isinstance(claimed, Claimed)
+        server.restart()
+        ledger.complete(claimed.claim, None)
+        server.halt()
+        with pytest.raises(LedgerUnavailableError) as caught:
+            ledger.claim(request(2))
+        assert "postgres@" not in str(caught.value)
+        with pytest.raises(LedgerUnavailableError):
+            ledger.renew([LedgerHold(claimed.claim, 1.0)])
+        server.start()
+        wait_until(lambda: isinstance(_try(ledger), Claimed), timeout_s=30)
+        ledger.close()
+
+
+def _try(ledger: SqlLedger) -> Any:
+    try:
+        return ledger.claim(request(3))
+    except LedgerUnavailableError:
+        return None
+
+
+def test_a_server_that_says_nothing_is_given_up(bench: Bench) -> None:
+    """A black hole is noticed within the connection's own time-outs, not never."""
+    bench.claim()
+    bench.proxy.mode = Mode.BLACK_HOLE
+    bench.ledger.close()
+    began_s = time.monotonic()
+    with pytest.raises(LedgerUnavailableError):
+        bench.ledger.claim(request(2))
+    assert time.monotonic() - began_s < 60
+    bench.proxy.mode = Mode.PASS
+    bench.proxy.cut()
+
+
+def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> None:
+    """What a claim skips (its flush) is harmless: its holder finds nothing and is refused."""
+    claimed = bench.claim()
+    with bench.engine.begin() as db:  # what recovery leaves when the claim's WAL was lost
+        db.execute(sa.text("delete from taskguard_keys"))
+        db.execute(sa.text("delete from taskguard_works"))
+    with pytest.raises(StaleTokenError):
+        bench.ledger.complete(claimed.claim, None)
+    again = bench.claim()
+    assert again.claim.fence > claimed.claim.fence
+
+
+def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
+    """A claim whose fence is ahead of the clock is flushed as every other commit."""
+    database = bench.ledger._database
+    rows: list[Any] = []
+    ask = database.ask
+    database.ask = lambda *asked: rows.append(ask(*asked)[0]) or [rows[-1]]  # type: ignore[func-returns-value,method-assign]
+    bench.claim(1)
+    bench.claim(2, work=None)
+    with bench.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=2**61, lease_until=0))
+        db.execute(sa.text("update taskguard_works set lease_until = 0"))
+    assert bench.claim(1).claim.fence == 2**61 + 1
+    bench.claim(2, work=None)
+    assert [row.flush for row in rows] == ["off", "off", None, None]
+    with bench.ledger._database.connect() as db:
+        assert db.execute(sa.text("show synchronous_commit")).scalar() == "on"

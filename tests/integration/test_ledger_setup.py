@@ -1,0 +1,136 @@
+"""How a ledger reaches its database: URLs, Engines of the user's own, drivers, tables, forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    MissingDriverError,
+)
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest
+from taskguard.ledger.sql import SqlLedger, ddl
+from taskguard.settings import make_ledger
+
+
+def request(number: int = 1) -> ClaimRequest:
+    key = f"order:{number}"
+    return ClaimRequest(keys=(key,), owner=new_owner("m"), ttl_s=30.0, work=f"ship {key}")
+
+
+@pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
+def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> None:
+    """With the form that it should have."""
+    with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://") as caught:
+        make_ledger(url)
+    assert "secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_another_kind_of_database_is_named() -> None:
+    """And those that there are."""
+    with pytest.raises(ConfigurationError, match=r"oracle.*sqlite"):
+        make_ledger("oracle://h/d")
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the database that was asked for; a missing SQLAlchemy too."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDriverError, match=r"celery-taskguard\[postgresql\]"):
+        make_ledger("postgresql+psycopg://h/d")
+
+
+def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
+    """Host and name, no user, no password."""
+    ledger = SqlLedger("postgresql+psycopg://shop:secret@127.0.0.1:1/shop")
+    with pytest.raises(LedgerUnavailableError, match=r"127\.0\.0\.1") as caught:
+        ledger.claim(request())
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(ledger)
+
+
+def test_missing_tables_name_the_command(pg_url: str, sqlite_url: str) -> None:
+    """At the check of a start, and at a claim; an older version as well."""
+    for url in (pg_url, sqlite_url):
+        ledger = SqlLedger(url)
+        for ask in (ledger.check_schema, lambda ledger=ledger: ledger.claim(request())):
+            with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
+                ask()
+        ledger.create_schema()
+        ledger.create_schema()
+        ledger.check_schema()
+        engine = sa.create_engine(url)
+        with engine.begin() as db:
+            db.execute(sa.text("update taskguard_schema set version = 0"))
+        engine.dispose()
+        with pytest.raises(LedgerSchemaError, match="version 0"):
+            ledger.check_schema()
+        ledger.close()
+
+
+def test_the_printed_tables_are_those_that_are_created(pg_url: str) -> None:
+    """`taskguard ledger create --sql`, run by a person, gives a ledger that works."""
+    engine = sa.create_engine(pg_url)
+    with engine.begin() as db:
+        db.exec_driver_sql(ddl(pg_url))
+    ledger = SqlLedger(engine)
+    ledger.check_schema()
+    assert isinstance(ledger.claim(request()), Claimed)
+    engine.dispose()
+
+
+def test_an_engine_of_the_users_own_is_taken_as_it_is(pg_url: str) -> None:
+    """Its pool and its isolation level stay; a serializable one works, conflicts are busy."""
+    engine = sa.create_engine(pg_url, isolation_level="SERIALIZABLE", pool_size=1, max_overflow=0)
+    ledger = SqlLedger(engine)
+    ledger.create_schema()
+    claimed = ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    with ledger.transaction(claimed.claim) as tx:
+        level = tx.db.execute(sa.text("show transaction_isolation")).scalar()
+        tx.complete(claimed.claim, None)
+    assert level == "serializable"
+    assert engine.pool.checkedout() == 0
+    engine.dispose()
+
+
+def test_an_engine_that_commits_each_statement_is_refused(pg_url: str) -> None:
+    """Effects and DONE could not commit together on it."""
+    engine = sa.create_engine(pg_url, isolation_level="AUTOCOMMIT")
+    ledger = SqlLedger(engine)
+    ledger.create_schema()
+    claimed = ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"), ledger.transaction(claimed.claim):
+        pass
+    engine.dispose()
+
+
+@pytest.mark.parametrize("own_engine", [False, True])
+def test_a_forked_child_has_connections_of_its_own(pg_url: str, own_engine: bool) -> None:
+    """Parent and child claim at the same time; neither reads the other's answers."""
+    ledger = SqlLedger(sa.create_engine(pg_url) if own_engine else pg_url)
+    ledger.create_schema()
+    assert isinstance(ledger.claim(request(0)), Claimed)
+    child = os.fork()
+    if child == 0:
+        wrong = 1
+        try:
+            wrong = sum(not _claims(ledger, number) for number in range(1, 100, 2))
+        finally:
+            os._exit(min(wrong, 255))
+    assert all(_claims(ledger, number) for number in range(2, 100, 2))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ledger.close()
+
+
+def _claims(ledger: SqlLedger, number: int) -> bool:
+    answer: Any = ledger.claim(request(number))
+    return isinstance(answer, Claimed) and answer.claim.keys == (f"order:{number}",)
