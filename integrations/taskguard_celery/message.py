@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from celery import current_app
 from celery.signals import before_task_publish
 
 from taskguard import MessageRef
@@ -40,15 +39,14 @@ def _header(request: Any, name: str) -> Any:
     return (request.headers or {}).get(name)
 
 
-def _stamp(sender: str | None = None, headers: Any = None, **_: Any) -> None:
-    """Guarded tasks carry the moment of their first publication; copies and retries keep it."""
-    if headers is None or PUBLISHED_HEADER in headers:
-        return
-    from taskguard_celery.decorator import guarded_function_of
+def _stamp(headers: Any = None, **_: Any) -> None:
+    """Messages carry the moment of their first publication; copies and retries keep it.
 
-    task = current_app.tasks.get(sender)
-    if task is not None and guarded_function_of(task) is not None:
-        headers[PUBLISHED_HEADER] = time.time()
+    All messages: the signal names no app, so that a process with several, or one that sends tasks
+    by name, could not tell which of them are guarded.
+    """
+    if headers is not None:
+        headers.setdefault(PUBLISHED_HEADER, time.time())
 
 
 before_task_publish.connect(_stamp, weak=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,12 +43,28 @@ class CeleryWorker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self._launch()
+        try:
+            wait_until(self._ready, timeout_s=60, message=f"worker ready, see {self.log}")
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def fails_to_start(self) -> str:
+        """Run a worker that is expected to end by itself, with an error; what it said."""
+        self._launch()
+        try:
+            assert self.wait() != 0, self.text()
+        finally:
+            self.kill()
+        return self.text()
+
+    def _launch(self) -> None:
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self._command, stdout=out, stderr=out, env=self._environment, cwd=HERE.parent
             )
-        wait_until(self._ready, timeout_s=60, message=f"worker ready, see {self.log}")
-        return self
 
     def __exit__(
         self,
@@ -67,6 +84,10 @@ class CeleryWorker:
     def text(self) -> str:
         """The log so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def handled(self) -> int:
+        """How many deliveries came to an end that Celery calls a success or ignored."""
+        return len(re.findall(r"Task \S+ (?:succeeded|ignored)", self.text()))
 
     @property
     def pid(self) -> int:

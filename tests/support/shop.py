@@ -1,34 +1,47 @@
 """A Celery app for tests with real workers; configured by environment variables alone.
 
 Every body writes its effect into `effects`, which has no unique index, and its steps into
-`steps`, outside any transaction, so that a test can see who is where.
+`steps`, outside any transaction, so that a test can see who is where, and when.
+
+Tests import it anew for each shop. So no task is `shared`: Celery would register the tasks of
+every earlier import in every later app, under the same names.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import signal
 import time
 from typing import Any
 
 import sqlalchemy as sa
-from celery import Celery
+from celery import Celery, Task
 
+from support import shop_shared
 from taskguard import Guard
+from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task
 
 URL = os.environ["SHOP_DATABASE"]
+LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
 TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
 
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BACKEND"])
 app.conf.update(
     taskguard_locks_url=os.environ["SHOP_LOCKS"],
-    taskguard_ledger_url=URL,
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
     task_default_queue=os.environ.get("SHOP_QUEUE", "shop"),
 )
+if LEDGER_URL:
+    app.conf.taskguard_ledger_url = LEDGER_URL
+if "SHOP_IDLE_S" in os.environ:
+    idle_s = float(os.environ["SHOP_IDLE_S"])
+    app.conf.taskguard_ledger = SqlLedger(LEDGER_URL, idle_in_transaction_s=idle_s)
 if not os.environ["SHOP_BROKER"].startswith("amqp"):
     app.conf.broker_transport_options = {
         "visibility_timeout": float(os.environ.get("SHOP_VISIBILITY_S", "60")),
@@ -37,7 +50,9 @@ if not os.environ["SHOP_BROKER"].startswith("amqp"):
     }
 else:
     app.conf.broker_transport_options = {"confirm_publish": True}
+app.conf.update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
 
+task = functools.partial(app.task, shared=False)
 _engines: dict[int, sa.Engine] = {}
 
 
@@ -52,7 +67,7 @@ def step(item: object, name: str) -> None:
     """Say where the body is, at once and for everybody to see."""
     with engine().begin() as db:
         db.execute(
-            sa.text("insert into steps values (:item, :name, :pid)"),
+            sa.text("insert into steps (item, name, pid) values (:item, :name, :pid)"),
             {"item": str(item), "name": name, "pid": os.getpid()},
         )
 
@@ -65,30 +80,57 @@ def effect(db: Any, item: object, guard: Guard) -> None:
     )
 
 
-@app.task(name="shop.ship")
+@task(name="shop.ship")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def ship(order: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
-    """Takes `seconds`, then ships."""
+    """Takes `seconds`, then ships; later attempts take no time."""
     step(order, "began")
-    time.sleep(seconds)
+    if guard.attempt == 1:
+        time.sleep(seconds)
     with guard.transaction() as db:
         effect(db, order, guard)
         guard.result = {"order": order}
     return {"order": order}
 
 
-@app.task(name="shop.hold")
+@task(name="shop.hold")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
-def hold(order: int, seconds: float, *, guard: Guard) -> None:
-    """Takes `seconds` inside the transaction, after its write; the second attempt does not."""
+def hold(order: int, seconds: float, again: float = 0.0, *, guard: Guard) -> None:
+    """Takes `seconds` inside the transaction, after its write; later attempts take `again`."""
+    with guard.transaction() as db:
+        effect(db, order, guard)
+        step(order, "wrote" if guard.attempt == 1 else "wrote again")
+        time.sleep(seconds if guard.attempt == 1 else again)
+
+
+@task(name="shop.freeze")
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def freeze(order: int, guard: Guard) -> None:
+    """The first attempt stops its own process just before COMMIT, with all row locks taken."""
     with guard.transaction() as db:
         effect(db, order, guard)
         step(order, "wrote")
         if guard.attempt == 1:
-            time.sleep(seconds)
+
+            def stop(_: Any) -> None:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+            sa.event.listen(db, "commit", stop)
 
 
-@app.task(name="shop.die")
+@task(name="shop.spin")
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def spin(order: int, seconds: float, guard: Guard) -> None:
+    """Computes for `seconds` without ever letting another greenlet run."""
+    step(order, "began")
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
+    with guard.transaction() as db:
+        effect(db, order, guard)
+
+
+@task(name="shop.die")
 @guarded_task(key="order:<order>", ttl_s=TTL_S, max_crashes=2)
 def die(order: int, guard: Guard) -> None:
     """Kills the process that runs it, each time."""
@@ -96,23 +138,61 @@ def die(order: int, guard: Guard) -> None:
     os.kill(os.getpid(), 9)
 
 
-@app.task(name="shop.add")
+@task(name="shop.odd")
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def odd(order: int, guard: Guard) -> Any:
+    """Its result is not JSON."""
+    with guard.transaction() as db:
+        effect(db, order, guard)
+    return object()
+
+
+@task(name="shop.add")
 @guarded_task(key="add:<x>", once_per="message", ttl_s=TTL_S)
 def add(x: int, y: int) -> int:
-    """For chains and chords."""
+    """For canvas."""
     step(x, "added")
     return x + y
 
 
-@app.task(name="shop.total")
+@task(name="shop.total")
 def total(values: list[int]) -> int:
     """A chord's body, not guarded."""
     return sum(values)
 
 
-@app.task(name="shop.flaky", bind=True, max_retries=3)
+@task(name="shop.broken")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
-def flaky(self: Any, order: int, guard: Guard) -> int:
+def broken(order: int) -> None:
+    """Fails each time."""
+    raise ValueError(f"order {order} cannot be shipped")
+
+
+@task(name="shop.complain")
+def complain(request: Any, error: BaseException, traceback: Any) -> None:
+    """An error link, not guarded."""
+    step(request.id, "complained")
+
+
+@task(name="shop.instead", bind=True)
+@guarded_task(key="instead:<x>", once_per="message", ttl_s=TTL_S)
+def instead(self: Task, x: int) -> None:
+    """Puts `add` in its own place, with the same key."""
+    step(x, "replaced")
+    raise self.replace(instead_of_it.s(x))
+
+
+@task(name="shop.instead_of_it")
+@guarded_task(key="instead:<x>", once_per="message", ttl_s=TTL_S)
+def instead_of_it(x: int) -> int:
+    """Same task id and same key as what it replaces."""
+    step(x, "in its place")
+    return x + 1
+
+
+@task(name="shop.flaky", bind=True, max_retries=3)
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def flaky(self: Task, order: int, guard: Guard) -> int:
     """Fails twice by self.retry."""
     step(order, "began")
     if self.request.retries < 2:
@@ -122,7 +202,7 @@ def flaky(self: Any, order: int, guard: Guard) -> int:
     return int(self.request.retries)
 
 
-@app.task(name="shop.auto", autoretry_for=(ValueError,), max_retries=3, default_retry_delay=0.1)
+@task(name="shop.auto", autoretry_for=(ValueError,), max_retries=3, default_retry_delay=0.1)
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def auto(order: int, guard: Guard) -> int:
     """Fails once; autoretry_for does the rest."""
@@ -132,3 +212,16 @@ def auto(order: int, guard: Guard) -> int:
     with guard.transaction() as db:
         effect(db, order, guard)
     return guard.attempt
+
+
+@task(name="shop.nap", bind=True, autoretry_for=(ValueError,))
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def nap(self: Task, order: int, seconds: float, *, guard: Guard) -> None:
+    """As `ship`, of a function that Celery wraps in its own and hands the task to."""
+    step(order, "began")
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, order, guard)
+
+
+stamp = shop_shared.stamp

@@ -1,0 +1,90 @@
+"""Chains, groups, chords, links and replacements of guarded tasks, on real workers."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from typing import Any
+
+from celery import chain, chord, group
+
+from support.waiting import wait_until
+
+
+def test_chain_and_chord_go_on_over_duplicates(shop: Any) -> None:
+    """A duplicate of DONE returns the stored result, so that the next step gets it."""
+    tasks = shop.tasks
+    with shop.worker() as worker:
+        result = chain(tasks.add.s(1, 2), tasks.add.s(4), tasks.add.s(5)).apply_async()
+        assert result.get(timeout=60) == 12
+        header = [tasks.add.s(100 + number, number) for number in range(5)]
+        assert chord(header)(tasks.total.s()).get(timeout=60) == sum(
+            100 + 2 * number for number in range(5)
+        )
+        task_id = str(uuid.uuid4())
+        first = tasks.add.apply_async((50, 1), task_id=task_id)
+        assert first.get(timeout=60) == 51
+        first.forget()
+        assert tasks.add.apply_async((50, 1), task_id=task_id).get(timeout=60) == 51
+        wait_until(lambda: "duplicate: done" in worker.text(), timeout_s=60, message="an answer")
+    assert [step.item for step in shop.steps("added")].count("50") == 1
+
+
+def test_a_chain_whose_first_message_comes_again_goes_on_from_the_stored_result(
+    shop: Any,
+) -> None:
+    """Every step runs once, though the first one's message is delivered three times."""
+    tasks = shop.tasks
+    steps = chain(tasks.add.s(1, 2), tasks.add.s(4))
+    steps.tasks[1].set(task_id=str(uuid.uuid4()))
+    first_id = str(uuid.uuid4())
+    for _ in range(3):
+        signature = tasks.add.signature((1, 2), task_id=first_id)
+        result = chain(signature, steps.tasks[1]).apply_async()
+    with shop.worker():
+        assert result.get(timeout=60) == 7
+        shop.wait_for_quiet()
+    assert Counter(step.item for step in shop.steps("added")) == Counter({"1": 1, "3": 1})
+
+
+def test_a_group_answers_for_every_member(shop: Any) -> None:
+    """Also for two members of one key, which never overlap."""
+    tasks = shop.tasks
+    with shop.worker(concurrency=4):
+        result = group(tasks.add.s(x, 1) for x in (1, 2, 2, 3)).apply_async()
+        assert result.get(timeout=60) == [2, 3, 3, 4]
+        result = group(tasks.ship.s(order) for order in (7, 7, 8)).apply_async()
+        assert [each["order"] for each in result.get(timeout=60)] == [7, 7, 8]
+    assert shop.effects() == Counter({"7": 1, "8": 1})
+
+
+def test_links_are_called_with_the_result_and_with_the_error(shop: Any) -> None:
+    """link gets the value, link_error the failure."""
+    tasks = shop.tasks
+    with shop.worker():
+        tasks.add.apply_async((30, 1), link=tasks.add.s(1))
+        wait_until(
+            lambda: [step.item for step in shop.steps("added")] == ["30", "31"],
+            timeout_s=60,
+            message="the linked task",
+        )
+        failed = tasks.broken.apply_async((5,), link_error=tasks.complain.s())
+        (complaint,) = shop.wait_for_steps("complained")
+        assert complaint.item == failed.id
+
+
+def test_a_task_that_replaces_itself_is_answered_by_its_replacement(shop: Any) -> None:
+    """Task.replace keeps the task id; the replacement is work of its own, on the same key."""
+    with shop.worker():
+        assert shop.tasks.instead.delay(60).get(timeout=60) == 61
+        shop.wait_for_quiet()
+    assert len(shop.steps("replaced")) == 1
+    assert len(shop.steps("in its place")) == 1
+
+
+def test_a_shared_task_is_guarded_like_any_other(shop: Any) -> None:
+    """@shared_task, with a body that asks for current_guard()."""
+    with shop.worker():
+        results = [shop.tasks.stamp.delay(1) for _ in range(3)]
+        assert [result.get(timeout=60) for result in results] == ["letter:1"] * 3
+    assert shop.effects() == Counter({"letter 1": 1})
