@@ -216,9 +216,10 @@ class Entry:
         )
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
-        self.events.emit(
-            kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
-        )
+        if self.events.wants(kind):
+            self.events.emit(
+                kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
+            )
 
     def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""

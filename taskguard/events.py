@@ -270,6 +270,13 @@ class Events:
 
         return stop
 
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether an event of this kind would reach anybody; spares making one that does not."""
+        for listener in self._listeners:
+            if listener is not log_event or logger.isEnabledFor(kind.level):
+                return True
+        return False
+
     def emit(self, event: Event) -> None:
         """Tell every listener; one that raises is logged once per kind of event."""
         for listener in self._listeners:

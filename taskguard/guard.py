@@ -274,7 +274,9 @@ class Guard:
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
         self._open = True
         try:
-            with self._ledger.transaction(claim) as tx:
+            # While the lease can be trusted nobody else can have claimed: no need to look.
+            trusted = self.remaining_s > 0
+            with self._ledger.transaction(claim, look_first=not trusted) as tx:
                 self._db = tx.db
                 yield tx
         except (StaleTokenError, TransactionRetryError, LedgerUnavailableError) as error:

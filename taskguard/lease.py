@@ -23,6 +23,13 @@ _NONCE_BYTES = 12
 _MARGIN_SHARE = 0.01
 _MARGIN_S = 0.002
 
+_making = threading.Lock()
+os.register_at_fork(
+    before=_making.acquire,
+    after_in_parent=_making.release,
+    after_in_child=_making.release,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -67,7 +74,7 @@ class Lease:
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
         taken_at_s: when it was asked for, on the clock's monotonic scale.
-        lost: set once the lease can no longer be trusted.
+        is_lost: whether it was lost; `lost` is the same as an Event to wait for.
     """
 
     def __init__(
@@ -87,7 +94,8 @@ class Lease:
         self.ttl_s = ttl_s
         self.fence = fence
         self.taken_at_s = taken_at_s
-        self.lost = threading.Event()
+        self.is_lost = False
+        self._lost: threading.Event | None = None
         self.lost_reason: str | None = None
         self.max_hold_until_s = max_hold_until_s
         self._clock = clock
@@ -100,6 +108,16 @@ class Lease:
         return ", ".join(self.keys)
 
     @property
+    def lost(self) -> threading.Event:
+        """Set once the lease can no longer be trusted. Made when first asked for."""
+        with _making:
+            if self._lost is None:
+                self._lost = threading.Event()
+        if self.is_lost:  # also if that happened just now, before there was an Event to set
+            self._lost.set()
+        return self._lost
+
+    @property
     def trusted_until_s(self) -> float:
         """On the clock's monotonic scale."""
         return self._trusted_until_s
@@ -107,21 +125,23 @@ class Lease:
     @property
     def remaining_s(self) -> float:
         """Seconds for which the lease may still be trusted; 0.0 once lost."""
-        if self.lost.is_set() or self._pid != os.getpid():
+        if self.is_lost or self._pid != os.getpid():
             return 0.0
         return max(0.0, self._trusted_until_s - self._clock.monotonic_s())
 
     def extend(self, trusted_until_s: float) -> None:
         """Note a renewal. A lost lease stays lost; trust never shrinks."""
-        if not self.lost.is_set():
+        if not self.is_lost:
             self._trusted_until_s = max(self._trusted_until_s, trusted_until_s)
 
     def mark_lost(self, reason: str) -> bool:
         """Say that the lease can no longer be trusted. True the first time."""
-        if self.lost.is_set():
+        if self.is_lost:
             return False
         self.lost_reason = reason
-        self.lost.set()
+        self.is_lost = True
+        if self._lost is not None:
+            self._lost.set()
         return True
 
     def check(self) -> None:

@@ -206,8 +206,7 @@ class Watchdog:
         due = [
             kept
             for kept in everything
-            if kept.renew_at_s <= now_s + kept.lease.ttl_s * _SLACK_SHARE
-            and not kept.lease.lost.is_set()
+            if kept.renew_at_s <= now_s + kept.lease.ttl_s * _SLACK_SHARE and not kept.lease.is_lost
         ]
         if not due:
             return

@@ -209,8 +209,11 @@ class Ledger(Protocol):
         """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
         ...
 
-    def transaction(self, claim: Claim) -> AbstractContextManager[LedgerTransaction]:
-        """A transaction for the holder's writes; an obviously stale claim is refused at once.
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True
+    ) -> AbstractContextManager[LedgerTransaction]:
+        """A transaction for the holder's writes. With `look_first`, for a holder whose lease may
+        have run out, an obviously stale claim is refused before the body writes anything.
 
         Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
         resolved before this returns or raises: returns if it happened; raises

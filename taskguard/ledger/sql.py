@@ -12,9 +12,9 @@ renewals of others. For one machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as postgresql_dialect
@@ -39,7 +39,7 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
-from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.database import Database, LockTimeoutError, driver_of
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
 from taskguard.ledger.tables import (
     FREE,
@@ -53,17 +53,41 @@ from taskguard.ledger.tables import (
 )
 from taskguard.states import Decision, State
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["SqlLedger", "ddl"]
 
 _PUBLISH_LOCK_S = 5.0
 
 
 class SqlTransaction:
-    """One open transaction of a holder."""
+    """One transaction of a holder, for the time of a `with` block."""
 
-    def __init__(self, ledger: SqlLedger, db: sa.Connection) -> None:
+    db: sa.Connection
+
+    def __init__(self, ledger: SqlLedger, claim: Claim, *, look_first: bool) -> None:
         self._ledger = ledger
-        self.db = db
+        self._claim = claim
+        self._look_first = look_first
+
+    def __enter__(self) -> Self:
+        self.db = self._ledger.begin(self._claim, look_first=self._look_first)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._ledger.commit(self.db, self._claim)
+            else:
+                self._ledger.roll_back(self.db, self._claim, error)
+        finally:
+            self._ledger.end(self.db)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._ledger.complete_in(self.db, claim, result_json)
@@ -143,37 +167,46 @@ class SqlLedger:
 
     # -- the holder's transactions ------------------------------------------------------------
 
-    @contextmanager
-    def transaction(self, claim: Claim) -> Iterator[SqlTransaction]:
+    def transaction(self, claim: Claim, *, look_first: bool = True) -> SqlTransaction:
         """A transaction for the holder's writes; see `base.py`."""
-        db = self._database.connect()
-        try:
-            with self._database.translated():
-                db.begin()
-                standing = self._begin(db, claim)
-            if not standing:
-                raise _stale(claim)
-            try:
-                yield SqlTransaction(self, db)
-            except BaseException as error:
-                self._roll_back(db, claim, error)
-                raise
-            self._commit(db, claim)
-        finally:
-            db.close()
+        return SqlTransaction(self, claim, look_first=look_first)
 
-    def _begin(self, db: sa.Connection, claim: Claim) -> bool:
-        if getattr(db.connection.dbapi_connection, "autocommit", False) is True:
+    def begin(self, claim: Claim, *, look_first: bool) -> sa.Connection:
+        """For `SqlTransaction`: a connection in a transaction."""
+        with self._database.translated():
+            db = self._begin()
+            try:
+                if look_first and not self._stands(db, claim):
+                    raise _stale(claim)
+            except BaseException:
+                self._database.end(db)
+                raise
+        return db
+
+    def end(self, db: sa.Connection) -> None:
+        """For `SqlTransaction`: give the connection back."""
+        self._database.end(db)
+
+    def _begin(self) -> sa.Connection:
+        if self._database.one_statement:
+            idle_s = self._idle_in_transaction_s
+            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        else:
+            db = self._database.connect()
+        autocommit = getattr(driver_of(db), "autocommit", False) is True
+        if autocommit and not self._database.begins_itself:
+            db.close()
             raise ConfigurationError(
                 'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
                 "effects and DONE cannot commit together. Give the ledger an Engine without it."
             )
-        if self._database.one_statement:
-            idle_s = self._idle_in_transaction_s
-            return postgresql.begin(db, claim, idle_in_transaction_s=idle_s)
+        return db
+
+    @staticmethod
+    def _stands(db: sa.Connection, claim: Claim) -> bool:
         return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
 
-    def _roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
+    def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
         """Nothing is written. What the database asked for decides how the body goes on."""
         broken = db.invalidated
         if not broken:
@@ -183,17 +216,13 @@ class SqlLedger:
                 broken = True
         if isinstance(error, sa.exc.DBAPIError):
             if broken or error.connection_invalidated:
-                raise TransactionRetryError(
-                    f"The connection broke in the guarded transaction of {_key(claim)}; nothing "
-                    "was written.",
-                    key=_key(claim),
-                    fence=claim.fence,
-                ) from error
+                raise _broken(claim) from error
             mapped = self._database.map(error)
             if isinstance(mapped, TransactionRetryError):
                 raise mapped from error
 
-    def _commit(self, db: sa.Connection, claim: Claim) -> None:
+    def commit(self, db: sa.Connection, claim: Claim) -> None:
+        """For `SqlTransaction`: commit, and find out what became of it."""
         try:
             db.commit()
         except sa.exc.DBAPIError as error:
@@ -230,8 +259,14 @@ class SqlLedger:
 
     def complete_in(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
         """Keys first, in order; then the work: both still ours, or nothing."""
+        if db.invalidated:  # the body swallowed the error that said so
+            raise _broken(claim)
         if self._in_one_statement(claim):
-            if not db.exec_driver_sql(*postgresql.complete(claim, result_json)).all():
+            try:
+                completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
+            except LedgerUnavailableError as error:
+                raise _broken(claim) from error
+            if not completed:
                 raise _stale(claim)
             return
         for key in claim.keys:
@@ -462,6 +497,14 @@ def _stale(claim: Claim) -> StaleTokenError:
 
 def _seconds(us: int | None) -> float | None:
     return None if us is None else us / 1e6
+
+
+def _broken(claim: Claim) -> TransactionRetryError:
+    return TransactionRetryError(
+        f"The connection broke in the guarded transaction of {_key(claim)}; nothing was written.",
+        key=_key(claim),
+        fence=claim.fence,
+    )
 
 
 def ddl(url: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -31,10 +31,59 @@ def _statement(name: str) -> str:
 
 
 _BEGIN = _statement("begin")
+_BEGIN_ON_ENGINE = _statement("begin_on_engine")
 _CLAIM = _statement("claim")
 _CLAIM_KEY = _statement("claim_key")
 _COMPLETE = _statement("complete")
 _RENEW = _statement("renew")
+
+
+class _Found(NamedTuple):
+    """The one row of claim.sql: the work as it was, and what was granted."""
+
+    now_us: int
+    recorded_copy: int
+    id: str | None
+    message: str
+    retries: int
+    state: str
+    final: int
+    fence: int
+    owner: str
+    lease_until: int
+    attempts: int
+    crashes: int
+    progress: str | None
+    result: str | None
+    error: str | None
+    finished: int | None
+    eligible: bool
+    granted_fence: int | None
+    claimed_attempts: int | None
+    claimed_crashes: int
+    claimed_progress: str | None
+    holder: str
+    held_until: int | None
+    flush: str | None
+
+
+class _FoundKey(NamedTuple):
+    """The one row of claim_key.sql."""
+
+    now_us: int
+    granted_fence: int | None
+    holder: str
+    held_until: int | None
+    flush: str | None
+
+
+class _FoundHold(NamedTuple):
+    """A row of renew.sql."""
+
+    owner: str
+    state: str | None
+    standing: bool
+    renewed: bool
 
 
 def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
@@ -58,10 +107,10 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "max_crashes": request.max_crashes,
         "may_create": request.may_create,
     }
-    (found,) = database.ask(_CLAIM, values)
+    found = _Found(*database.ask(_CLAIM, values)[0])
     row = found if found.id is not None else None
     decision = decide_row(request, row, found.recorded_copy, found.now_us)
-    if found.claimed_attempts is not None:
+    if found.granted_fence is not None and found.claimed_attempts is not None:
         return Claimed(
             standing_claim(request, found.granted_fence),
             attempt=found.claimed_attempts,
@@ -79,26 +128,31 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
 def _claim_key(
     database: Database, request: ClaimRequest, values: dict[str, Any]
 ) -> ClaimAnswer | None:
-    (found,) = database.ask(_CLAIM_KEY, values)
+    found = _FoundKey(*database.ask(_CLAIM_KEY, values)[0])
     if found.granted_fence is not None:
         return Claimed(standing_claim(request, found.granted_fence))
     return _held(found, None)
 
 
-def _held(found: Any, row: Any) -> ClaimAnswer | None:
+def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
     """The key is another's; None where it was not yet so in the statement's snapshot."""
     if found.held_until is None or found.held_until <= found.now_us:
         return None
     return busy_key(found.holder, found.held_until, row, found.now_us)
 
 
-def begin(db: sa.Connection, claim: Claim, *, idle_in_transaction_s: float) -> bool:
-    """Start a holder's transaction; False if the claim is stale already."""
-    values = _values(claim) | {
-        "idle_ms": str(milliseconds(idle_in_transaction_s)),
-        "check_ms": str(_CHECK_CLIENT_MS),
-    }
-    return bool(db.exec_driver_sql(_BEGIN, values).one().standing)
+def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
+    """A connection in a holder's transaction."""
+    values = {"idle_ms": milliseconds(idle_in_transaction_s), "check_ms": _CHECK_CLIENT_MS}
+    if database.begins_itself:
+        return database.begin(_BEGIN.format(**values))
+    db = database.connect()
+    try:
+        db.exec_driver_sql(_BEGIN_ON_ENGINE, {name: str(ms) for name, ms in values.items()})
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
@@ -131,11 +185,11 @@ def _renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
             "lock_timeout": str(milliseconds(database.lock_timeout_s)),
         },
     )
-    by_owner = {row.owner: row for row in found}
+    by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
     return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]
 
 
-def _renewal(hold: LedgerHold, row: Any) -> str:
+def _renewal(hold: LedgerHold, row: _FoundHold) -> str:
     if row.renewed:
         return Renewal.RENEWED
     if row.state == State.DONE.value:

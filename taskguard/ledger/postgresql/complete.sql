@@ -1,13 +1,9 @@
 -- PROCESSING -> DONE while key and work both still carry this claim's fence and owner; the key
--- first, as everybody does. One row if done, none if the claim is stale.
+-- first, as everybody does. One row if done, none if the claim is stale; a transaction is then
+-- rolled back, and alone all that stays is that the key of a body that has ended is free.
 with ended as (
     update taskguard_keys set owner = '', lease_until = 0
     where key = %(key)s::text and fence = %(fence)s::bigint and owner = %(owner)s::text
-        and exists (
-            select from taskguard_works
-            where id = %(work)s::text and state = 'PROCESSING'
-                and fence = %(fence)s::bigint and owner = %(owner)s::text
-        )
     returning key
 )
 update taskguard_works w set
@@ -18,4 +14,4 @@ update taskguard_works w set
 from ended
 where w.id = %(work)s::text and w.state = 'PROCESSING'
     and w.fence = %(fence)s::bigint and w.owner = %(owner)s::text
-returning w.id
+returning 1
