@@ -1,0 +1,67 @@
+"""`python -m taskguard.testing.demo`: the command line of the demo.
+
+Exit status: 0 if every effect is there once; 1 if one is double or lost or a message has no answer;
+2 if the demo cannot run as asked; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from taskguard.testing.demo.data import DataError, read_orders
+from taskguard.testing.process import ServerError
+
+ORDERS = 200
+INVOICES = 100
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m taskguard.testing.demo", description=__doc__)
+    parser.add_argument("--data", type=Path, metavar="FILE", help="CSV with your order numbers")
+    parser.add_argument("--orders", type=_count, default=ORDERS, help="how many, without --data")
+    parser.add_argument("--invoices", type=_count, default=INVOICES, help="how many")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.data is None:
+            orders = [str(1 + number) for number in range(arguments.orders)]
+        else:
+            orders = read_orders(arguments.data)
+        return _run(orders, [str(1001 + number) for number in range(arguments.invoices)])
+    except (DataError, ServerError, _MissingError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted; servers and workers are stopped.", file=sys.stderr)
+        return 130
+
+
+class _MissingError(Exception):
+    """A package that the demo needs is not installed."""
+
+
+def _run(orders: list[str], invoices: list[str]) -> int:
+    try:
+        from taskguard.testing.demo.course import run
+        from taskguard.testing.demo.display import Display
+    except ModuleNotFoundError as error:
+        raise _MissingError(
+            f"{error.name} is not installed: pip install 'celery-taskguard[all,demo,servers]'."
+        ) from error
+    display = Display()
+    tallies = run(orders, invoices, display)
+    return display.result(tallies)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The effects: rows of a table without a unique index, so that a double one would be seen."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard import Guard
+
+__all__ = ["count_effects", "create_effects", "write_effect"]
+
+_CREATE = sa.text("create table effects (queue text, item text, fence bigint, pid int)")
+_INSERT = sa.text("insert into effects values (:queue, :item, :fence, :pid)")
+_SELECT = sa.text("select item from effects where queue = :queue")
+
+
+def create_effects(engine: sa.Engine) -> None:
+    """Make the table."""
+    with engine.begin() as db:
+        db.execute(_CREATE)
+
+
+def write_effect(db: Any, queue: str, item: str, guard: Guard) -> None:
+    """What must happen once for `item`; in the guard's transaction."""
+    db.execute(_INSERT, {"queue": queue, "item": item, "fence": guard.fence, "pid": os.getpid()})
+
+
+def count_effects(engine: sa.Engine, queue: str) -> Counter[str]:
+    """How often each item's effect stands in the database."""
+    with engine.connect() as db:
+        return Counter(db.execute(_SELECT, {"queue": queue}).scalars())

@@ -1,0 +1,32 @@
+"""The demo's RQ job: charges invoices. Its URLs come from the environment.
+
+TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from taskguard import Guard
+from taskguard.testing.demo import journal
+from taskguard.testing.demo.effects import write_effect
+from taskguard_rq import configure, guarded_job
+
+__all__ = ["LEASE_S", "QUEUE", "charge"]
+
+QUEUE = "RQ"
+LEASE_S = 2.0
+
+configure(listeners=[journal.listener(QUEUE)])
+
+
+@guarded_job(key="invoice:<invoice_id>", ttl_s=LEASE_S)
+def charge(invoice_id: str, guard: Guard) -> str:
+    """Takes some time, then charges: one row."""
+    journal.write(journal.Line(QUEUE, journal.BEGAN, guard.key, attempt=guard.attempt))
+    time.sleep(random.uniform(0.04, 0.08))
+    with guard.transaction() as db:
+        write_effect(db, QUEUE, invoice_id, guard)
+        guard.result = f"{invoice_id} charged"
+    return f"{invoice_id} charged"

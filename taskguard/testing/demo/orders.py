@@ -1,0 +1,41 @@
+"""The demo's Celery app: ships orders. Its URLs come from the environment.
+
+CELERY_BROKER_URL, CELERY_RESULT_BACKEND, TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from celery import Celery
+
+from taskguard import Guard
+from taskguard.testing.demo import journal
+from taskguard.testing.demo.effects import write_effect
+from taskguard_celery import guarded_task, safe_defaults
+
+__all__ = ["LEASE_S", "QUEUE", "app", "ship"]
+
+QUEUE = "Celery"
+LEASE_S = 2.0
+
+app = Celery("demo")
+app.conf.update(
+    task_default_queue="orders",
+    taskguard_listeners=[journal.listener(QUEUE)],
+    broker_connection_retry_on_startup=True,
+)
+safe_defaults(app)
+
+
+@app.task  # type: ignore[untyped-decorator]  # Celery ships no types
+@guarded_task(key="order:<order_id>", ttl_s=LEASE_S)
+def ship(order_id: str, guard: Guard) -> str:
+    """Takes some time, then ships: one row."""
+    journal.write(journal.Line(QUEUE, journal.BEGAN, guard.key, attempt=guard.attempt))
+    time.sleep(random.uniform(0.04, 0.08))
+    with guard.transaction() as db:
+        write_effect(db, QUEUE, order_id, guard)
+        guard.result = f"{order_id} shipped"
+    return f"{order_id} shipped"

@@ -1,0 +1,97 @@
+"""Private real workers for the demo and the examples, beside the servers of `servers.py`.
+
+    with CeleryWorker("shop", children=4) as worker:
+        ...                       # `celery -A shop worker`, ready for messages
+        print(worker.log)
+
+Guaranteed, as for servers: `start()` returns when the worker takes messages, `stop()` leaves no
+process and no folder behind, and neither does a starter that is killed. A worker gets the
+environment of its starter, and TASKGUARD_WORKER_FOLDER: its own temporary folder, for what tasks
+want to tell the starter. Not guaranteed: that a body ends before its worker is stopped; workers
+are stopped by SIGKILL, which is what the library is for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from typing import ClassVar
+
+from taskguard.testing.process import Server
+
+__all__ = ["FOLDER_VARIABLE", "CeleryWorker", "RQWorker", "Worker"]
+
+FOLDER_VARIABLE = "TASKGUARD_WORKER_FOLDER"
+
+
+class Worker(Server):
+    """What both kinds share: `python -m …`, ready when its log says so."""
+
+    package: ClassVar[str]
+    ready: ClassVar[str]
+
+    def __init__(
+        self, arguments: list[str], *, url: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__()
+        self._arguments = arguments
+        self._url = url
+        self._variables = dict(environment or {})
+
+    @classmethod
+    def available(cls) -> str | None:
+        if importlib.util.find_spec(cls.package):
+            return None
+        return f"{cls.package} is not installed: pip install 'celery-taskguard[{cls.package}]'"
+
+    @property
+    def url(self) -> str:
+        """Where its messages come from, if its starter said so."""
+        return self._url
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", *self._arguments]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **super()._environment(),
+            **self._variables,
+            FOLDER_VARIABLE: str(self.folder),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _answers(self) -> bool:
+        return self.ready in self.log
+
+
+class CeleryWorker(Worker):
+    """`celery -A app worker` with a prefork pool of `children`; the app knows its broker."""
+
+    name = "Celery worker"
+    package = "celery"
+    ready = " ready."
+
+    def __init__(
+        self, app: str, *, children: int = 2, environment: Mapping[str, str] | None = None
+    ) -> None:
+        arguments = ["celery", "-A", app, "worker", "-P", "prefork", "-c", str(children)]
+        # The remote control's queues and chatter are of no use to one worker.
+        quiet = ["--without-gossip", "--without-mingle", "-l", "INFO"]
+        super().__init__([*arguments, *quiet], environment=environment)
+
+
+class RQWorker(Worker):
+    """`rq worker` with taskguard_rq.GuardedWorker, for one queue of the broker at `url`."""
+
+    name = "RQ worker"
+    package = "rq"
+    ready = "Listening on "
+
+    def __init__(
+        self, queue: str, *, url: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        guarded = ["--worker-class", "taskguard_rq.GuardedWorker"]
+        super().__init__(
+            ["rq.cli", "worker", queue, "-u", url, *guarded], url=url, environment=environment
+        )
