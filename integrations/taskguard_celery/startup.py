@@ -3,7 +3,8 @@
 Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
 whose database is away for the moment starts. A task whose settings can lose work gets one
 warning that names the setting. A prefork worker notices within half a second that a child is
-gone, so that the child's message comes back before its lease is over.
+gone, so that the child's message comes back before its lease is over; a worker of greenlets
+delivers again what a killed one left in Redis.
 """
 
 from __future__ import annotations
@@ -27,20 +28,50 @@ __all__ = ["check_worker", "safe_defaults", "warnings_for"]
 logger = logging.getLogger("taskguard")
 
 _LOOK_FOR_LOST_CHILDREN_S = 0.5
+_AFTER_TIME_LIMIT_S = 60.0
 
 
 def safe_defaults(app: Any) -> None:
     """Settings under which Celery loses no message of a killed worker.
 
-    Sets task_acks_late, task_reject_on_worker_lost, worker_prefetch_multiplier = 1 and, on
-    RabbitMQ, confirm_publish. What a task sets for itself stays.
+    Sets task_acks_late, task_reject_on_worker_lost, worker_prefetch_multiplier = 1, on RabbitMQ
+    confirm_publish, and elsewhere a visibility_timeout above the time limits of the app and of
+    its guarded tasks. What a task sets for itself stays. Call it before the first task is used:
+    Celery copies settings into tasks then.
     """
     app.conf.update(
         task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1
     )
     if str(app.conf.broker_url or "").startswith(("amqp", "pyamqp")):
-        options = {**(app.conf.broker_transport_options or {}), "confirm_publish": True}
-        app.conf.broker_transport_options = options
+        _set_transport_option(app, "confirm_publish", True)
+
+    def outlast(**_: Any) -> None:
+        _outlast_time_limits(app)
+
+    if app.finalized:
+        outlast()
+    else:
+        app.on_after_finalize.connect(outlast, weak=False)
+
+
+def _outlast_time_limits(app: Any) -> None:
+    """No message is delivered again while its body may still run."""
+    visible_s = visibility_timeout_s(app)
+    limits_s = [time_limit_s(task) for task, _ in guarded_tasks(app)]
+    longest_s = max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
+    if visible_s is not None and visible_s < longest_s:
+        _set_transport_option(app, "visibility_timeout", longest_s + _AFTER_TIME_LIMIT_S)
+
+
+def _set_transport_option(app: Any, name: str, value: Any) -> None:
+    options = {**(app.conf.broker_transport_options or {}), name: value}
+    app.conf.broker_transport_options = options
+
+
+def time_limit_s(task: Task) -> float | None:
+    """When Celery kills the task's body; None: never."""
+    limit = task.time_limit or task.app.conf.task_time_limit
+    return None if limit is None else float(limit)
 
 
 def guarded_tasks(app: Any) -> Iterator[tuple[Task, GuardedFunction]]:
@@ -55,18 +86,17 @@ def warnings_for(task: Task) -> list[str]:
     """What in the task's settings can lose or repeat its work, one sentence each."""
     found = []
     if not task.acks_late:
-        found.append("acks_late is off: a killed worker loses the message")
-    elif not task.reject_on_worker_lost:
+        found.append("acks_late (task_acks_late) is off: a killed worker loses the message")
+    if not task.reject_on_worker_lost:
         found.append(
             "reject_on_worker_lost (task_reject_on_worker_lost) is off: a killed pool child "
             "loses the message"
         )
-    visible_s = visibility_timeout_s(task.app)
-    limit_s = task.time_limit or task.app.conf.task_time_limit
+    visible_s, limit_s = visibility_timeout_s(task.app), time_limit_s(task)
     if visible_s is not None and limit_s is not None and visible_s < limit_s:
         found.append(
-            f"visibility_timeout ({visible_s:g} s) is below time_limit ({limit_s:g} s): the "
-            "message is delivered again while the body runs"
+            f"visibility_timeout (broker_transport_options, {visible_s:g} s) is below time_limit "
+            f"({limit_s:g} s): the message is delivered again while the body runs"
         )
     return found
 
@@ -110,15 +140,47 @@ def _on_worker_init(instance: Any = None, **_: Any) -> None:
 
 
 def _on_worker_ready(sender: Any = None, **_: Any) -> None:
+    if next(guarded_tasks(sender.app), None) is not None:
+        _look_for_lost_children(sender)
+        _look_for_lost_messages(sender)
+
+
+def _look_for_lost_children(consumer: Any) -> None:
     """Look after the children of a prefork pool more often than Celery does.
 
     Celery hears that a child's pipe was closed, asks at once whether the child has ended, and
     where the system has not got so far yet, it asks again only with its round of every 5 s: a
     killed child's message came back 5 s late in every second kill.
     """
-    hub, maintain = sender.hub, getattr(sender.pool, "maintain_pool", None)
-    if hub is not None and maintain is not None and next(guarded_tasks(sender.app), None):
-        hub.call_repeatedly(_LOOK_FOR_LOST_CHILDREN_S, maintain)
+    maintain = getattr(consumer.pool, "maintain_pool", None)
+    if consumer.hub is not None and maintain is not None:
+        consumer.hub.call_repeatedly(_LOOK_FOR_LOST_CHILDREN_S, maintain)
+
+
+def _look_for_lost_messages(consumer: Any) -> None:
+    """Deliver again, without an event loop (gevent, eventlet), what was not acknowledged in time.
+
+    kombu does so when a poll of Redis ends without an event; but its BRPOP ends after 1 s, which
+    is an event, and the poll only after 2 s: a killed worker's messages stayed away for ever.
+    """
+    channel = getattr(consumer.task_consumer, "channel", None)
+    interval_s = getattr(channel, "unacked_restore_interval", None)
+    if consumer.hub is not None or not interval_s:
+        return
+
+    def restore() -> None:
+        # Another one after a reconnect, and none in between.
+        channel = getattr(consumer.task_consumer, "channel", None)
+        if channel is None:
+            return
+        try:
+            channel.qos.restore_visible(
+                num=channel.unacked_restore_limit, interval=channel.unacked_restore_throttle
+            )
+        except channel.connection_errors as error:
+            logger.debug("looking for messages of killed workers got no answer: %s", error)
+
+    consumer.timer.call_repeatedly(interval_s, restore)
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:

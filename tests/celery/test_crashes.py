@@ -128,23 +128,6 @@ def _stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop: Any) -> None:
-    """Visibility timeout 2 s, body 5 s: redelivered meanwhile; then the original is killed."""
-    shop = make_shop(SHOP_VISIBILITY_S="2")
-    shop.tasks.ship.apply_async([9, 60])
-    with shop.worker() as first:
-        shop.wait_for_steps("began")
-        with shop.worker() as second:
-            wait_until(
-                lambda: "deferred" in first.text() + second.text(),
-                timeout_s=60,
-                message="the redelivery is put off",
-            )
-            first.kill()
-            shop.wait_for_effects(1, timeout_s=90)
-    assert shop.effects() == Counter({"9": 1})
-
-
 def test_a_task_that_kills_its_worker_is_dead_after_max_crashes(shop: Any) -> None:
     """And the queue goes on."""
     shop.tasks.die.delay(13)

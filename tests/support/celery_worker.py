@@ -20,6 +20,10 @@ from support.waiting import wait_until
 HERE = Path(__file__).resolve().parent.parent
 
 
+def _path() -> str:
+    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+
+
 class CeleryWorker:
     """`celery -A support.shop worker`; ready when it says so in its log."""
 
@@ -33,7 +37,7 @@ class CeleryWorker:
         queue: str | None = None,
     ) -> None:
         self.log = log
-        self._environment = {**os.environ, **environment, "PYTHONPATH": str(HERE)}
+        self._environment = {**os.environ, **environment, "PYTHONPATH": _path()}
         if queue is not None:
             self._environment["SHOP_QUEUE"] = queue
         self._command = [

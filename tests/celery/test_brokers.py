@@ -1,0 +1,87 @@
+"""RabbitMQ as the broker: what Redis does, it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.debian
+
+
+def waiting(shop: Any) -> int:
+    """Messages that RabbitMQ holds for nobody in particular."""
+    with shop.tasks.app.connection_for_write() as connection:
+        name = shop.tasks.app.conf.task_default_queue
+        return int(connection.default_channel.queue_declare(name, passive=True).message_count)
+
+
+def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:
+    """All answered, one effect, and no message is left."""
+    shop = rabbit_shop
+    shop.publish_raw(shop.tasks.ship, [42, 0.5], times=50, task_id=str(uuid.uuid4()))
+    with shop.worker(concurrency=4) as worker:
+        shop.wait_for_effects(1)
+        wait_until(
+            lambda: worker.handled() == 50 + worker.text().count("deferred"),
+            timeout_s=60,
+            message="all fifty and their copies handled",
+        )
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+    assert waiting(shop) == 0
+    assert shop.effects() == Counter({"42": 1})
+    assert len(shop.steps("began")) == 1
+
+
+def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
+    """The message comes back at once, waits for the lease, and is done once."""
+    shop = rabbit_shop
+    result = shop.tasks.ship.delay(7, 60)
+    with shop.worker() as worker:
+        (first,) = shop.wait_for_steps("began")
+        lease_until_s = shop.work("shop.ship", 7).lease_until_s
+        os.kill(first.pid, signal.SIGKILL)
+        assert result.get(timeout=90) == {"order": 7}
+        assert "deferred" in worker.text()
+    assert shop.work("shop.ship", 7).started_s >= lease_until_s
+    assert shop.effects() == Counter({"7": 1})
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: str) -> None:
+    """On either kind of queue: it comes again later and is answered; quorum queues delay it."""
+    shop = rabbit_shop
+    settings = {"SHOP_SETTINGS": '{"task_default_queue_type": "%s"}' % kind}  # noqa: UP031  # braces
+    shop.tasks.app.conf.task_default_queue_type = kind
+    with shop.worker(settings) as worker:
+        first = shop.tasks.ship.delay(5, 2.0)
+        shop.wait_for_steps("began")
+        second = shop.tasks.ship.delay(5)
+        assert [each.get(timeout=60) for each in (first, second)] == [{"order": 5}] * 2
+        assert f"(message {second.id})" in worker.text()
+        assert "deferred" in worker.text()
+    assert waiting(shop) == 0
+    assert shop.effects() == Counter({"5": 1})
+
+
+def test_a_warm_shutdown_finishes_the_body(rabbit_shop: Any) -> None:
+    """SIGTERM: the message in hand is done and acknowledged, the other one stays for the next."""
+    shop = rabbit_shop
+    result = shop.tasks.ship.delay(3, 2)
+    with shop.worker(concurrency=1) as worker:
+        shop.wait_for_steps("began")
+        other = shop.tasks.ship.delay(4)
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+    assert result.get(timeout=60) == {"order": 3}
+    assert waiting(shop) == 1
+    with shop.worker():
+        assert other.get(timeout=60) == {"order": 4}
+    assert shop.effects() == Counter({"3": 1, "4": 1})

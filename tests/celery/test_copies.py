@@ -1,0 +1,73 @@
+"""Redeliveries by a visibility timeout of 2 s, and the copies that deferring makes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import redis
+from typing_extensions import Self
+
+from support.waiting import wait_until
+
+
+class Census:
+    """Counts a Redis broker's messages over and over; `most` is the highest number seen."""
+
+    def __init__(self, shop: Any) -> None:
+        self._shop = shop
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._count)
+        self.most = 0
+        self.counts = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _count(self) -> None:
+        with redis.Redis.from_url(self._shop.environment["SHOP_BROKER"]) as broker:
+            while not self._over.wait(0.001):
+                self.most = max(self.most, self._shop.messages(broker))
+                self.counts += 1
+
+
+def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop: Any) -> None:
+    """Redelivered and put off while the body runs; then the original's worker is killed."""
+    shop = make_shop(SHOP_VISIBILITY_S="2")
+    shop.tasks.ship.apply_async([9, 60])
+    with shop.worker() as first:
+        shop.wait_for_steps("began")
+        with shop.worker() as second:
+            wait_until(
+                lambda: "deferred" in first.text() + second.text(),
+                timeout_s=60,
+                message="the redelivery is put off",
+            )
+            first.kill()
+            shop.wait_for_effects(1, timeout_s=90)
+    assert shop.effects() == Counter({"9": 1})
+
+
+def test_a_message_never_has_more_than_two_live_copies(
+    make_shop: Any, record_property: Any
+) -> None:
+    """The body runs for four visibility timeouts under two workers; done once, nothing left."""
+    shop = make_shop(SHOP_VISIBILITY_S="2")
+    with shop.worker() as first, shop.worker() as second, Census(shop) as census:
+        result = shop.tasks.ship.delay(11, 8.0)
+        assert result.get(timeout=60) == {"order": 11}
+        shop.wait_for_quiet()
+        deferred = (first.text() + second.text()).count("deferred")
+        received = (first.text() + second.text()).count(" received")
+    record_property("most_live_copies", census.most)
+    print(f"at most {census.most} copies in {census.counts} counts; {received} deliveries")
+    assert deferred >= 2
+    assert 1 <= census.most <= 2
+    assert shop.effects() == Counter({"11": 1})
+    assert len(shop.steps("began")) == 1

@@ -1,0 +1,63 @@
+"""Servers emptied, stopped and started in the middle of bodies, under prefork workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import redis
+
+from support.waiting import wait_until
+
+
+def test_an_emptied_lock_server_changes_nothing(make_shop: Any, lock_server: Any) -> None:
+    """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each."""
+    shop = make_shop(SHOP_LOCKS=lock_server.url)
+    first = [shop.tasks.ship.delay(order, 3.0) for order in range(4)]
+    with shop.worker(concurrency=4), shop.worker(concurrency=2) as other:
+        shop.wait_for_steps("began", 4)
+        with redis.Redis.from_url(lock_server.url) as client:
+            client.flushall()
+        again = [shop.tasks.ship.delay(order) for order in range(4)]
+        wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")
+        for result in [*first, *again]:
+            result.get(timeout=60)
+    assert shop.effects() == Counter({str(order): 1 for order in range(4)})
+    assert [shop.work("shop.ship", order).attempts for order in range(4)] == [1] * 4
+
+
+def test_work_goes_on_while_the_lock_server_is_away(make_shop: Any, lock_server: Any) -> None:
+    """Stopped in the middle of bodies: the ledger alone decides, and says so; one effect each."""
+    shop = make_shop(SHOP_LOCKS=lock_server.url)
+    first = [shop.tasks.ship.delay(order, 3.0) for order in range(2)]
+    with shop.worker(concurrency=4) as worker:
+        shop.wait_for_steps("began", 2)
+        lock_server.kill()
+        again = [shop.tasks.ship.delay(order) for order in range(4)]
+        for result in [*first, *again]:
+            result.get(timeout=60)
+        assert "lock server gave no answer" in worker.text()
+        assert "lost after" not in worker.text()
+        lock_server.start()
+        assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
+    assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
+
+
+def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_server: Any) -> None:
+    """Stopped in bodies, one of them inside its transaction, with more work waiting."""
+    shop = make_shop(SHOP_DATABASE=database_server.create_database("shop"))
+    results = [shop.tasks.ship.delay(1, 2.0), shop.tasks.hold.delay(2, 2.0)]
+    with shop.worker() as worker:
+        shop.wait_for_steps("began")
+        shop.wait_for_steps("wrote")
+        results += [shop.tasks.ship.delay(order) for order in (1, 3, 4)]
+        shop.engine.dispose()
+        database_server.halt()
+        wait_until(
+            lambda: worker.text().count("put off") >= 4, timeout_s=60, message="deliveries put off"
+        )
+        database_server.start()
+        for result in results:
+            result.get(timeout=60)
+        assert "raised unexpected" not in worker.text()
+    assert shop.effects() == Counter({"1": 1, "2": 1, "3": 1, "4": 1})

@@ -1,0 +1,78 @@
+"""Pools of threads and greenlets, and none at all: what prefork does, they do."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from support.waiting import wait_until
+
+POOLS = ["threads", "gevent", "solo"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
+    """One message twenty times, and another one for the same order: one body, all handled."""
+    task_id = str(uuid.uuid4())
+    shop.publish_raw(shop.tasks.ship, [42, 0.5], times=20, task_id=task_id)
+    other = shop.tasks.ship.delay(42)
+    with shop.worker(pool=pool, concurrency=4) as worker:
+        assert other.get(timeout=60) == {"order": 42}
+        wait_until(lambda: worker.handled() >= 21, timeout_s=60, message="all handled")
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"42": 1})
+    assert len(shop.steps("began")) == 1
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: str) -> None:
+    """SIGSTOP of the whole worker beyond the lease: another one does the work, once."""
+    first = shop.tasks.hold.delay(5, 1.0)
+    # One message at a time: a worker that asks for more may be given one while it is paused.
+    with shop.worker(pool=pool, concurrency=1) as paused:
+        shop.wait_for_steps("wrote")
+        paused.signal(signal.SIGSTOP)
+        second = shop.tasks.hold.delay(5, 0)
+        with shop.worker(pool=pool) as worker:
+            second.get(timeout=60)
+            assert "takes over order:5" in worker.text()
+        paused.signal(signal.SIGCONT)
+        wait_until(
+            lambda: "stale commit refused" in paused.text(), timeout_s=60, message="the refusal"
+        )
+        first.get(timeout=60)
+        assert "raised unexpected" not in paused.text()
+    assert shop.effects() == Counter({"5": 1})
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str) -> None:
+    """Several bodies at once die with their process; after the visibility timeout all are done."""
+    shop = make_shop(SHOP_VISIBILITY_S="2")
+    results = [shop.tasks.ship.delay(order, 60) for order in range(3)]
+    with shop.worker(pool=pool, concurrency=3) as killed:
+        began = shop.wait_for_steps("began", 3)
+        assert {step.pid for step in began} == {killed.pid}
+        killed.kill()
+    with shop.worker(pool=pool, concurrency=3):
+        assert [result.get(timeout=60)["order"] for result in results] == [0, 1, 2]
+    assert shop.effects() == Counter({"0": 1, "1": 1, "2": 1})
+
+
+def test_a_greenlet_that_never_yields_keeps_its_lease(shop: Any) -> None:
+    """The watchdog is a native thread: it renews while a body holds up all other greenlets."""
+    with shop.worker(pool="gevent", concurrency=4) as worker:
+        spinning = shop.tasks.spin.delay(6, 5.0)
+        shop.wait_for_steps("began")
+        with shop.worker(pool="threads") as other:
+            shop.tasks.spin.delay(6, 0.0)
+            wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")
+            spinning.get(timeout=60)
+            shop.wait_for_quiet()
+        assert "lost after" not in worker.text()
+    assert shop.effects() == Counter({"6": 1})
+    assert shop.work("shop.spin", 6).attempts == 1
