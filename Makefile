@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev
 DATA ?=
+BENCH_ARGS ?=
 PYTEST_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
@@ -55,8 +56,10 @@ format: setup
 	@"$(BIN)/python" -m ruff check --fix-only --quiet .
 	@"$(BIN)/python" -m ruff format --quiet .
 
-bench: setup
-	@"$(BIN)/python" -m benchmarks
+# In an environment of its own, for the libraries it compares with want other versions.
+bench:
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
+	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:

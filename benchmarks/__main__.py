@@ -1,0 +1,43 @@
+"""`python -m benchmarks [name …] [--quick]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from benchmarks.measure import CONSOLE
+
+ALL = ("startup", "locks", "guarded", "leases", "drain")
+PACKAGES = (
+    "celery", "redis", "psycopg", "sqlalchemy",
+    "python-redis-lock", "mithril-locks", "fencekit",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Run what was named, by default everything."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*ALL, []], help="by default all of them")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; rough figures")
+    options = parser.parse_args()
+    CONSOLE.print(
+        f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} CPUs; "
+        + ", ".join(filter(None, map(_version, PACKAGES)))
+    )
+    CONSOLE.print()
+    for name in options.names or ALL:
+        importlib.import_module(f"benchmarks.{name}").main(quick=options.quick)
+
+
+def _version(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""One guarded call with its effect on PostgreSQL, beside the same by hand; every DONE flushed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+import taskguard
+from benchmarks.hand_written import ByHand
+from benchmarks.measure import in_turns, show
+from taskguard import Guard
+from taskguard.ledger.sql import SqlLedger
+from taskguard.testing.servers import Postgres, Valkey
+
+REFERENCE = "by hand: redis-py and psycopg"
+EFFECT = "insert into effects values ('order')"
+
+
+def main(*, quick: bool) -> None:
+    """Print the table."""
+    with Valkey() as valkey, Postgres() as postgres:
+        url = postgres.create_database("bench")
+        by_hand = ByHand(valkey.url, url.replace("+psycopg", ""))
+        by_hand.db.execute("create table effects (item text)")
+        ledger = SqlLedger(url)
+        ledger.create_schema()
+        tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=())
+        found = in_turns(
+            _cases(tg, by_hand),
+            reference=REFERENCE,
+            rounds=5 if quick else 15,
+            repeats=50 if quick else 200,
+        )
+        by_hand.close()
+        tg.close()
+    show("A guarded call: lock, claim, one effect with DONE, release (fsync on)", "µs", found)
+
+
+def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
+    numbers = itertools.count()
+    statement = sa.text(EFFECT)
+
+    @tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            db.execute(statement)
+
+    @tg.guarded(key="order:<order>")
+    def touch(order: int) -> None:
+        pass
+
+    def effect(db: psycopg.Connection[Any]) -> None:
+        db.execute(EFFECT)
+
+    return {
+        REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}", effect),
+        "taskguard": lambda: ship(next(numbers)),
+        "by hand, no effect": lambda: by_hand.run(f"touch {next(numbers)}"),
+        "taskguard, no effect": lambda: touch(next(numbers)),
+        "taskguard, a duplicate of DONE": lambda: ship(1),
+    }

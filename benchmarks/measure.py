@@ -1,0 +1,77 @@
+"""Cases measured in turns, and what came out as a table."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+CONSOLE = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of a table: the median of all rounds, and of each round's ratio to the reference."""
+
+    name: str
+    median: float
+    ratio: float
+
+
+def in_turns(
+    cases: Mapping[str, Callable[[], object]], *, reference: str, rounds: int, repeats: int
+) -> list[Figure]:
+    """µs per call of each case; in each round every case runs `repeats` times.
+
+    The ratio is the median of the rounds' own ratios: a slow minute is slow for both.
+    """
+    for case in cases.values():
+        for _ in range(max(20, repeats // 5)):
+            case()
+    samples: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds):
+        names = list(cases)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            case = cases[name]
+            gc.collect()
+            gc.disable()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                case()
+            samples[name].append((time.perf_counter() - began) / repeats * 1e6)
+            gc.enable()
+    return figures(samples, reference=reference)
+
+
+def figures(samples: Mapping[str, list[float]], *, reference: str) -> list[Figure]:
+    """Medians, and medians of the ratios to the reference's sample of the same round."""
+    base = samples[reference]
+    return [
+        Figure(
+            name,
+            statistics.median(values),
+            statistics.median(value / other for value, other in zip(values, base, strict=True)),
+        )
+        for name, values in samples.items()
+    ]
+
+
+def show(title: str, unit: str, found: list[Figure], *, notes: Mapping[str, str] = {}) -> None:
+    """Print a table; `notes` adds a word to a line."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column(unit, justify="right")
+    table.add_column("ratio", justify="right")
+    if notes:
+        table.add_column("")
+    for figure in found:
+        cells = [figure.name, f"{figure.median:,.0f}", f"{figure.ratio:.2f}"]
+        style = "bold" if figure.name.startswith("taskguard") else ""
+        table.add_row(*cells, *([notes.get(figure.name, "")] if notes else []), style=style)
+    CONSOLE.print(table)
+    CONSOLE.print()

@@ -1,0 +1,40 @@
+"""The benchmark runs, and what it counts (as opposed to times) is as promised."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "startup", "leases", "--quick"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_many_leases_are_kept_by_one_thread_in_few_round_trips(output: str) -> None:
+    """A tenth of the benchmark's leases, over five renewal intervals: none is lost."""
+    assert "standing after 5 renewal intervals: 1,000" in output
+    assert "lost: 0" in output
+    assert "threads for it: 1" in output
+    trips = re.search(r"lock server and ledger: (\d+)", output)
+    assert trips is not None
+    assert 0 < int(trips[1]) <= 100
+
+
+def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:
+    """They are loaded where they are first needed."""
+    assert "it loads: none" in output
