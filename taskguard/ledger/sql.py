@@ -321,6 +321,10 @@ class SqlLedger:
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
+        if self._one_statement:
+            database = self._database
+            database.twice(lambda: postgresql.store_result(database, claim, result_json))
+            return
         self._change(
             WORKS.c.id == claim.work,
             WORKS.c.state == State.DONE.value,

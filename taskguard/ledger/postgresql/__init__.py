@@ -19,7 +19,7 @@ from taskguard.ledger.database import Database, milliseconds
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
-__all__ = ["begin", "claim", "complete", "renew"]
+__all__ = ["begin", "claim", "complete", "renew", "store_result"]
 
 _HOLDS_PER_STATEMENT = 1000
 _CHECK_CLIENT_MS = 2000
@@ -36,6 +36,7 @@ _CLAIM = _statement("claim")
 _CLAIM_KEY = _statement("claim_key")
 _COMPLETE = _statement("complete")
 _RENEW = _statement("renew")
+_STORE_RESULT = _statement("store_result")
 
 
 class _Found(NamedTuple):
@@ -158,6 +159,13 @@ def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
     """The statement that completes, for a transaction or alone; one row if it did."""
     return _COMPLETE, _values(claim) | {"key": claim.keys[0], "result": result_json}
+
+
+def store_result(database: Database, claim: Claim, result_json: str) -> None:
+    """Store the result of a work that this claim completed."""
+    lock_timeout = str(milliseconds(database.lock_timeout_s))
+    values = _values(claim) | {"result": result_json, "lock_timeout": lock_timeout}
+    database.ask(_STORE_RESULT, values)
 
 
 def _values(claim: Claim) -> dict[str, Any]:
