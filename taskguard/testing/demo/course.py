@@ -33,6 +33,7 @@ __all__ = ["run"]
 
 _POLL_S = 0.004
 _SENT_A_ROUND = 4
+_WAITING = 30
 _SHOW_EVERY_S = 0.2
 _NOTHING_HAPPENS_S = 60.0
 _LOG_CHARS = 4_000
@@ -61,7 +62,9 @@ def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> lis
             for worker in [each for several in workers.values() for each in several]:
                 stack.enter_context(worker)
         sent = " and ".join(f"{len(queue.items):,} {queue.things}" for queue in queues)
-        display.say(f"{sent}, {DELIVERIES} deliveries each, shuffled.")
+        display.say(f"{sent}, {DELIVERIES} deliveries each, shuffled. Effects are rows of a table")
+        display.say("without a unique index, so that a double one would be seen.")
+        display.say()
         course = _Course(queues, workers, display)
         course.watch()
         return course.count(engine)
@@ -106,12 +109,12 @@ class _Course:
         self._display = display
         self._events: dict[str, Counter[str]] = {queue.name: Counter() for queue in queues}
         self._faults = {
-            queue.name: Faults(queue.name, start_after=len(queue.items) // 10, say=display.note)
+            queue.name: Faults(queue.name, items=len(queue.items), say=display.note)
             for queue in queues
         }
         every = [worker for several in workers.values() for worker in several]
         self._tail = Tail(worker.folder / FILE for worker in every)
-        self._sending = [queue.publish() for queue in queues]
+        self._sending = {queue: queue.publish() for queue in queues}
         self._was_quiet = False
 
     def watch(self) -> None:
@@ -136,10 +139,12 @@ class _Course:
                 time.sleep(_POLL_S)
 
     def _send_some(self) -> None:
-        """Faster than the workers are, and never so much that the rest of the round has to wait."""
-        for sending in list(self._sending):
+        """So much that no worker has to wait, so little that copies and takeovers come soon."""
+        for queue, sending in list(self._sending.items()):
+            if queue.waiting() >= _WAITING:
+                continue
             if len(list(islice(sending, _SENT_A_ROUND))) < _SENT_A_ROUND:
-                self._sending.remove(sending)
+                del self._sending[queue]
 
     def _hear(self) -> list[Line]:
         lines = self._tail.read()

@@ -30,7 +30,7 @@ __all__ = ["Display"]
 
 _PLAIN_EVERY_S = 2.0
 _ROWS = [
-    ("sent", "messages sent"),
+    ("sent", "published"),
     ("deliveries", "deliveries"),
     ("effects", "effects"),
     ("duplicates", "answered as duplicates"),
@@ -131,6 +131,7 @@ class Display:
 
     def result(self, tallies: Sequence[Tally]) -> int:
         """The table, the verdict and how to go on; returns the exit status."""
+        self.say()
         self.table(tallies)
         everything = tallies[-1]
         style = "bold green" if everything.ok else "bold red"

@@ -25,6 +25,7 @@ from taskguard.testing.demo.journal import BEGAN, Line
 __all__ = ["Faults"]
 
 _PATIENCE_S = 20.0
+_FEW = 5
 _ENDS = {Completed.name, Deferred.name, Duplicate.name, Failed.name}
 
 
@@ -47,14 +48,15 @@ class _Victim:
 class Faults:
     """The faults of one queue. Fed with every line of the journal, then asked to `step()`."""
 
-    def __init__(self, queue: str, *, start_after: int, say: Callable[[str, str], None]) -> None:
-        """Begin when `start_after` items are done; `say(queue, text)` tells what was done."""
+    def __init__(self, queue: str, *, items: int, say: Callable[[str, str], None]) -> None:
+        """Begin when a tenth of `items` is done; `say(queue, text)` tells what was done."""
         self.killed = 0
         self.paused = 0
         self._queue = queue
         self._say = say
         self._wanted = deque(["kill", "pause"])
-        self._left = start_after
+        self._left = items
+        self._begin_at = items - items // 10
         self._phase = _Phase.IDLE
         self._bodies: dict[int, str] = {}
         self._victim = _Victim(0, "", 0.0)
@@ -68,9 +70,14 @@ class Faults:
         """Take note of what happened."""
         if line.name == BEGAN:
             self._bodies[line.pid] = line.key
-            if self._phase is _Phase.IDLE and self._wanted and self._left <= 0:
+            if self._phase is _Phase.IDLE and self._wanted and self._suits(line):
                 self._stop(line)
             return
+        if line.name == Takeover.name:
+            text = f"takeover of {line.key}, fence {line.fence}, attempt {line.attempt}"
+            self._say(self._queue, text)
+        elif line.name == StaleRefused.name:
+            self._say(self._queue, f"stale commit refused: {line.key}, fence {line.fence}")
         if line.name in _ENDS:
             self._bodies.pop(line.pid, None)
         if line.name == Completed.name:
@@ -80,15 +87,9 @@ class Faults:
 
     def _hear_of_victim(self, line: Line) -> None:
         by_itself = line.pid == self._victim.pid
-        if line.name == Takeover.name:
-            self._say(
-                self._queue,
-                f"takeover of {line.key}, fence {line.fence}, attempt {line.attempt}",
-            )
-            if self._phase is _Phase.KILLED:
-                self._over("kill")
+        if line.name == Takeover.name and self._phase is _Phase.KILLED:
+            self._over("kill")
         elif line.name == StaleRefused.name and by_itself and self._phase is _Phase.RESUMED:
-            self._say(self._queue, f"stale commit refused: {line.key}, fence {line.fence}")
             self._over("pause")
         elif line.name in _ENDS and by_itself and self._phase is _Phase.RESUMED:
             self._phase = _Phase.IDLE  # it was through before it stopped
@@ -111,6 +112,10 @@ class Faults:
         elif self.in_progress and self._waited_s() > _PATIENCE_S:
             _signal(self._victim.pid, signal.SIGCONT)
             self._phase = _Phase.IDLE
+
+    def _suits(self, line: Line) -> bool:
+        """Late enough, and new work, as long as more of that is to come."""
+        return self._left <= self._begin_at and (line.attempt == 1 or self._left <= _FEW)
 
     def _stop(self, line: Line) -> None:
         self._victim = _Victim(line.pid, line.key, time.monotonic())

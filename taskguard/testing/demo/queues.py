@@ -23,6 +23,7 @@ __all__ = ["DELIVERIES", "DemoQueue", "Invoices", "Orders"]
 
 DELIVERIES = 3
 _CHUNK = 500
+_WINDOW = 40
 
 
 class DemoQueue(ABC):
@@ -44,14 +45,20 @@ class DemoQueue(ABC):
         return DELIVERIES * len(self.items)
 
     def publish(self) -> Iterator[None]:
-        """Everything three times, shuffled; one delivery with each step."""
-        first, second = [str(uuid4()) for _ in self.items], [str(uuid4()) for _ in self.items]
-        pairs = [*zip(self.items, first, strict=True), *zip(self.items, second, strict=True)]
-        pairs += pairs[: len(first)]
-        random.shuffle(pairs)
-        self.messages = [*first, *second]
-        for item, message in pairs:
-            yield self.send(item, message)
+        """Everything three times; one delivery with each step.
+
+        Shuffled within a window: that the same work comes again soon is what happens in life, and
+        lets several workers have it at once.
+        """
+        for start in range(0, len(self.items), _WINDOW):
+            deliveries = []
+            for item in self.items[start : start + _WINDOW]:
+                first, second = str(uuid4()), str(uuid4())
+                self.messages += [first, second]
+                deliveries += [(item, first), (item, first), (item, second)]
+            random.shuffle(deliveries)
+            for item, message in deliveries:
+                yield self.send(item, message)
 
     @abstractmethod
     def send(self, item: str, message: str) -> None:
@@ -60,6 +67,10 @@ class DemoQueue(ABC):
     @abstractmethod
     def workers(self) -> list[Worker]:
         """The workers, not started."""
+
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many messages no worker has taken yet."""
 
     @abstractmethod
     def quiet(self) -> bool:
@@ -90,6 +101,9 @@ class Orders(DemoQueue):
 
     def workers(self) -> list[Worker]:
         return [CeleryWorker(orders.__name__, children=4)]
+
+    def waiting(self) -> int:
+        return int(self.broker.llen(orders.app.conf.task_default_queue))
 
     def quiet(self) -> bool:
         with self.broker.pipeline(transaction=True) as pipe:
@@ -130,6 +144,9 @@ class Invoices(DemoQueue):
 
     def workers(self) -> list[Worker]:
         return [RQWorker(self.things, url=self.broker_url) for _ in range(2)]
+
+    def waiting(self) -> int:
+        return len(self._queue)
 
     def quiet(self) -> bool:
         with self.broker.pipeline(transaction=True) as pipe:
