@@ -2,16 +2,22 @@
 
 Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
 entry. The stock workers do the same by a retry that they count (`number_of_retries`).
+
+Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
+would load them anew, for a quarter of a second of every job.
 """
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rq import Queue, Worker
 from rq.job import Job
 
+from taskguard.errors import ConfigurationError
+from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
 
 __all__ = ["GuardedWorker"]
@@ -21,7 +27,11 @@ class GuardedWorker(Worker):
     """`rq worker --worker-class taskguard_rq.GuardedWorker`."""
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
-        """As RQ's, with the scheduler on."""
+        """As RQ's, with the scheduler on, and with what every work horse needs loaded before."""
+        # Connects to nothing. What is wrong here may be set right by the job's module, and is the
+        # job's error otherwise.
+        with contextlib.suppress(ConfigurationError):
+            house()
         if len(args) <= 6:  # not given by position
             kwargs["with_scheduler"] = True
         return super().work(*args, **kwargs)

@@ -71,6 +71,14 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: 
     assert office.effects() == Counter({"1": 1})
 
 
+def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office: Any) -> None:
+    """A work horse is a fork: what it loads by itself, the next one loads again."""
+    job = office.queue.enqueue("support.horse.loaded", "sqlalchemy", "psycopg", "redis")
+    office.worker()
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
+    assert job.return_value() == ["sqlalchemy", "psycopg", "redis"]
+
+
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
     """The stock worker without --with-scheduler: an error in the log, and still an answer."""
     office.queue.enqueue(charge, 1, 2.0)
