@@ -144,10 +144,21 @@ class TaskGuard:
 
         return decorate
 
-    def run(self, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a compiled function as a plain call: a message of its own, nothing to put off to."""
+    def run(
+        self,
+        compiled: GuardedFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        task: str | None = None,
+    ) -> Any:
+        """Run a compiled function as a plain call: a message of its own, nothing to put off to.
+
+        `task` is the name under which a queue knows it, so that a call and a message are the same
+        work; by default the function's own.
+        """
         message = MessageRef(os.urandom(16).hex())
-        delivery = compiled.delivery(args, kwargs, message=message)
+        delivery = compiled.delivery(args, kwargs, task=task, message=message)
         outcome = self.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
         if isinstance(outcome, Completed | Answered):
             return outcome.value

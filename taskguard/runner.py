@@ -62,6 +62,8 @@ _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _LATE_ANSWER_S = 3_600.0
 _ERROR_CHARS = 500
+# Without tables it is as if the database were away: a person has to mend it.
+_NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 
 
 class Runner:
@@ -106,8 +108,7 @@ class Runner:
         _refuse_reentry(delivery)
         try:
             entered = self._enter(delivery)
-        except (LedgerUnavailableError, LedgerSchemaError) as error:
-            # Without tables it is as if the database were away: a person has to mend it.
+        except _NO_LEDGER as error:
             logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
             return self._defer_blindly(delivery, error)
         if isinstance(entered, Entered):
@@ -240,7 +241,7 @@ class Runner:
                 publish(copy)
             elif not self.ledger.defer(self._entry.request(delivery, Owner("", "")), publish):
                 return self._drop(delivery, "superseded")
-        except LedgerUnavailableError:
+        except _NO_LEDGER:
             if not published:
                 publish(copy)
         self._entry.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
@@ -262,7 +263,7 @@ class Runner:
             return Completed(self._body(delivery, kept, guard, body))
         except (StaleTokenError, LeaseLostError) as error:
             return self._after_loss(delivery, kept, guard, error)
-        except (LedgerUnavailableError, TransactionRetryError) as error:
+        except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
                 raise
             self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
@@ -373,7 +374,7 @@ class Runner:
         if self.ledger is not None and guard.claim is not None and delivery.work is not None:
             try:
                 found = self.ledger.look(self._entry.request(delivery, kept.lease.owner))
-            except LedgerUnavailableError as unavailable:
+            except _NO_LEDGER as unavailable:
                 return self._defer_blindly(delivery, unavailable)
             if isinstance(found, Answer):
                 return self._answer(delivery, found)

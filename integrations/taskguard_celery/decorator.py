@@ -26,6 +26,8 @@ __all__ = ["guarded_function_of", "guarded_task"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK = "__taskguard__"
+# On a request whose message is being handled: a body that calls its own task calls a function.
+_IN_HAND = "taskguard_in_hand"
 
 
 def guarded_task(
@@ -57,9 +59,13 @@ def guarded_task(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            task = _delivering_task(wrapper)
+            task = _task_of(wrapper)
             if task is None:
                 return house_of(current_app).run(compiled, args, kwargs)
+            request = task.request
+            if request.called_directly or vars(request).get(_IN_HAND):
+                return house_of(task.app).run(compiled, args, kwargs, task=task.name)
+            setattr(request, _IN_HAND, True)
             return _deliver(task, compiled, args, kwargs)
 
         # Celery checks arguments against this before it publishes.
@@ -91,12 +97,14 @@ def _layers(task: Task) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _delivering_task(wrapper: Any) -> Task | None:
-    """The task whose message is being handled here, if its function is `wrapper`."""
+def _task_of(wrapper: Any) -> Task | None:
+    """The task whose function `wrapper` is: the one at work here, else one of the current app."""
     task = current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
-    if task is None or task.request.called_directly:
-        return None
-    return task if any(function is wrapper for function in _layers(task)) else None
+    if task is not None and any(function is wrapper for function in _layers(task)):
+        return task
+    # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
+    tasks = current_app.tasks.values()
+    return next((task for task in tasks if any(f is wrapper for f in _layers(task))), None)
 
 
 def _deliver(

@@ -10,12 +10,14 @@ Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUA
 | taskguard_ledger | an Engine or a ledger; None: locks only |
 | taskguard_listeners | callables that hear every event, instead of the one that logs |
 
-Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went.
+Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
+pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +27,15 @@ from taskguard import UNSET, Codec, TaskGuard, connect, events
 
 __all__ = ["configure", "house_of"]
 
-CODEC = Codec(dumps=kombu_json.dumps, loads=kombu_json.loads)
+_kombu_dumps: Callable[[Any], str] = kombu_json.dumps
+
+
+def _dumps(value: Any) -> str:
+    dump = getattr(value, "model_dump", None)
+    return _kombu_dumps(dump() if callable(dump) else value)
+
+
+CODEC = Codec(dumps=_dumps, loads=kombu_json.loads)
 
 _houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
 _building = threading.Lock()

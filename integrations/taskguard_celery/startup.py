@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery import Task
-from celery.signals import celeryd_init, task_revoked, worker_ready
+from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
 from taskguard_celery.decorator import guarded_function_of
@@ -128,13 +128,12 @@ def _check_ledger(app: Any) -> None:
         house.close()
 
 
-def _on_worker_init(instance: Any = None, **_: Any) -> None:
-    app = instance.app
-    app.loader.import_default_modules()
-    app.finalize()
+def _on_worker_setup(instance: Any = None, **_: Any) -> None:
+    """Logging is set up by now, and nothing has been forked or fetched."""
     try:
-        check_worker(app)
+        check_worker(instance.app)
     except errors.ConfigurationError as error:
+        logger.critical("the worker does not start: %s", error)
         # Celery logs and forgets a receiver's exception; only leaving stops the worker.
         raise SystemExit(f"taskguard: {error}") from error
 
@@ -212,6 +211,6 @@ def _takes_itself(task: Task) -> bool:
     return inspect.ismethod(getattr(task, "_orig_run", task.run))
 
 
-celeryd_init.connect(_on_worker_init, weak=False)
+celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_ready.connect(_on_worker_ready, weak=False)
 task_revoked.connect(_on_revoked, weak=False)

@@ -1,0 +1,262 @@
+"""What a worker says about its settings, and what it does where they are wrong."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import taskguard_celery
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError
+from taskguard.testing.servers import free_port
+from taskguard_celery import guarded_task
+from taskguard_celery.startup import _on_worker_ready
+
+SECRET = "s3cret-horse"
+
+
+@pytest.fixture(autouse=True)
+def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apps made here have their own tasks only, whatever was imported before."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+
+
+def make_app(broker: str = "redis://localhost", **settings: Any) -> Celery:
+    """An app with one guarded task and one that is not; connects to nothing."""
+    app = Celery("settings", broker=broker, set_as_current=False)
+    app.conf.update(settings)
+
+    @app.task(name="ship", shared=False)
+    @guarded_task(key="order:<order>")
+    def ship(order: int) -> None: ...
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
+    return app
+
+
+def found(app: Celery) -> list[str]:
+    """What the guarded task is warned about; asked of every task, plain ones say nothing."""
+    app.finalize()
+    return taskguard_celery.warnings_for(app.tasks["ship"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("task_acks_late", {"task_acks_late": False}),
+        ("task_reject_on_worker_lost", {"task_reject_on_worker_lost": False}),
+        ("visibility_timeout", {"task_time_limit": 7_200}),
+    ],
+)
+def test_each_warning_names_the_setting(setting: str, change: dict[str, Any]) -> None:
+    """One setting off, one warning, with its name as it stands in the app's configuration."""
+    safe = {"task_acks_late": True, "task_reject_on_worker_lost": True}
+    assert found(make_app(**safe)) == []
+    (warning,) = found(make_app(**{**safe, **change}))
+    assert setting in warning
+
+
+def test_safe_defaults_leave_no_warning() -> None:
+    """Called before or after the tasks are bound to the app, with any time limit."""
+    app = make_app(task_time_limit=7_200)
+    taskguard_celery.safe_defaults(app)
+    assert found(app) == []
+    assert app.conf.broker_transport_options["visibility_timeout"] > 7_200
+
+
+def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
+    """Also one that is defined only after the call."""
+    app = make_app()
+    taskguard_celery.safe_defaults(app)
+
+    @app.task(name="late", shared=False, time_limit=9_000)
+    @guarded_task(key="order:<order>")
+    def late(order: int) -> None: ...
+
+    app.finalize()
+    assert taskguard_celery.warnings_for(app.tasks["late"]) == []
+
+
+def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
+    """A copy counts as published once the broker took it; other options stay."""
+    app = make_app("amqp://localhost", broker_transport_options={"max_retries": 3})
+    taskguard_celery.safe_defaults(app)
+    assert found(app) == []
+    assert app.conf.broker_transport_options == {"max_retries": 3, "confirm_publish": True}
+
+
+def test_what_a_task_says_for_itself_stays_and_is_warned_about() -> None:
+    """safe_defaults changes the app's defaults, not the task's own word."""
+    app = Celery("own", broker="redis://localhost", set_as_current=False)
+    taskguard_celery.safe_defaults(app)
+
+    @app.task(name="ship", shared=False, acks_late=False)
+    @guarded_task(key="order:<order>")
+    def ship(order: int) -> None: ...
+
+    (warning,) = found(app)
+    assert "acks_late" in warning
+
+
+def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
+    """At import, before anything is published."""
+    app = Celery("order", set_as_current=False)
+    with pytest.raises(ConfigurationError, match=r"over @app\.task on .*ship"):
+
+        @guarded_task(key="order:<order>")
+        @app.task(name="ship", shared=False)
+        def ship(order: int) -> None: ...
+
+
+def test_lost_children_are_looked_for_well_within_a_lease() -> None:
+    """A timer of the prefork pool's own; a worker without guarded tasks is left alone."""
+    called: list[float] = []
+    hub = SimpleNamespace(call_repeatedly=lambda delay, _: called.append(delay))
+    pool = SimpleNamespace(maintain_pool=lambda: None)
+    bare = Celery("bare", set_as_current=False)
+    _on_worker_ready(SimpleNamespace(app=bare, hub=hub, pool=pool, task_consumer=None))
+    assert called == []
+    _on_worker_ready(SimpleNamespace(app=make_app(), hub=hub, pool=pool, task_consumer=None))
+    assert len(called) == 1
+    assert called[0] <= 1
+
+
+def test_a_worker_warns_once_for_each_guarded_task_and_safe_defaults_silence_it(
+    make_shop: Any,
+) -> None:
+    """Real workers: one line a task, every setting named; with safe_defaults no line."""
+    shop = make_shop(
+        SHOP_SETTINGS='{"task_acks_late": false, "task_reject_on_worker_lost": false,'
+        ' "task_time_limit": 100}'
+    )
+    with shop.worker() as worker:
+        text = worker.text()
+    lines = [line for line in text.splitlines() if "can lose work" in line]
+    guarded = [name for name in shop.tasks.app.tasks if name.startswith("shop.")]
+    guarded = [name for name in guarded if name not in ("shop.total", "shop.complain")]
+    assert sorted(line.split("] ")[1].split()[0] for line in lines) == sorted(guarded)
+    for setting in ("task_acks_late", "task_reject_on_worker_lost", "visibility_timeout"):
+        assert all(setting in line for line in lines)
+    with shop.worker({"SHOP_SAFE": "1"}) as worker:
+        assert "can lose work" not in worker.text()
+
+
+def test_without_a_ledger_the_worker_does_not_start_and_the_work_is_done_later(
+    shop: Any,
+) -> None:
+    """The message names the settings there are; the order waits in the queue."""
+    result = shop.tasks.ship.delay(1)
+    said = shop.worker({"SHOP_LEDGER": ""}).fails_to_start()
+    assert "No ledger is configured" in said
+    assert "taskguard_ledger_url" in said
+    with shop.worker():
+        assert result.get(timeout=60) == {"order": 1}
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_without_tables_the_worker_does_not_start_and_the_work_is_done_later(
+    make_shop: Any,
+) -> None:
+    """The message names the command that creates them."""
+    shop = make_shop(tables=False)
+    result = shop.tasks.ship.delay(1)
+    assert "taskguard ledger create" in shop.worker().fails_to_start()
+    shop.ledger.create_schema()
+    with shop.worker():
+        assert result.get(timeout=60) == {"order": 1}
+    assert shop.effects() == Counter({"1": 1})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql+psycopg://shop:{SECRET}@127.0.0.1:port/shop",
+        f"mysql://shop:{SECRET}@127.0.0.1/shop",
+        f"postgresql+nosuchdriver://shop:{SECRET}@127.0.0.1/shop",
+    ],
+    ids=["unreadable", "unknown database", "missing driver"],
+)
+def test_a_wrong_ledger_url_stops_the_worker_without_its_password(shop: Any, url: str) -> None:
+    """Said at start, in words, and the password is nowhere in the log."""
+    said = shop.worker({"SHOP_LEDGER": url}).fails_to_start()
+    assert "taskguard: " in said
+    assert "Traceback" not in said
+    assert SECRET not in said
+
+
+def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: Any) -> None:
+    """The worker starts, deliveries are put off, and another worker does them."""
+    result = shop.tasks.ship.delay(1)
+    url = f"postgresql+psycopg://shop:{SECRET}@127.0.0.1:{free_port()}/shop"
+    with shop.worker({"SHOP_LEDGER": url}) as worker:
+        wait_until(lambda: "put off" in worker.text(), timeout_s=60, message="put off")
+        worker.signal(signal.SIGTERM)
+        worker.wait()
+        assert "the ledger is away" in worker.text()
+        assert SECRET not in worker.text()
+    assert not shop.effects()
+    with shop.worker():
+        assert result.get(timeout=90) == {"order": 1}
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_a_lock_server_that_is_not_there_tells_no_password(shop: Any) -> None:
+    """Work goes on, by the ledger alone."""
+    url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
+    with shop.worker({"SHOP_LOCKS": url}) as worker:
+        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+        assert "lock server gave no answer" in worker.text()
+        assert SECRET not in worker.text()
+
+
+def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:
+    """Deliveries are put off until a person has mended it."""
+    with shop.worker() as worker:
+        with shop.engine.begin() as db:
+            for table in ("keys", "works", "messages", "schema"):
+                db.exec_driver_sql(f"alter table taskguard_{table} rename to hidden_{table}")
+        result = shop.tasks.ship.delay(1)
+        wait_until(lambda: "put off" in worker.text(), timeout_s=60, message="put off")
+        assert "taskguard ledger create" in worker.text()
+        with shop.engine.begin() as db:
+            for table in ("keys", "works", "messages", "schema"):
+                db.exec_driver_sql(f"alter table hidden_{table} rename to taskguard_{table}")
+        assert result.get(timeout=60) == {"order": 1}
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_a_result_that_is_not_json_leaves_the_work_done(shop: Any) -> None:
+    """A warning says so; a later message gets None, and ships nothing."""
+    with shop.worker() as worker:
+        shop.tasks.odd.delay(1)
+        shop.wait_for_effects(1)
+        assert shop.tasks.odd.delay(1).get(timeout=60) is None
+        assert "is not JSON" in worker.text()
+    assert shop.work("shop.odd", 1).state == "DONE"
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_an_argument_that_cannot_be_a_key_fails_by_name(shop: Any) -> None:
+    """The caller sees which one; nothing is run."""
+    with shop.worker():
+        result = shop.tasks.ship.delay(None)
+        with pytest.raises(Exception, match="order") as caught:
+            result.get(timeout=60)
+    assert type(caught.value).__name__ == "KeyArgumentError"
+    assert not shop.steps("began")
+
+
+def test_a_worker_without_guarded_tasks_needs_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    """Importing the integration asks nothing of an app that does not use it."""
+    app = Celery("plain", set_as_current=False)
+    with caplog.at_level(logging.WARNING, logger="taskguard"):
+        taskguard_celery.check_worker(app)
+    assert not caplog.records
