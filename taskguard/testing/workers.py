@@ -58,6 +58,8 @@ class Worker(Server):
             **super()._environment(),
             **self._variables,
             FOLDER_VARIABLE: str(self.folder),
+            # A killed worker does not remove its temporary files; `stop()` does.
+            "TMPDIR": str(self.folder),
             "PYTHONUNBUFFERED": "1",
         }
 

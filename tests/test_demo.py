@@ -1,0 +1,214 @@
+"""`make demo`: it runs, counts right, finds what is wrong, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import sqlalchemy as sa
+from rich.console import Console
+
+from support.needs import need
+from support.waiting import wait_until
+from taskguard.testing.demo.__main__ import main
+from taskguard.testing.demo.data import DataError, read_orders
+from taskguard.testing.demo.display import Display
+from taskguard.testing.demo.effects import count_effects, create_effects
+from taskguard.testing.demo.journal import Tail
+from taskguard.testing.demo.tally import Tally, tally, total, verdict
+from taskguard.testing.servers import Postgres, Valkey
+
+COMMAND = [sys.executable, "-m", "taskguard.testing.demo"]
+ORDERS = ["7", "8", "9"]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo with 12 orders of the user's own and 6 invoices, without a terminal."""
+    need(Valkey)
+    need(Postgres)
+    data = tmp_path / "orders.csv"
+    data.write_text("".join(["order_id,amount\n", *(f"A-{n},1\n" for n in range(12))]))
+    process = subprocess.Popen(
+        [*COMMAND, "--data", str(data), "--invoices", "6"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(_temporary(tmp_path)), "COLUMNS": "80"},
+    )
+    yield process
+    process.kill()
+    process.wait(30)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _temporary(tmp_path: Path) -> Path:
+    """A folder of its own for temporary files, which PostgreSQL's user reaches as well."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    for each in (folder, *folder.parents[:3]):
+        each.chmod(each.stat().st_mode | 0o711)
+    return folder
+
+
+def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
+    demo: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """The counts fit together, in both queues, and nothing is left behind."""
+    text, _ = demo.communicate(timeout=120)
+    print(text)
+    assert demo.returncode == 0
+    rows = _rows(text)
+    assert rows["published"] == [36, 18, 54]
+    assert rows["effects"] == [12, 6, 18]
+    assert rows["double effects"] == rows["lost effects"] == [0, 0, 0]
+    for row in ("children killed in a body", "children stopped in a body"):
+        assert min(rows[row]) >= 1, row
+    assert min(rows["stale commits refused"]) >= 1
+    assert min(rows["takeovers"]) >= 2
+    ends = ("effects", "answered as duplicates", "deferred", "children killed in a body")
+    assert [sum(rows[name][column] for name in ends) for column in range(3)] == rows["deliveries"]
+    for line in ("killed in the body of order:A-", "takeover of ", "stale commit refused: invoice"):
+        assert line in text
+    assert re.search(r"Valkey \d.*PostgreSQL \d.*Celery \d.*RQ \d", text)
+    assert "\x1b" not in text
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path: Path) -> None:
+    """In the middle of it: no process and no folder stays."""
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "killed in the body" in line:
+            break
+    family = psutil.Process(demo.pid).children(recursive=True)
+    assert len(family) > 5
+    demo.send_signal(signal.SIGINT)
+    assert "stopped" in demo.stdout.read()
+    assert demo.wait(30) == 130
+    wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def _rows(text: str) -> dict[str, list[int]]:
+    """The table: the numbers by the name of their row."""
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    return {row[0]: [int(cell.replace(",", "")) for cell in row[1:]] for row in cells if row}
+
+
+def _counted(effects: Counter[str], *, unanswered: int = 0) -> Tally:
+    events = Counter({"completed": 3, "duplicate": 6, "deferred": 2, "stale_refused": 1})
+    return tally(
+        "Celery", items=ORDERS, sent=9, effects=effects, events=events, unanswered=unanswered
+    )
+
+
+def _shown(counted: Tally) -> tuple[int, str]:
+    """The exit status, and what is printed."""
+    console = Console(width=80)
+    with console.capture() as capture:
+        status = Display(console).result([counted, total([counted])])
+    return status, capture.get()
+
+
+def test_a_double_effect_in_the_table_is_seen_and_fails_the_demo(tmp_path: Path) -> None:
+    """The table takes a second row for an order, and the exit status says so."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'effects.sqlite'}")
+    create_effects(engine)
+    with engine.begin() as db:
+        for order in [*ORDERS, "8"]:
+            db.execute(sa.text("insert into effects values ('Celery', :id, 1, 1)"), {"id": order})
+    counted = _counted(count_effects(engine, "Celery"))
+    engine.dispose()
+    assert (counted.double, counted.lost) == (1, 0)
+    status, text = _shown(counted)
+    assert status == 1
+    assert "WRONG: 1 double and 0 lost effects" in text
+    assert _rows(text)["double effects"] == [1, 1]
+
+
+def test_a_lost_effect_and_a_missing_answer_fail_the_demo() -> None:
+    """Each for itself; without either all is well."""
+    assert _shown(_counted(Counter({"7": 1, "9": 1})))[0] == 1
+    assert _counted(Counter({"7": 1, "9": 1})).lost == 1
+    assert _shown(_counted(Counter(ORDERS), unanswered=1))[0] == 1
+    status, text = _shown(_counted(Counter(ORDERS)))
+    assert status == 0
+    assert "Right:" in text
+
+
+def test_deliveries_are_counted_by_how_they_ended() -> None:
+    """A killed one ends too; a refused commit's delivery ends as something else."""
+    counted = _counted(Counter(ORDERS))
+    assert counted.deliveries == 3 + 6 + 2
+    assert total([counted, counted]).deliveries == 22
+    assert "22 deliveries of 6" in verdict(total([counted, counted]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7\n8\n7\n", ["7", "8"]),
+        ("order_id\n7\n", ["7"]),
+        ("Order\r\n7\r\n8\r\n", ["7", "8"]),
+        ("\ufeffamount;Order_ID\n1;A 7\n2; A 8 \n3;\n", ["A 7", "A 8"]),
+        ("7\tx\n8\ty\n", ["7", "8"]),
+        ('"Ü, 1",2\n"x",3\n', ["Ü, 1", "x"]),
+        ("north\nsouth\n", ["north", "south"]),
+    ],
+)
+def test_order_numbers_come_from_the_column_order_id_or_the_first(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    """With or without a header, whatever stands between columns."""
+    data = tmp_path / "orders.csv"
+    data.write_text(text, encoding="utf-8")
+    assert read_orders(data) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "holds no order numbers"),
+        (b"order_id\n", "holds no order numbers"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"a\x00b\n", "is no"),
+        (b"x" * 300, "is no order number"),
+        (b'"' + b"x" * 200_000, "is not CSV"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
+) -> None:
+    """Before anything is started."""
+    data = tmp_path / "orders.csv"
+    if content is not None:
+        data.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_orders(data)
+    assert main(["--data", str(data)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_journal_gives_whole_lines_once(tmp_path: Path) -> None:
+    """Half a line waits for its other half."""
+    path = tmp_path / "journal"
+    tail = Tail([path])
+    assert tail.read() == []
+    line = b'{"queue": "RQ", "name": "began", "key": "%s"}\n'
+    path.write_bytes(line % b"a" + (line % b"b")[:10])
+    assert [each.key for each in tail.read()] == ["a"]
+    assert tail.read() == []
+    path.write_bytes(line % b"a" + line % b"b")
+    assert [each.key for each in tail.read()] == ["b"]
