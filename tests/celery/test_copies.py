@@ -57,10 +57,10 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
 def test_a_message_never_has_more_than_two_live_copies(
     make_shop: Any, record_property: Any
 ) -> None:
-    """The body runs for four visibility timeouts under two workers; done once, nothing left."""
+    """The body runs for three visibility timeouts under two workers; done once, nothing left."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     with shop.worker() as first, shop.worker() as second, Census(shop) as census:
-        result = shop.tasks.ship.delay(11, 8.0)
+        result = shop.tasks.ship.delay(11, 6.0)
         assert result.get(timeout=60) == {"order": 11}
         shop.wait_for_quiet()
         deferred = (first.text() + second.text()).count("deferred")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import psutil
 from typing_extensions import Self
@@ -115,7 +114,7 @@ class CeleryWorker:
         """SIGKILL to the parent and what is left of its children."""
         if self.process is None:
             return
-        family: list[Any] = []
+        family: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             parent = psutil.Process(self.process.pid)
             family = [*parent.children(recursive=True), parent]
@@ -123,4 +122,12 @@ class CeleryWorker:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.send_signal(signal.SIGKILL)
         self.process.wait(30)
-        psutil.wait_procs(family, timeout=30)
+        # Not waited for as processes: they are init's now, which may take a second to collect them.
+        wait_until(lambda: all(map(_ended, family)), timeout_s=30, message="the worker has ended")
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
