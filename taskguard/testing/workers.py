@@ -7,15 +7,16 @@
 Guaranteed, as for servers: `start()` returns when the worker takes messages, `stop()` leaves no
 process and no folder behind, and neither does a starter that is killed. A worker gets the
 environment of its starter, and TASKGUARD_WORKER_FOLDER: its own temporary folder, for what tasks
-want to tell the starter. Not guaranteed: that a body ends before its worker is stopped; workers
-are stopped by SIGKILL, which is what the library is for.
+want to tell the starter. `python_path` is where modules are found that are not installed.
+Not guaranteed: that a body ends before its worker is stopped; workers are stopped by SIGKILL.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
-from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
 from taskguard.testing.process import Server
@@ -32,12 +33,13 @@ class Worker(Server):
     ready: ClassVar[str]
 
     def __init__(
-        self, arguments: list[str], *, url: str = "", environment: Mapping[str, str] | None = None
+        self, arguments: list[str], *, url: str = "", python_path: Path | None = None
     ) -> None:
         super().__init__()
         self._arguments = arguments
         self._url = url
-        self._variables = dict(environment or {})
+        self._python_path = python_path
+        self._read_chars = 0
 
     @classmethod
     def available(cls) -> str | None:
@@ -50,13 +52,22 @@ class Worker(Server):
         """Where its messages come from, if its starter said so."""
         return self._url
 
+    def new_lines(self) -> list[str]:
+        """The lines that were added to the log since the last call."""
+        new = self.log[self._read_chars :].rpartition("\n")[0]
+        self._read_chars += len(new)
+        return [line for line in new.split("\n") if line]
+
     def _command(self) -> list[str]:
         return [sys.executable, "-m", *self._arguments]
 
     def _environment(self) -> dict[str, str]:
+        variables = super()._environment()
+        if self._python_path is not None:
+            paths = [str(self._python_path), variables.get("PYTHONPATH", "")]
+            variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         return {
-            **super()._environment(),
-            **self._variables,
+            **variables,
             FOLDER_VARIABLE: str(self.folder),
             # A killed worker does not remove its temporary files; `stop()` does.
             "TMPDIR": str(self.folder),
@@ -74,13 +85,11 @@ class CeleryWorker(Worker):
     package = "celery"
     ready = " ready."
 
-    def __init__(
-        self, app: str, *, children: int = 2, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, app: str, *, children: int = 2, python_path: Path | None = None) -> None:
         arguments = ["celery", "-A", app, "worker", "-P", "prefork", "-c", str(children)]
         # The remote control's queues and chatter are of no use to one worker.
         quiet = ["--without-gossip", "--without-mingle", "-l", "INFO"]
-        super().__init__([*arguments, *quiet], environment=environment)
+        super().__init__([*arguments, *quiet], python_path=python_path)
 
 
 class RQWorker(Worker):
@@ -90,10 +99,7 @@ class RQWorker(Worker):
     package = "rq"
     ready = "Listening on "
 
-    def __init__(
-        self, queue: str, *, url: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, queue: str, *, url: str, python_path: Path | None = None) -> None:
         guarded = ["--worker-class", "taskguard_rq.GuardedWorker"]
-        super().__init__(
-            ["rq.cli", "worker", queue, "-u", url, *guarded], url=url, environment=environment
-        )
+        arguments = ["rq.cli", "worker", queue, "-u", url, *guarded]
+        super().__init__(arguments, url=url, python_path=python_path)
