@@ -10,7 +10,9 @@ Does not guarantee that RQ tries again: a work horse that is killed is retried b
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 from rq import get_current_job
@@ -22,11 +24,21 @@ from taskguard_rq.queue import COPY, RQQueue
 
 __all__ = ["guarded_job", "message_of"]
 
+logger = logging.getLogger("taskguard")
+
+# What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
+_RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def guarded_job(
-    *, key: Any, once_per: str = "key", work: str | None = None, **options: Any
+    *,
+    key: Any,
+    once_per: str = "key",
+    work: str | None = None,
+    message_id: Callable[[Job], str] | None = None,
+    **options: Any,
 ) -> Callable[[Function], Function]:
     """Make a job function safe to deliver twice.
 
@@ -35,6 +47,9 @@ def guarded_job(
         once_per: "key": the work is done once for the key. "message": jobs of one key never
             overlap, each job's effects happen once. Or a template that names the work.
         work: the first part of the work's id; by default the function's name.
+        message_id: what tells one message from another, given the job; by default the job's id,
+            when it was created and how many repeats it has left. For schedulers that enqueue
+            one job again and again.
         options: see `taskguard.Policy`.
 
     Raises:
@@ -52,7 +67,8 @@ def guarded_job(
             job = get_current_job()
             if job is None or job.func is not wrapper:
                 return house().run(compiled, args, kwargs)
-            return _deliver(job, compiled, args, kwargs)
+            message = message_of(job, message_id=message_id)
+            return _deliver(job, compiled, message, args, kwargs)
 
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
         return wrapper  # type: ignore[return-value]
@@ -60,21 +76,49 @@ def guarded_job(
     return decorate
 
 
-def message_of(job: Job) -> MessageRef:
+def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> MessageRef:
     """The identity of a job's message: `Repeat` uses the job again, a requeue does not."""
+    return MessageRef(
+        id=_default_id(job) if message_id is None else message_id(job),
+        copy=int(job.meta.get(COPY, 0)),
+    )
+
+
+def _default_id(job: Job) -> str:
+    if _RQ_SCHEDULER_META.intersection(job.meta):
+        # rq-scheduler enqueues the same job each time: all that changes is when.
+        _warn_of_rq_scheduler(job.func_name)
+        return f"{job.id}@{_seconds(job.enqueued_at or job.created_at)}"
     repeats = "" if job.repeats_left is None else f"~{job.repeats_left}"
-    created = f"@{job.created_at.timestamp():.6f}"
-    return MessageRef(id=f"{job.id}{created}{repeats}", copy=int(job.meta.get(COPY, 0)))
+    return f"{job.id}@{_seconds(job.created_at)}{repeats}"
+
+
+def _seconds(when: datetime) -> str:
+    return f"{when.timestamp():.6f}"
+
+
+@functools.cache
+def _warn_of_rq_scheduler(name: str) -> None:
+    logger.warning(
+        "%s comes from rq-scheduler, which uses one job for all its messages: they are told apart "
+        "by when they were enqueued, so one that is enqueued twice counts as two. Say "
+        "message_id= in @guarded_job if you can tell better.",
+        name,
+    )
 
 
 def _deliver(
-    job: Job, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    job: Job,
+    compiled: GuardedFunction,
+    message: MessageRef,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     queue = RQQueue(job)
     delivery = compiled.delivery(
         args,
         kwargs,
-        message=message_of(job),
+        message=message,
         published_at_s=job.created_at.timestamp(),
         queue=queue,
     )

@@ -93,9 +93,11 @@ class Database:
         """Give a connection back; what was not committed is rolled back."""
         if self.begins_itself and not db.invalidated:
             connection = driver_of(db)
-            if not connection.closed:
+            try:
                 connection.rollback()
                 connection.autocommit = False
+            except self.engine.dialect.loaded_dbapi.Error as error:
+                db.connection.invalidate(error)  # it broke; the server has rolled back
         db.close()
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:

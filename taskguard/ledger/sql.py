@@ -493,7 +493,7 @@ def _key(claim: Claim) -> str:
 def _stale(claim: Claim) -> StaleTokenError:
     return StaleTokenError(
         f"The database refused to commit {_key(claim)} with fence {claim.fence}: a newer holder "
-        "exists. Nothing was written.",
+        "exists, or the claim is gone after a crash of the database. Nothing was written.",
         key=_key(claim),
         fence=claim.fence,
     )

@@ -258,6 +258,37 @@ def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url:
         ledger.close()
 
 
+@pytest.mark.parametrize("own_engine", [False, True])
+@pytest.mark.parametrize("last_words", ["a statement", "complete", "an error of the body"])
+def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_words: str) -> None:
+    """Killed with a transaction open: to be run again, and the next transaction says it is away."""
+    with Postgres(fsync="off") as server:
+        url = server.create_database("dies")
+        ledger = SqlLedger(sa.create_engine(url) if own_engine else url)
+        ledger.create_schema()
+        claimed = ledger.claim(request())
+        assert isinstance(claimed, Claimed)
+        expected = ZeroDivisionError if last_words == "an error of the body" else None
+        with pytest.raises(expected or TransactionRetryError):
+            with ledger.transaction(claimed.claim) as tx:
+                tx.db.execute(sa.text("create table effects ()"))
+                server.kill()
+                if last_words == "a statement":
+                    tx.db.execute(sa.text("select 1"))
+                elif last_words == "complete":
+                    tx.complete(claimed.claim, None)
+                else:
+                    raise ZeroDivisionError
+        with pytest.raises(LedgerUnavailableError), ledger.transaction(claimed.claim):
+            pass
+        server.start()
+        # The claim itself was not flushed, so that it may be gone: then it is claimed anew.
+        again = ledger.claim(request(owner=claimed.claim.owner))
+        assert isinstance(again, Claimed)
+        ledger.complete(again.claim, None)
+        ledger.close()
+
+
 def _try(ledger: SqlLedger) -> Any:
     try:
         return ledger.claim(request(3))

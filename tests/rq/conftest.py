@@ -2,107 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-import redis
-import sqlalchemy as sa
-from rq import Queue
 
-from support.waiting import wait_until
-from taskguard.ledger.sql import SqlLedger
-
-HERE = Path(__file__).resolve().parent.parent
-
-
-class Office:
-    """Everything that a test of real RQ workers looks at."""
-
-    def __init__(self, *, broker: str, locks: str, database: str, folder: Path) -> None:
-        self.environment = {"TASKGUARD_LOCKS_URL": locks, "TASKGUARD_LEDGER_URL": database}
-        self.broker = broker
-        self.connection = redis.Redis.from_url(broker)
-        self.queue = Queue("invoices", connection=self.connection)
-        self.folder = folder
-        self.ledger = SqlLedger(database)
-        self.ledger.create_schema()
-        self.engine = sa.create_engine(database)
-        with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
-            db.execute(sa.text("create table effects (item text, fence bigint)"))
-            db.execute(sa.text("create table steps (item text, name text, pid int)"))
-        self._workers: list[subprocess.Popen[bytes]] = []
-
-    def worker(self, kind: str = "taskguard_rq.GuardedWorker", *options: str) -> Any:
-        """Start a worker process; it is killed at the end of the test."""
-        log = self.folder / f"worker-{len(self._workers)}.log"
-        command = [sys.executable, "-m", "rq.cli", "worker", "invoices", "-u", self.broker]
-        command += ["--worker-class", kind, *options]
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=out,
-                cwd=HERE.parent,
-                env={**os.environ, **self.environment, "PYTHONPATH": str(HERE)},
-            )
-        self._workers.append(process)
-        wait_until(
-            lambda: "Listening on invoices" in log.read_text(errors="replace"),
-            timeout_s=60,
-            message=f"worker ready, see {log}",
-        )
-        return process
-
-    def logs(self) -> str:
-        return "".join(
-            path.read_text(errors="replace") for path in sorted(self.folder.glob("worker-*.log"))
-        )
-
-    def effects(self) -> Counter[str]:
-        with self.engine.connect() as db:
-            return Counter(db.execute(sa.text("select item from effects")).scalars())
-
-    def steps(self, name: str) -> list[tuple[str, int]]:
-        with self.engine.connect() as db:
-            rows = db.execute(
-                sa.text("select item, pid from steps where name = :name"), {"name": name}
-            )
-            return [(row.item, row.pid) for row in rows]
-
-    def wait_for(
-        self, condition: Callable[[], Any], message: str, *, timeout_s: float = 60
-    ) -> None:
-        try:
-            wait_until(condition, timeout_s=timeout_s, message=message)
-        except BaseException:
-            print(self.logs()[-8000:])
-            raise
-
-    def close(self) -> None:
-        family: list[Any] = []
-        for worker in self._workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                parent = psutil.Process(worker.pid)
-                family += [*parent.children(recursive=True), parent]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
-        for worker in self._workers:
-            worker.wait(30)
-        psutil.wait_procs(family, timeout=30)
-        self.connection.close()
-        self.engine.dispose()
-        self.ledger.close()
+from support.office import Office
 
 
 @pytest.fixture

@@ -57,3 +57,35 @@ def die(invoice: int, guard: Guard) -> None:
     """Kills the process that runs it, each time."""
     step(invoice, "began")
     os.kill(os.getpid(), 9)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def hold(invoice: int, seconds: float, *, guard: Guard) -> None:
+    """Takes `seconds` inside the transaction, after its write; the second attempt does not."""
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+        step(invoice, "wrote")
+        if guard.attempt == 1:
+            time.sleep(seconds)
+
+
+@guarded_job(key="account:<account>", once_per="message", ttl_s=TTL_S)
+def book(account: int, guard: Guard) -> None:
+    """Once for each message."""
+    with guard.transaction() as db:
+        effect(db, account, guard)
+
+
+@guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])
+def report(day: str, guard: Guard) -> None:
+    """Messages told apart by what their sender says."""
+    with guard.transaction() as db:
+        effect(db, day, guard)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def strange(invoice: int | None, guard: Guard) -> object:
+    """Returns what is not JSON."""
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+    return object

@@ -1,0 +1,139 @@
+"""What counts as a message, and jobs whose settings, arguments or results are wrong."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rq import Repeat
+
+from support.invoices import book, charge, report, strange
+from taskguard_rq.decorator import message_of
+
+
+def finished(job: Any) -> bool:
+    return bool(job.get_status(refresh=True) == "finished")
+
+
+def failed(job: Any) -> bool:
+    return bool(job.get_status(refresh=True) == "failed")
+
+
+def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
+    """`Repeat` uses one job three times: three effects with once_per="message"."""
+    office.queue.enqueue(book, 1, repeat=Repeat(times=2, interval=1))
+    office.worker()
+    office.wait_for(lambda: office.effects()["1"] >= 3, "three effects")
+    assert office.effects() == Counter({"1": 3})
+
+
+def test_a_requeue_is_the_same_message(office: Any) -> None:
+    """The same job put into its queue again after it finished: answered, not done again."""
+    job = office.queue.enqueue(book, 2)
+    office.worker()
+    office.wait_for(lambda: finished(job), "finished")
+    office.connection.rpush(office.queue.key, job.id)
+    office.wait_for(lambda: len(job.results()) == 2, "answered once more")
+    assert office.effects() == Counter({"2": 1})
+
+
+def test_messages_can_be_told_apart_by_what_the_sender_says(office: Any) -> None:
+    """message_id=: two jobs of one day are one message."""
+    office.worker()
+    jobs = [office.queue.enqueue(report, "mo", meta={"day": day}) for day in ("mo", "mo", "tu")]
+    for job in jobs:
+        office.wait_for(lambda j=job: finished(j), "finished")
+    assert office.effects() == Counter({"mo": 2})
+
+
+def test_jobs_of_rq_scheduler_are_told_apart_by_when_they_were_enqueued(
+    office: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It enqueues one job again and again; a warning names message_id=."""
+    job = office.queue.enqueue(book, 3, meta={"interval": 60})
+    first = message_of(job)
+    office.queue.enqueue_job(job)
+    assert message_of(job).id != first.id
+    assert "message_id=" in caplog.text
+
+
+def test_a_job_beyond_its_timeout_fails_and_can_be_done_again(office: Any) -> None:
+    """JobTimeoutException is the body's own failure: FAILED at once, no lease is waited for."""
+    job = office.queue.enqueue(charge, 4, 60.0, job_timeout=2)
+    office.worker()
+    office.wait_for(lambda: failed(job), "failed")
+    view = office.ledger.view("support.invoices.charge invoice:4")
+    assert view is not None
+    assert view.state.value == "FAILED"
+    assert "JobTimeoutException" in (view.error or "")
+    job.requeue()
+    office.wait_for(lambda: finished(job), "finished")
+    assert office.effects() == Counter({"4": 1})
+
+
+def test_an_argument_that_cannot_be_a_key_fails_with_its_name(office: Any) -> None:
+    """The job is in the failed registry, where a person sees it; others go on."""
+    job = office.queue.enqueue(strange, None)
+    after = office.queue.enqueue(charge, 5)
+    office.worker()
+    office.wait_for(lambda: failed(job), "failed")
+    assert "invoice" in job.latest_result().exc_string
+    assert "KeyArgumentError" in job.latest_result().exc_string
+    office.wait_for(lambda: finished(after), "the next job")
+    assert office.effects() == Counter({"5": 1})
+
+
+def test_a_result_that_is_not_json_leaves_done_and_warns(office: Any) -> None:
+    """The effect stands; duplicates get None."""
+    job = office.queue.enqueue(strange, 6)
+    office.worker()
+    office.wait_for(lambda: finished(job), "finished")
+    office.wait_for(lambda: "duplicates will get None" in office.logs(), "the warning")
+    assert office.effects() == Counter({"6": 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"TASKGUARD_LEDGER_URL": ""}, "ledger=None"),
+        ({"TASKGUARD_LOCKS_URL": ""}, "TASKGUARD_LOCKS_URL"),
+        ({"TASKGUARD_LEDGER_URL": "nonsense://shop:secret@h/d"}, "postgresql+psycopg://"),
+    ],
+)
+def test_a_missing_setting_fails_the_job_and_loses_it_not(
+    office: Any, wrong: dict[str, str], says: str
+) -> None:
+    """FAILED with what to do next, never with a password; requeued it is done."""
+    job = office.queue.enqueue(charge, 7)
+    right = dict(office.environment)
+    # The jobs' own module needs the URL of its database as well.
+    office.environment.update(wrong)
+    worker = office.worker()
+    office.wait_for(lambda: failed(job), "failed")
+    text = job.latest_result().exc_string
+    assert says in text
+    assert "secret" not in text + office.logs()
+    os.kill(worker.pid, 15)
+    worker.wait(30)
+    office.environment.update(right)
+    office.worker()
+    job.requeue()
+    office.wait_for(lambda: finished(job), "done")
+    assert office.effects() == Counter({"7": 1})
+
+
+def test_missing_tables_put_the_job_off_until_they_are_there(office: Any) -> None:
+    """The log names the command; once it was run the work is done."""
+    with office.engine.begin() as db:
+        db.execute(sa.text("alter table taskguard_works rename to hidden"))
+    job = office.queue.enqueue(charge, 8)
+    office.worker()
+    office.wait_for(lambda: "taskguard ledger create" in office.logs(), "the command")
+    assert not failed(job)
+    with office.engine.begin() as db:
+        db.execute(sa.text("alter table hidden rename to taskguard_works"))
+    office.wait_for(lambda: finished(job), "done")
+    assert office.effects() == Counter({"8": 1})

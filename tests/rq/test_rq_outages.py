@@ -1,0 +1,114 @@
+"""Real RQ workers while Redis, the lock server or PostgreSQL is emptied or away."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Retry
+
+from support.invoices import charge, hold
+from support.office import Office
+from taskguard.testing.servers import Postgres, Valkey
+
+
+@pytest.fixture
+def make_office(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Office]]:
+    """An office with servers of its own in place of the shared ones."""
+    made: list[Office] = []
+
+    def make(*, locks: str | None = None, database: str) -> Office:
+        made.append(
+            Office(
+                broker=valkey.url_of(2),
+                locks=locks or valkey.url_of(1),
+                database=database,
+                folder=tmp_path,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for office in made:
+        office.close()
+
+
+def test_an_emptied_lock_server_lets_nobody_in(make_office: Any, pg_url: str) -> None:
+    """FLUSHALL in the middle of a body, then the same work again: one body, one effect."""
+    with Valkey() as locks:
+        office = make_office(locks=locks.url, database=pg_url)
+        first = office.queue.enqueue(charge, 1, 4.0)
+        office.worker()
+        office.wait_for(lambda: office.steps("began"), "the body")
+        _flush(locks)
+        second = office.queue.enqueue(charge, 1)
+        office.worker()
+        for job in (first, second):
+            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
+        assert len(office.steps("began")) == 1
+        assert office.effects() == Counter({"1": 1})
+
+
+def test_without_its_lock_server_work_goes_on(make_office: Any, pg_url: str) -> None:
+    """Stopped in the middle of a body, and for the next jobs as well: the ledger decides."""
+    with Valkey() as locks:
+        office = make_office(locks=locks.url, database=pg_url)
+        jobs = [office.queue.enqueue(charge, 1, 3.0)]
+        office.worker()
+        office.wait_for(lambda: office.steps("began"), "the body")
+        locks.halt()
+        jobs += [office.queue.enqueue(charge, number) for number in (1, 2, 2, 3)]
+        for job in jobs:
+            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
+        assert office.effects() == Counter({"1": 1, "2": 1, "3": 1})
+        assert "lock server gave no answer" in office.logs()
+
+
+def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any) -> None:
+    """PostgreSQL stopped before one job and in the middle of another's transaction, and started."""
+    with Postgres(fsync="off") as postgres:
+        office = make_office(database=postgres.create_database("office"))
+        office.queue.enqueue(hold, 1, 3.0)
+        office.worker()
+        office.wait_for(lambda: office.steps("wrote"), "the write")
+        postgres.kill()
+        waiting = office.queue.enqueue(charge, 2)
+        office.wait_for(
+            lambda: waiting.get_status(refresh=True) == "scheduled", "put off", timeout_s=90
+        )
+        postgres.start()
+        office.engine.dispose()  # this test's own connections broke as well
+        office.wait_for(lambda: sum(office.effects().values()) >= 2, "both", timeout_s=120)
+        office.wait_for(lambda: waiting.get_status(refresh=True) == "finished", "answered")
+        assert office.effects() == Counter({"1": 1, "2": 1})
+
+
+def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -> None:
+    """Both killed in the body: RQ's own clean-up brings the job back, and it is done once."""
+    office = make_office(database=pg_url)
+    job = office.queue.enqueue(charge, 6, 60.0, retry=Retry(max=3))
+    worker = office.worker()
+    office.wait_for(lambda: office.steps("began"), "the body")
+    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(office.steps("began")[0][1], signal.SIGKILL)
+    # What RQ does about 90 s later: the job's execution is taken for dead.
+    office.connection.zadd(
+        office.queue.started_job_registry.key,
+        dict.fromkeys(office.connection.zrange(office.queue.started_job_registry.key, 0, -1), 1),
+    )
+    office.queue.started_job_registry.cleanup()
+    office.worker()
+    office.wait_for(office.effects, "the effect")
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
+    assert office.effects() == Counter({"6": 1})
+
+
+def _flush(server: Valkey) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
