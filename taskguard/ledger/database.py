@@ -81,7 +81,7 @@ class Database:
         db = self.connect()
         try:
             db.begin()
-            with _DriverCall(self, db.connection) as connection:
+            with _DriverCall(self, db, driver_of(db)) as connection:
                 connection.autocommit = True
                 connection.execute(statement)
         except BaseException:
@@ -97,12 +97,12 @@ class Database:
                 connection.rollback()
                 connection.autocommit = False
             except self.engine.dialect.loaded_dbapi.Error as error:
-                db.connection.invalidate(error)  # it broke; the server has rolled back
+                db.invalidate(error)  # it broke; the server has rolled back
         db.close()
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
-        with _DriverCall(self, db.connection) as connection:
+        with _DriverCall(self, db, driver_of(db)) as connection:
             return list(connection.execute(statement, values).fetchall())
 
     def ask(self, statement: str, values: dict[str, Any]) -> list[Any]:
@@ -114,7 +114,7 @@ class Database:
         with self.translated():
             pooled = self.engine.raw_connection()
         try:
-            with _DriverCall(self, pooled) as connection:
+            with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
                 before, connection.autocommit = connection.autocommit, True
                 try:
                     return list(connection.execute(statement, values).fetchall())
@@ -187,12 +187,15 @@ class Database:
 class _DriverCall:
     """Around a call of the driver itself: what SQLAlchemy does with the connection on an error."""
 
-    def __init__(self, database: Database, pooled: sa.PoolProxiedConnection) -> None:
+    def __init__(
+        self, database: Database, pooled: sa.Connection | sa.PoolProxiedConnection, driver: Any
+    ) -> None:
         self._database = database
         self._pooled = pooled
+        self._driver = driver
 
     def __enter__(self) -> Any:
-        return self._pooled.dbapi_connection
+        return self._driver
 
     def __exit__(
         self,
@@ -206,8 +209,7 @@ class _DriverCall:
         if not isinstance(error, engine.dialect.loaded_dbapi.Error):
             self._pooled.invalidate(error)  # interrupted halfway: its state is not known
             return
-        connection: Any = self._pooled.dbapi_connection
-        if engine.dialect.is_disconnect(error, connection, None):
+        if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
             engine.dispose()  # the idle ones are no better
         mapped = self._database.map(error)
