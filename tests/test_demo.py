@@ -85,6 +85,52 @@ def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+BREAK = """
+from taskguard.testing.demo import effects
+write = effects.write_effect
+
+def write_twice(db, queue, item, guard):
+    write(db, queue, item, guard)
+    if item == "2":
+        write(db, queue, item, guard)
+
+effects.write_effect = write_twice
+"""
+
+
+def test_a_task_that_does_it_twice_is_found_out(tmp_path: Path) -> None:
+    """The whole way: a body that writes one order's row twice, in a real worker."""
+    need(Valkey)
+    need(Postgres)
+    (tmp_path / "sitecustomize.py").write_text(BREAK)
+    done = subprocess.run(
+        [*COMMAND, "--orders", "3", "--invoices", "1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG: 1 double and 0 lost effects" in done.stdout
+    assert _rows(done.stdout)["effects"] == [4, 1, 5]
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    """Before anything is started."""
+    code = (
+        "import sys; sys.modules['rich'] = None; from taskguard.testing.demo import __main__ as m"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; sys.exit(m.main([]))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "rich is not installed: pip install" in done.stderr
+
+
 def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     """In the middle of it: no process and no folder stays."""
     assert demo.stdout is not None

@@ -20,10 +20,15 @@ INVOICES = 100
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m taskguard.testing.demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m taskguard.testing.demo",
+        description="Orders by Celery and invoices by RQ, delivered three times each, while "
+        "workers are killed and stopped. Needs no server.",
+        epilog="Exit status: 1 if an effect is double or lost, 2 if it cannot run as asked.",
+    )
     parser.add_argument("--data", type=Path, metavar="FILE", help="CSV with your order numbers")
-    parser.add_argument("--orders", type=_count, default=ORDERS, help="how many, without --data")
-    parser.add_argument("--invoices", type=_count, default=INVOICES, help="how many")
+    parser.add_argument("--orders", type=_count, default=ORDERS, metavar="N", help="how many")
+    parser.add_argument("--invoices", type=_count, default=INVOICES, metavar="N", help="how many")
     arguments = parser.parse_args(argv)
     try:
         if arguments.data is None:
@@ -48,8 +53,9 @@ def _run(orders: list[str], invoices: list[str]) -> int:
         from taskguard.testing.demo.course import run
         from taskguard.testing.demo.display import Display
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise _MissingError(
-            f"{error.name} is not installed: pip install 'celery-taskguard[all,demo,servers]'."
+            f"{package} is not installed: pip install 'celery-taskguard[all,demo,servers]'."
         ) from error
     display = Display()
     tallies = run(orders, invoices, display)
