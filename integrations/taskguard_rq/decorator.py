@@ -65,7 +65,7 @@ def guarded_job(
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             job = get_current_job()
-            if job is None or job.func is not wrapper:
+            if job is None or not _is_of(job, wrapper):
                 return house().run(compiled, args, kwargs)
             message = message_of(job, message_id=message_id)
             return _deliver(job, compiled, message, args, kwargs)
@@ -74,6 +74,14 @@ def guarded_job(
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:
+    """Whether the job's function is `wrapper`, perhaps with other decorators around it."""
+    function: Any = job.func
+    while function is not None and function is not wrapper:
+        function = getattr(function, "__wrapped__", None)
+    return function is wrapper
 
 
 def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> MessageRef:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rq import Retry
 
-from support.invoices import charge, die
+from support.invoices import charge, decorated, die
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,18 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: 
     assert second.return_value() == {"invoice": 1}
     assert first.get_status(refresh=True) == "finished"
     assert office.effects() == Counter({"1": 1})
+
+
+def test_a_decorator_around_the_guard_changes_nothing(office: Any) -> None:
+    """The second job is put off and answered; taken for a plain call it would have failed."""
+    jobs = [office.queue.enqueue(decorated, 2, 2.0) for _ in range(2)]
+    office.worker()
+    office.worker()
+    office.wait_for(
+        lambda: all(job.get_status(refresh=True) in ("finished", "failed") for job in jobs), "ends"
+    )
+    assert [job.return_value() for job in jobs] == [{"invoice": 2}] * 2
+    assert office.effects() == Counter({"2": 1})
 
 
 def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office: Any) -> None:

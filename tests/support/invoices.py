@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,3 +91,25 @@ def strange(invoice: int | None, guard: Guard) -> object:
     with guard.transaction() as db:
         effect(db, invoice, guard)
     return object
+
+
+def _around(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Somebody else's decorator, a timer for example."""
+
+    @functools.wraps(function)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return around
+
+
+@_around
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def decorated(invoice: int, seconds: float, *, guard: Guard) -> dict[str, int]:
+    """As `charge`, with a decorator around the guard."""
+    step(invoice, "began")
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+        guard.result = {"invoice": invoice}
+    return {"invoice": invoice}
