@@ -62,8 +62,8 @@ def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> lis
             for worker in [each for several in workers.values() for each in several]:
                 stack.enter_context(worker)
         sent = " and ".join(f"{len(queue.items):,} {queue.things}" for queue in queues)
-        display.say(f"{sent}, {DELIVERIES} deliveries each, shuffled. Effects are rows of a table")
-        display.say("without a unique index, so that a double one would be seen.")
+        display.say(f"{sent}, {DELIVERIES} deliveries each, shuffled.")
+        display.say("Effects are rows of a table without a unique index: a double one would show.")
         display.say()
         course = _Course(queues, workers, display)
         course.watch()
