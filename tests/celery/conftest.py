@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kombu.pools
 import pytest
 import redis
 import sqlalchemy as sa
@@ -138,7 +140,13 @@ class Shop:
         house = taskguard_celery.house._houses.get(self.tasks.app)
         if house is not None:
             house.close()
-        self.tasks.app.close()
+        # Results unsubscribe when they die: now, while their server is there.
+        gc.collect()
+        app = self.tasks.app
+        app.backend.result_consumer.stop()
+        app.backend.client.connection_pool.disconnect()
+        kombu.pools.reset()
+        app.close()
         for engine in self.tasks._engines.values():
             engine.dispose()
         self.engine.dispose()

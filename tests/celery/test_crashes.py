@@ -98,7 +98,7 @@ def test_a_holder_frozen_at_its_commit_holds_up_its_key_only_for_the_idle_timeou
         with shop.worker() as second:
             shop.wait_for_steps("began", 2)
             shop.tasks.freeze.delay(1)
-            shop.wait_for_effects(1, timeout_s=90)
+            wait_until(lambda: shop.effects()["1"], timeout_s=90, message="done by another")
             assert shop.work("shop.freeze", 1).started_s >= lease_until_s
             for other in others:
                 other.get(timeout=60)
