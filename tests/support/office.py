@@ -52,7 +52,13 @@ class Office:
                 stdout=out,
                 stderr=out,
                 cwd=HERE.parent,
-                env={**os.environ, **self.environment, "PYTHONPATH": str(HERE)},
+                env={
+                    **os.environ,
+                    **self.environment,
+                    "PYTHONPATH": str(HERE),
+                    # What a killed worker leaves behind goes with the test's folder.
+                    "TMPDIR": str(self.folder),
+                },
             )
         self._workers.append(process)
         wait_until(

@@ -132,6 +132,7 @@ class _Course:
                     shown_at_s = now_s
                     self._display.update(self._queues, self._events)
                     if self._over():
+                        self._display.answered(self._queues)
                         return
                 if now_s - heard_at_s > _NOTHING_HAPPENS_S:
                     self._complain()

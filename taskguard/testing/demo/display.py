@@ -115,6 +115,12 @@ class Display:
             self._plain_at_s = time.monotonic() + _PLAIN_EVERY_S
             self.note("", ", ".join(states))
 
+    def answered(self, queues: Sequence[DemoQueue]) -> None:
+        """No message waits for an answer any more: two of one job can have become one delivery."""
+        assert self._progress is not None
+        for queue in queues:
+            self._progress.update(self._bars[queue.name], completed=queue.sent)
+
     def table(self, tallies: Sequence[Tally]) -> None:
         """The counts, a column for each queue."""
         table = Table()
