@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import redis
+import sqlalchemy as sa
 from rq import Retry
 
-from support.invoices import charge, hold
+from support.invoices import charge, hold, patient
 from support.office import Office
 from taskguard.testing.servers import Postgres, Valkey
 
@@ -107,6 +108,21 @@ def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -
     office.wait_for(office.effects, "the effect")
     office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
     assert office.effects() == Counter({"6": 1})
+
+
+def test_a_body_is_interrupted_when_its_lease_is_lost(office: Any) -> None:
+    """on_lost="interrupt": LeaseLostError in the middle of its loop; the work is done again."""
+    job = office.queue.enqueue(patient, 9)
+    office.worker()
+    office.wait_for(lambda: office.steps("began"), "the body")
+    with office.engine.begin() as db:  # as after a holder that took it over, and vanished
+        for table in ("taskguard_keys", "taskguard_works"):
+            db.execute(
+                sa.text(f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0")
+            )
+    office.wait_for(lambda: office.steps("interrupted"), "the interrupt")
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done again")
+    assert office.effects() == Counter({"9": 1})
 
 
 def _flush(server: Valkey) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard import Guard
+from taskguard.errors import LeaseLostError
 from taskguard_rq import guarded_job
 
 TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
@@ -113,3 +114,17 @@ def decorated(invoice: int, seconds: float, *, guard: Guard) -> dict[str, int]:
         effect(db, invoice, guard)
         guard.result = {"invoice": invoice}
     return {"invoice": invoice}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, on_lost="interrupt", max_crashes=100)
+def patient(invoice: int, guard: Guard) -> None:
+    """The first attempt loops until it is interrupted."""
+    step(invoice, "began")
+    try:
+        while guard.attempt == 1:
+            time.sleep(0.02)
+    except LeaseLostError:
+        step(invoice, "interrupted")
+        raise
+    with guard.transaction() as db:
+        effect(db, invoice, guard)

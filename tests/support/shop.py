@@ -21,6 +21,7 @@ from celery import Celery, Task
 
 from support import shop_shared
 from taskguard import Guard
+from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task, safe_defaults
 
@@ -236,6 +237,38 @@ def nest(order: int, guard: Guard) -> int:
         effect(db, order, guard)
         guard.result = order + below
     return order + int(below)
+
+
+@task(name="shop.patient")
+@guarded_task(key="order:<order>", ttl_s=TTL_S, on_lost="interrupt", max_crashes=100)
+def patient(order: int, guard: Guard) -> None:
+    """The first attempt loops until it is interrupted."""
+    step(order, "began")
+    try:
+        while guard.attempt == 1:
+            time.sleep(0.02)
+    except LeaseLostError:
+        step(order, "interrupted")
+        raise
+    with guard.transaction() as db:
+        effect(db, order, guard)
+
+
+@task(name="shop.watchful")
+@guarded_task(key="order:<order>", ttl_s=TTL_S, max_crashes=100)
+def watchful(order: int, guard: Guard) -> str:
+    """The first attempt waits for the loss of its lease, and then returns as if all were well."""
+    step(order, "began")
+    if guard.attempt == 1:
+        guard.lost.wait(60)
+        try:
+            guard.check()
+        except LeaseLostError:
+            step(order, "told")
+        return "not done"
+    with guard.transaction() as db:
+        effect(db, order, guard)
+    return "done"
 
 
 stamp = shop_shared.stamp

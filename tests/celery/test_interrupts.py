@@ -1,0 +1,48 @@
+"""A body whose lease is lost: told by `guard.lost` and `check()`, or interrupted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.waiting import wait_until
+
+
+def take_away(shop: Any, order: int) -> None:
+    """What the ledger looks like after another holder took the key over, and has vanished."""
+    with shop.engine.begin() as db:
+        for table in ("taskguard_keys", "taskguard_works"):
+            statement = (
+                f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0"
+                " where key = :key"
+            )
+            db.execute(sa.text(statement), {"key": f"order:{order}"})
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any, pool: str) -> None:
+    """on_lost="interrupt": LeaseLostError in the middle of its loop; the work is done again."""
+    result = shop.tasks.patient.delay(1)
+    with shop.worker(pool=pool) as worker:
+        shop.wait_for_steps("began")
+        take_away(shop, 1)
+        shop.wait_for_steps("interrupted")
+        shop.wait_for_effects(1)
+        assert result.get(timeout=60) is None
+        wait_until(lambda: "lost after" in worker.text(), message="the event")
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_a_body_that_looks_is_told_that_its_lease_is_lost(shop: Any) -> None:
+    """guard.lost is set, check() raises; swallowed or not, the message is not answered with it."""
+    result = shop.tasks.watchful.delay(2)
+    with shop.worker():
+        shop.wait_for_steps("began")
+        take_away(shop, 2)
+        shop.wait_for_steps("told")
+        shop.wait_for_effects(1)
+        assert result.get(timeout=60) == "done"
+    assert shop.effects() == Counter({"2": 1})
