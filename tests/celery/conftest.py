@@ -140,9 +140,11 @@ class Shop:
         house = taskguard_celery.house._houses.get(self.tasks.app)
         if house is not None:
             house.close()
-        # Results unsubscribe when they die: now, while their server is there.
+        # Results unsubscribe when they die: now, while their server is there, or not at all, where
+        # the traceback of a failed test keeps them.
         gc.collect()
         app = self.tasks.app
+        app.backend.remove_pending_result = lambda result: result
         app.backend.result_consumer.stop()
         app.backend.client.connection_pool.disconnect()
         kombu.pools.reset()
@@ -191,8 +193,8 @@ def rabbit_shop(make_shop: Callable[..., Shop], rabbitmq: RabbitMQ) -> Shop:
 
 
 @pytest.fixture
-def lock_server() -> Iterator[Valkey]:
-    """A lock server that may be stopped: nothing else is on it."""
+def spare_valkey() -> Iterator[Valkey]:
+    """A Valkey that may be stopped: the test puts one thing on it, the locks or the broker."""
     with Valkey() as server:
         yield server
 

@@ -10,13 +10,13 @@ import redis
 from support.waiting import wait_until
 
 
-def test_an_emptied_lock_server_changes_nothing(make_shop: Any, lock_server: Any) -> None:
+def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: Any) -> None:
     """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each."""
-    shop = make_shop(SHOP_LOCKS=lock_server.url)
+    shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     with shop.worker(concurrency=3) as one, shop.worker(concurrency=3) as other:
         first = [shop.tasks.ship.delay(order, 4.0) for order in range(4)]
         shop.wait_for_steps("began", 4)
-        with redis.Redis.from_url(lock_server.url) as client:
+        with redis.Redis.from_url(spare_valkey.url) as client:
             client.flushall()
         again = [shop.tasks.ship.delay(order) for order in range(4)]
         wait_until(lambda: "deferred" in one.text() + other.text(), timeout_s=60, message="put off")
@@ -26,19 +26,19 @@ def test_an_emptied_lock_server_changes_nothing(make_shop: Any, lock_server: Any
     assert [shop.work("shop.ship", order).attempts for order in range(4)] == [1] * 4
 
 
-def test_work_goes_on_while_the_lock_server_is_away(make_shop: Any, lock_server: Any) -> None:
+def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valkey: Any) -> None:
     """Stopped in the middle of bodies: the ledger alone decides, and says so; one effect each."""
-    shop = make_shop(SHOP_LOCKS=lock_server.url)
+    shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     first = [shop.tasks.ship.delay(order, 3.0) for order in range(2)]
     with shop.worker(concurrency=4) as worker:
         shop.wait_for_steps("began", 2)
-        lock_server.kill()
+        spare_valkey.kill()
         again = [shop.tasks.ship.delay(order) for order in range(4)]
         for result in [*first, *again]:
             result.get(timeout=60)
         assert "lock server gave no answer" in worker.text()
         assert "lost after" not in worker.text()
-        lock_server.start()
+        spare_valkey.start()
         assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
 
@@ -61,3 +61,20 @@ def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_ser
             result.get(timeout=60)
         assert "raised unexpected" not in worker.text()
     assert shop.effects() == Counter({"1": 1, "2": 1, "3": 1, "4": 1})
+
+
+def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: Any) -> None:
+    """Stopped in a body: its acknowledgement is lost, its message comes again, one effect."""
+    shop = make_shop(SHOP_BROKER=spare_valkey.url, SHOP_VISIBILITY_S="2")
+    first = shop.tasks.ship.delay(1, 2.0)
+    with shop.worker():
+        shop.wait_for_steps("began")
+        spare_valkey.halt()
+        assert first.get(timeout=60) == {"order": 1}
+        spare_valkey.start()
+        others = [shop.tasks.ship.delay(order) for order in (1, 2)]
+        # As a supervisor would: kombu 5.7 may end a worker that has a message in hand.
+        with shop.worker():
+            assert [other.get(timeout=60)["order"] for other in others] == [1, 2]
+            shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1": 1, "2": 1})

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
 
 import taskguard_celery
 from support.waiting import wait_until
@@ -114,6 +114,15 @@ def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
         @guarded_task(key="order:<order>")
         @app.task(name="ship", shared=False)
         def ship(order: int) -> None: ...
+
+
+def test_guarded_task_over_shared_task_says_so_too() -> None:
+    """The same mistake with the other decorator."""
+    with pytest.raises(ConfigurationError, match=r"over @app\.task on .*post"):
+
+        @guarded_task(key="letter:<letter>")
+        @shared_task(name="post")
+        def post(letter: int) -> None: ...
 
 
 def test_lost_children_are_looked_for_well_within_a_lease() -> None:
