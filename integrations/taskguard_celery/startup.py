@@ -113,13 +113,16 @@ def check_worker(app: Any) -> None:
                 "; ".join(problems),
             )
     if tasks:
-        _check_ledger(app)
+        _check_servers(app)
 
 
-def _check_ledger(app: Any) -> None:
+def _check_servers(app: Any) -> None:
     """With connections of its own, which are closed before the pool forks."""
     house = build(app)
     try:
+        if house.runner.locks is not None:
+            for warning in house.runner.locks.warnings():
+                logger.warning("%s", warning)
         if house.runner.ledger is not None:
             house.runner.ledger.check_schema()
     except errors.LedgerUnavailableError as error:

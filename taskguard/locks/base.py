@@ -90,6 +90,10 @@ class LockProvider(Protocol):
         """Block until one of the keys may have been released, at most `timeout_s`."""
         ...
 
+    def warnings(self) -> list[str]:
+        """What is wrong with the server's settings, one sentence each; empty if it will not say."""
+        ...
+
     def close(self) -> None:
         """Close connections. The provider may be used again and then reconnects."""
         ...
