@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
-from taskguard.ledger.base import Answer, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.base import Answer, Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
 from taskguard.locks.base import Renewal
@@ -173,20 +173,33 @@ def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]
         states = {row.owner: row.state for row in db.execute(works)}
         holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
         locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
-        free = {row.key for row in db.execute(locked)}
+        # One that another holder got in between is none of ours: next round it is TAKEN.
+        free_keys = {
+            row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
+        }
+        locked = works.order_by(WORKS.c.id).with_for_update(skip_locked=True)
+        free_owners = {
+            row.owner for row in db.execute(locked) if row.state == State.PROCESSING.value
+        }
         now_us = database.now_us(db)
-        return [_renew_one(db, hold, states, holders, free, now_us) for hold in holds]
+        answers = []
+        for hold in holds:
+            answer = _standing(hold.claim, states, holders)
+            if answer is None:
+                work_is_free = hold.claim.work is None or str(hold.claim.owner) in free_owners
+                if work_is_free and free_keys.issuperset(hold.claim.keys):
+                    _renew_one(db, hold, now_us)
+                    answer = Renewal.RENEWED
+                else:
+                    answer = Renewal.SKIPPED  # its holder, or a claimer, is at work on them
+            answers.append(answer)
+        return answers
 
 
-def _renew_one(  # what was read, for each of the holds
-    db: sa.Connection,
-    hold: LedgerHold,
-    states: dict[str, str],
-    holders: dict[str, tuple[str, int]],
-    free: set[str],
-    now_us: int,
-) -> str:
-    claim = hold.claim
+def _standing(
+    claim: Claim, states: dict[str, str], holders: dict[str, tuple[str, int]]
+) -> str | None:
+    """Why there is nothing to renew; None if there is."""
     owner = str(claim.owner)
     state = states.get(owner)
     if state == State.DONE.value:
@@ -195,14 +208,16 @@ def _renew_one(  # what was read, for each of the holds
         return Renewal.TAKEN
     if any(holders.get(key) != (owner, claim.fence) for key in claim.keys):
         return Renewal.TAKEN
-    if not free.issuperset(claim.keys):
-        return Renewal.SKIPPED
+    return None
+
+
+def _renew_one(db: sa.Connection, hold: LedgerHold, now_us: int) -> None:
+    claim = hold.claim
     until_us = now_us + int(hold.ttl_s * 1e6)
     db.execute(
         sa.update(KEYS)
-        .where(KEYS.c.key.in_(claim.keys), KEYS.c.owner == owner)
+        .where(KEYS.c.key.in_(claim.keys), KEYS.c.owner == str(claim.owner))
         .values(lease_until=until_us)
     )
     if claim.work is not None:
         db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us))
-    return Renewal.RENEWED

@@ -1,5 +1,6 @@
 -- Renew many claims at once. A hold has one row here for each of its keys; it is renewed if all of
--- them are free to be locked, and skipped otherwise: its holder, or a claimer, is at work on them.
+-- them and its work are free to be locked, and skipped otherwise: its holder, or a claimer, is at
+-- work on them, and the others' renewals must not wait for that.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -18,9 +19,18 @@ free as materialized (
     order by k.key
     for update of k skip locked
 ),
+free_works as materialized (
+    select w.owner
+    from taskguard_works w
+    join mine on mine.work = w.id and mine.owner = w.owner and mine.fence = w.fence
+    where w.state = 'PROCESSING'
+    order by w.id
+    for update of w skip locked
+),
 whole as materialized (
     select mine.owner
     from mine left join free on free.key = mine.key
+    where mine.work is null or mine.owner in (select owner from free_works)
     group by mine.owner
     having count(free.key) = count(mine.key)
 ),

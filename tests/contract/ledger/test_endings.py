@@ -189,13 +189,18 @@ def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
     assert book.work().lease_until == 1
 
 
-def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any) -> None:
+@pytest.mark.parametrize("table", [KEYS, WORKS], ids=["the key", "the work"])
+def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: Any) -> None:
     """A holder frozen inside its transaction stops nobody else's renewals."""
     if not book.postgresql:
         pytest.skip("SQLite has no row locks")
     first, second = book.claim(1), book.claim(2)
     with book.engine.begin() as db:
-        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:1").values(fence=KEYS.c.fence))
+        db.execute(
+            sa.update(table)
+            .where(table.c.fence == first.claim.fence)
+            .values(fence=first.claim.fence)
+        )
         answers = book.ledger.renew([LedgerHold(each.claim, 100.0) for each in (first, second)])
     assert answers == [Renewal.SKIPPED, Renewal.RENEWED]
 
