@@ -6,6 +6,7 @@ Read next: `runner.py`.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -61,6 +62,24 @@ def connect(
         clock=clock,
     )
     return TaskGuard(runner)
+
+
+class _Calls:
+    """Names for plain calls, unlike any other's: random by process, counted within it."""
+
+    def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        self._process = os.urandom(12).hex()
+        self._numbers = itertools.count()
+
+    def __call__(self) -> str:
+        return f"{self._process}-{next(self._numbers)}"
+
+
+_call_id = _Calls()
 
 
 class TaskGuard:
@@ -157,7 +176,7 @@ class TaskGuard:
         `task` is the name under which a queue knows it, so that a call and a message are the same
         work; by default the function's own.
         """
-        message = MessageRef(os.urandom(16).hex())
+        message = MessageRef(_call_id())
         delivery = compiled.delivery(args, kwargs, task=task, message=message)
         outcome = self.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
         if isinstance(outcome, Completed | Answered):

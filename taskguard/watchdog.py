@@ -40,6 +40,7 @@ logger = logging.getLogger("taskguard")
 _RENEWALS_PER_TTL = 3
 # A lease due a little later goes along, so that leases fall into step and share round trips.
 _SLACK_SHARE = 0.1
+_LINGER_S = 1.0
 _RETRY_SHARE = 0.1
 
 
@@ -139,6 +140,7 @@ class Watchdog:
         self._mutex = allocate_lock()
         self._wakeup = Wakeup()
         self._running = False
+        self._used = False
         self._wakes_at_s = float("inf")
 
     def __len__(self) -> int:
@@ -150,6 +152,7 @@ class Watchdog:
             self._reset()
         with self._mutex:
             self._kept[id(kept)] = kept
+            self._used = True
             start = self._threaded and not self._running
             self._running = self._running or start
             wake = not start and _due_s(kept) < self._wakes_at_s
@@ -190,10 +193,17 @@ class Watchdog:
 
     def _pause_s(self) -> float | None:
         with self._mutex:
-            self._wakes_at_s = min(map(_due_s, self._kept.values()), default=float("inf"))
-            if self._wakes_at_s == float("inf"):
+            now_s = self._clock.monotonic_s()
+            if self._kept:
+                self._wakes_at_s = min(map(_due_s, self._kept.values()))
+            elif self._used:
+                # More will come: bodies shorter than this need not wake the thread, each of them.
+                self._used = False
+                self._wakes_at_s = now_s + _LINGER_S
+            else:
+                self._wakes_at_s = float("inf")
                 return None
-            return self._wakes_at_s - self._clock.monotonic_s()
+            return self._wakes_at_s - now_s
 
     # -- one round ----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
-from taskguard.ledger.engine import make_engine
+from taskguard.ledger.engine import begins_itself, make_engine
 
 __all__ = ["Database", "LockTimeoutError", "driver_of", "milliseconds"]
 
@@ -38,9 +38,9 @@ class Database:
     Attributes:
         postgresql: the dialect is PostgreSQL.
         one_statement: statements written for psycopg can be handed to it as they are.
-        begins_itself: `begin()` may open transactions by a statement of its own, which saves the
-            round trip that setting something in them would cost. Not on an Engine of the user's
-            own, whose isolation level and the like are to be kept.
+        begins_itself: connections commit each statement, and `begin()` opens transactions by a
+            statement of its own, which saves the round trip that setting something in them would
+            cost. Not on an Engine of the user's own, which stays as it is.
     """
 
     def __init__(self, database: Any, *, lock_timeout_s: float) -> None:
@@ -48,8 +48,14 @@ class Database:
         self.lock_timeout_s = lock_timeout_s
         self.postgresql = self.engine.dialect.name == "postgresql"
         self.one_statement = self.postgresql and self.engine.dialect.driver == "psycopg"
-        self.begins_itself = self.one_statement and not isinstance(database, sa.Engine)
-        self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        own = not isinstance(database, sa.Engine)
+        self.begins_itself = own and begins_itself(self.engine.url)
+        # The same pool. For several statements of our own, which SQLAlchemy is to keep together.
+        self._transactional = (
+            self.engine.execution_options(isolation_level="READ COMMITTED")
+            if self.begins_itself
+            else self.engine
+        )
 
     @property
     def place(self) -> str:
@@ -65,7 +71,7 @@ class Database:
     @contextmanager
     def transaction(self, *, lock_timeout_s: float | None = None) -> Iterator[sa.Connection]:
         """A transaction that waits for row locks no longer than `lock_timeout_s`."""
-        with self.translated(), self.engine.begin() as db:
+        with self.translated(), self._transactional.begin() as db:
             if self.postgresql and lock_timeout_s is not None:
                 db.exec_driver_sql(
                     f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
@@ -75,30 +81,17 @@ class Database:
     def begin(self, statement: str) -> sa.Connection:
         """A connection in a transaction that `statement`, which says BEGIN, has opened.
 
-        psycopg's own COMMIT and ROLLBACK end it: they go by the state of the session. Give the
-        connection back with `end()`.
+        psycopg's own COMMIT and ROLLBACK end it: they go by the state of the session.
         """
         db = self.connect()
         try:
             db.begin()
             with _DriverCall(self, db, driver_of(db)) as connection:
-                connection.autocommit = True
                 connection.execute(statement)
         except BaseException:
-            self.end(db)
+            db.close()
             raise
         return db
-
-    def end(self, db: sa.Connection) -> None:
-        """Give a connection back; what was not committed is rolled back."""
-        if self.begins_itself and not db.invalidated:
-            connection = driver_of(db)
-            try:
-                connection.rollback()
-                connection.autocommit = False
-            except self.engine.dialect.loaded_dbapi.Error as error:
-                db.invalidate(error)  # it broke; the server has rolled back
-        db.close()
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
@@ -111,10 +104,11 @@ class Database:
         On SQLAlchemy's pool, but by the driver's cursor: for so short a statement the way
         through SQLAlchemy's results costs as much again (250 µs instead of 130).
         """
-        with self.translated():
-            pooled = self.engine.raw_connection()
+        pooled = self._pooled()
         try:
             with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
+                if self.begins_itself:
+                    return list(connection.execute(statement, values).fetchall())
                 before, connection.autocommit = connection.autocommit, True
                 try:
                     return list(connection.execute(statement, values).fetchall())
@@ -123,6 +117,10 @@ class Database:
                         connection.autocommit = before
         finally:
             pooled.close()
+
+    def _pooled(self) -> sa.PoolProxiedConnection:
+        with self.translated():
+            return self.engine.raw_connection()
 
     def twice(self, ask: Callable[[], _T]) -> _T:
         """After a restart of the server the pool holds dead connections: once more, then no."""

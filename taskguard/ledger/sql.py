@@ -87,7 +87,7 @@ class SqlTransaction:
             else:
                 self._ledger.roll_back(self.db, self._claim, error)
         finally:
-            self._ledger.end(self.db)
+            self.db.close()
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._ledger.complete_in(self.db, claim, result_json)
@@ -179,13 +179,9 @@ class SqlLedger:
                 if look_first and not self._stands(db, claim):
                     raise _stale(claim)
             except BaseException:
-                self._database.end(db)
+                db.close()
                 raise
         return db
-
-    def end(self, db: sa.Connection) -> None:
-        """For `SqlTransaction`: give the connection back."""
-        self._database.end(db)
 
     def _begin(self) -> sa.Connection:
         if self._database.one_statement:
