@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,6 +62,8 @@ _BODY_RUNS = 4  # after a deadlock, under one lease
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _LATE_ANSWER_S = 3_600.0
+# Claims whose end got no answer, kept until the ledger answers again.
+_MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
 # Without tables it is as if the database were away: a person has to mend it.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
@@ -92,6 +95,7 @@ class Runner:
             locks=locks, ledger=ledger, events=self.events, clock=clock
         )
         self._rng = rng or random.SystemRandom()
+        self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
         self._entry = Entry(
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
@@ -106,6 +110,7 @@ class Runner:
         LeaseLostError and StaleTokenError.
         """
         _refuse_reentry(delivery)
+        self._report_late()
         try:
             entered = self._enter(delivery)
         except _NO_LEDGER as error:
@@ -410,6 +415,17 @@ class Runner:
             end(self.ledger, claim)
         except TaskguardError as error:
             logger.warning("%s: ending the lease got no answer: %s", kept.lease.key, error)
+            self._unreported.append(claim)
+
+    def _report_late(self) -> None:
+        """Claims whose end the ledger never heard of: it would take their holders for crashed."""
+        while self._unreported and self.ledger is not None:
+            claim = self._unreported.popleft()
+            try:
+                self._report_in(self.ledger, claim)
+            except TaskguardError:
+                self._unreported.append(claim)
+                return
 
     def _release(self, delivery: Delivery, kept: Kept) -> None:
         """The lock server's lease ends last. Asked again it does nothing."""

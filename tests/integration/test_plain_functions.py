@@ -11,18 +11,21 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
+from support.waiting import wait_until
 from taskguard import Guard, TaskGuard
 from taskguard.errors import (
     ConfigurationError,
     KeyAlreadyHeldError,
     KeyBusyError,
     LedgerSchemaError,
+    LedgerUnavailableError,
     ResultError,
     StaleTokenError,
     TransactionUsageError,
 )
 from taskguard.events import Event
 from taskguard.ledger.sql import SqlLedger
+from taskguard.testing.servers import Postgres
 
 
 class House:
@@ -293,3 +296,37 @@ def test_wrong_settings_say_what_to_write_and_hold_no_password(
     with pytest.raises(ConfigurationError, match=said) as caught:
         taskguard.connect(locks=locks, ledger=ledger)
     assert "secret" not in str(caught.value)
+
+
+def test_an_outage_of_the_database_is_no_crash_of_its_holders(redis_url: str) -> None:
+    """Its end could not be told, and its lease ran out: told late, it counts as no crash."""
+    with Postgres(fsync="off") as server:
+        house = House(redis_url, server.create_database("house"))
+
+        @house.tg.guarded(key="order:<order>", ttl_s=0.5, max_crashes=2)
+        def ship(order: int, guard: Guard) -> int:
+            if guard.attempt < 4:
+                server.halt()
+            with guard.transaction():
+                return guard.attempt
+
+        def expired() -> bool:
+            with house.engine.connect() as db:
+                return bool(db.execute(sa.text(EXPIRED)).scalar())
+
+        for _ in range(3):
+            with pytest.raises(LedgerUnavailableError):
+                ship(1)
+            server.start()
+            house.engine.dispose()
+            wait_until(expired)
+        assert ship(1) == 4
+        with house.engine.connect() as db:
+            assert db.execute(sa.text("select crashes from taskguard_works")).scalar() == 0
+        house.close()
+
+
+EXPIRED = """
+select bool_and(lease_until < extract(epoch from clock_timestamp()) * 1000000)
+from taskguard_works
+"""
