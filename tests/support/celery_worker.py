@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +37,14 @@ class CeleryWorker:
         queue: str | None = None,
     ) -> None:
         self.log = log
-        self._environment = {**os.environ, **environment, "PYTHONPATH": _path()}
+        # For what a killed worker leaves behind; not beside the log: sockets want short paths.
+        self._scratch = tempfile.TemporaryDirectory(prefix="w", ignore_cleanup_errors=True)
+        self._environment = {
+            **os.environ,
+            **environment,
+            "PYTHONPATH": _path(),
+            "TMPDIR": self._scratch.name,
+        }
         if queue is not None:
             self._environment["SHOP_QUEUE"] = queue
         self._command = [
@@ -112,6 +120,10 @@ class CeleryWorker:
 
     def kill(self) -> None:
         """SIGKILL to the parent and what is left of its children."""
+        self._end()
+        self._scratch.cleanup()
+
+    def _end(self) -> None:
         if self.process is None:
             return
         family: list[psutil.Process] = []

@@ -1,4 +1,4 @@
-"""PostgreSQL's hot path: one statement, one round trip, for each change of a claim.
+"""PostgreSQL's hot path (14 or later): one statement, one round trip, for each change of a claim.
 
 Guarantees the same answers as `steps.py`; what a single statement cannot see (a race with another
 claim, a burial, several keys) is answered with None, and goes there. The statements stand in
