@@ -37,6 +37,11 @@ update hand_works set state = 'DONE'
 where id = %(id)s and state = 'PROCESSING' and fence = %(fence)s and owner = %(owner)s
 """
 
+_ACQUIRE = """
+if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {} end
+return {redis.call('get', KEYS[1]), redis.call('pttl', KEYS[1])}
+"""
+
 _RELEASE = """
 if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end
 return 0
@@ -48,6 +53,7 @@ class ByHand:
 
     def __init__(self, redis_url: str, dsn: str) -> None:
         self.redis = redis.Redis.from_url(redis_url)
+        self.acquire = self.redis.register_script(_ACQUIRE)
         self.release = self.redis.register_script(_RELEASE)
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute(SCHEMA)
@@ -55,8 +61,8 @@ class ByHand:
     def run(self, work: str, effect: Callable[[Any], object] | None = None) -> bool:
         """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""
         owner = os.urandom(12).hex()
-        if not self.redis.set(f"hand:{work}", owner, nx=True, px=30_000):
-            return False
+        if self.acquire(keys=[f"hand:{work}"], args=[owner, 30_000]):
+            return False  # whose it is, and for how long, is what a deferral has to know
         try:
             values: dict[str, Any] = {"id": work, "owner": owner}
             claimed = self.db.execute(_CLAIM, values).fetchone()
