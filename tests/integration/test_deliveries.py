@@ -1,0 +1,304 @@
+"""The way of one delivery, outcome by outcome: what the queue is told, and what stands then.
+
+With a real ledger on SQLite and locks in memory; the queue is one that only notes what it is asked.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, MessageRef
+from taskguard.errors import (
+    KeyBusyError,
+    LedgerUnavailableError,
+    MessageTooOldError,
+    TransactionRetryError,
+    WorkDeadError,
+)
+from taskguard.events import Event, Events
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.memory import MemoryLocks
+from taskguard.policy import make_policy
+from taskguard.runner import Runner
+from taskguard.states import State
+
+
+class NotingQueue:
+    """Takes copies, or refuses them."""
+
+    max_delay_s = 15.0
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[int, float]] = []
+        self.refuses = False
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        if self.refuses:
+            raise ConnectionError("the broker is away")
+        self.copies.append((copy, delay_s))
+
+
+class Depot:
+    """A runner, its parts in reach."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.locks = MemoryLocks()
+        self.events: list[Event] = []
+        self.queue = NotingQueue()
+        self.runner = Runner(
+            locks=self.locks, ledger=self.ledger, events=Events(self.events.append)
+        )
+
+    def delivery(self, message: str = "m", **values: Any) -> Delivery:
+        """A delivery of work on order:1; options of its task are given by name."""
+        numbers = {name: values.pop(name, 0) for name in ("retries", "copy")}
+        fixed: dict[str, Any] = {
+            name: values.pop(name)
+            for name in ("work", "published_at_s", "queue", "by_message")
+            if name in values
+        }
+        return Delivery(
+            **{
+                "keys": ("order:1",),
+                "work": "ship order:1",
+                "task": "ship",
+                "message": MessageRef(message, **numbers),
+                "policy": make_policy(values, task="ship"),
+                "queue": self.queue,
+                **fixed,
+            }
+        )
+
+    def deliver(self, body: Callable[[Guard], Any] = lambda guard: None, **values: Any) -> Any:
+        return self.runner.deliver(self.delivery(**values), body)
+
+    def state(self, work: str = "ship order:1") -> State:
+        view = self.ledger.view(work)
+        assert view is not None
+        return view.state
+
+    def change(self, statement: str) -> None:
+        """Behind the ledger's back."""
+        engine = sa.create_engine(self._url)
+        with engine.begin() as db:
+            db.execute(sa.text(statement))
+        engine.dispose()
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+
+@pytest.fixture
+def depot(sqlite_url: str) -> Iterator[Depot]:
+    made = Depot(sqlite_url)
+    yield made
+    made.ledger.close()
+
+
+def test_done_is_answered_with_the_stored_result(depot: Depot) -> None:
+    """Also to another message, and also where the lock server forgot everything."""
+    assert depot.deliver(lambda guard: {"n": 1}) == Completed({"n": 1})
+    depot.locks.flush()
+    assert depot.deliver(message="other") == Answered({"n": 1})
+    assert depot.locks.held() == {}
+
+
+OTHER = {"message": "other", "work": "bill order:1"}
+
+
+def inside(depot: Depot, **second: Any) -> Any:
+    """What a second delivery is told that comes while the body of a first one runs."""
+    told: list[Any] = []
+
+    def body(guard: Guard) -> None:
+        # A context of its own: else it would be the first body that asks for its own key.
+        told.append(contextvars.Context().run(depot.deliver, **second))
+
+    depot.deliver(body)
+    return told[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"busy": "wait", "wait_s": 0.05}], ids=["retry", "wait"])
+def test_a_taken_key_puts_the_delivery_off(depot: Depot, options: dict[str, Any]) -> None:
+    """A copy is published, no later than a quarter of the visibility timeout."""
+    assert isinstance(inside(depot, **OTHER, **options), Deferred)
+    assert [copy for copy, _ in depot.queue.copies] == [1]
+    assert all(0 < delay_s <= 15 for _, delay_s in depot.queue.copies)
+
+
+def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(depot: Depot) -> None:
+    """busy="skip": acknowledged, with an event."""
+    assert inside(depot, **OTHER, busy="skip") == Dropped("skipped")
+    assert depot.queue.copies == []
+    assert "duplicate" in depot.names()
+
+
+def test_a_taken_key_raises_where_the_user_chose_so(depot: Depot) -> None:
+    """busy="raise": KeyBusyError, with the key and when to come again."""
+
+    def body(guard: Guard) -> None:
+        with pytest.raises(KeyBusyError) as caught:
+            contextvars.Context().run(depot.deliver, **OTHER, busy="raise")
+        assert caught.value.key == "order:1"
+        assert caught.value.retry_after_s is not None
+        assert 0 < caught.value.retry_after_s <= 30
+
+    depot.deliver(body)
+
+
+@pytest.mark.parametrize("busy", ["skip", "raise"])
+def test_what_has_started_is_never_dropped(depot: Depot, busy: str) -> None:
+    """Other work that was begun before: put off, for dropping it could lose it."""
+    with pytest.raises(ZeroDivisionError):
+        depot.deliver(lambda guard: 1 / 0, **OTHER)
+    assert isinstance(inside(depot, **OTHER, retries=1, busy=busy), Deferred)
+
+
+def test_the_same_work_in_progress_is_put_off_whatever_the_user_chose(depot: Depot) -> None:
+    """A duplicate of what runs: it may be the only copy left once its holder is killed."""
+    assert isinstance(inside(depot, message="m", busy="skip"), Deferred)
+
+
+def test_a_copy_that_the_broker_refused_is_no_acknowledgement(depot: Depot) -> None:
+    """The broker's error goes on to the queue; the message is still the live copy."""
+
+    def body(guard: Guard) -> None:
+        depot.queue.refuses = True
+        with pytest.raises(ConnectionError):
+            contextvars.Context().run(depot.deliver, **OTHER)
+        depot.queue.refuses = False
+
+    depot.deliver(body)
+    assert depot.deliver(lambda guard: 7, **OTHER) == Completed(7)
+
+
+def test_a_superseded_delivery_goes_without_a_copy(depot: Depot) -> None:
+    """Its copy with a higher number is alive: fifty duplicates leave one."""
+    assert isinstance(inside(depot, **OTHER), Deferred)
+    assert depot.deliver(**OTHER) == Dropped("superseded")
+    assert isinstance(depot.deliver(**OTHER, copy=1), Completed)
+    assert len(depot.queue.copies) == 1
+
+
+def test_a_message_older_than_the_record_is_not_run(depot: Depot) -> None:
+    """MessageTooOldError where nothing is known of its work; what is known is answered."""
+    old = {"published_at_s": time.time() - 100, "retention_s": 50}
+    with pytest.raises(MessageTooOldError, match="retention_s"):
+        depot.deliver(**old)
+    assert depot.ledger.view("ship order:1") is None
+    depot.deliver(lambda guard: 1)
+    assert depot.deliver(**old, message="other") == Answered(1)
+
+
+def test_a_late_answer_to_a_new_message_names_once_per(
+    depot: Depot, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An hour after the work was done; not to a message of its own."""
+    depot.deliver()
+    depot.change("update taskguard_works set finished = finished - 3600000000 - 1")
+    depot.deliver()
+    assert 'once_per="message"' not in caplog.text
+    depot.deliver(message="other")
+    assert 'once_per="message"' in caplog.text
+
+
+def test_a_deadlock_runs_the_body_again_under_the_same_lease(depot: Depot) -> None:
+    """A few times at most; then the delivery is put off, and the work given back."""
+    fences: list[int] = []
+
+    def body(guard: Guard) -> int:
+        fences.append(guard.fence)
+        if len(fences) < 3:
+            raise TransactionRetryError("deadlock")
+        return len(fences)
+
+    assert depot.deliver(body) == Completed(3)
+    assert len(set(fences)) == 1
+
+    def hopeless(guard: Guard) -> None:
+        raise TransactionRetryError("deadlock")
+
+    assert isinstance(depot.deliver(hopeless, **OTHER), Deferred)
+    assert depot.state("bill order:1") is State.NEW
+
+
+def test_without_the_ledger_nothing_runs(depot: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put off with a growing delay, and no lease is left at the lock server."""
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise LedgerUnavailableError("away")
+
+    for name in ("claim", "look", "defer"):
+        monkeypatch.setattr(depot.ledger, name, away)
+    ran: list[Guard] = []
+    delays = []
+    for copy in (0, 3, 9):
+        told = depot.deliver(ran.append, copy=copy)
+        assert isinstance(told, Deferred)
+        delays.append(told.delay_s)
+    assert ran == []
+    assert depot.locks.held() == {}
+    assert delays == sorted(delays)
+    assert max(delays) <= depot.queue.max_delay_s
+
+
+def test_the_bodys_own_error_is_failed_and_goes_on(depot: Depot) -> None:
+    """Its lease ends at once; a later delivery does the work."""
+    with pytest.raises(ZeroDivisionError):
+        depot.deliver(lambda guard: 1 / 0)
+    assert depot.state() is State.FAILED
+    assert depot.locks.held() == {}
+    assert isinstance(depot.deliver(retries=1), Completed)
+
+
+def test_an_error_after_done_leaves_done(depot: Depot) -> None:
+    """It goes on to the queue, but the effects stand and are not repeated."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            guard.result = "shipped"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        depot.deliver(body)
+    assert depot.state() is State.DONE
+    assert depot.deliver(body, retries=1) == Answered("shipped")
+
+
+@pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt])
+def test_a_shutdown_gives_the_work_back(depot: Depot, leaves: type[BaseException]) -> None:
+    """NEW at once, no crash; another worker need not wait for the lease."""
+
+    def body(guard: Guard) -> None:
+        raise leaves
+
+    with pytest.raises(leaves):
+        depot.deliver(body)
+    assert depot.state() is State.NEW
+    assert depot.locks.held() == {}
+    assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
+
+
+def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
+    """After max_crashes; every later delivery is told the same."""
+
+    def vanish(guard: Guard) -> None:
+        depot.change("update taskguard_works set lease_until = 1")
+        depot.change("update taskguard_keys set lease_until = 1")
+        depot.locks.flush()
+        with pytest.raises(WorkDeadError):
+            contextvars.Context().run(depot.deliver, max_crashes=1)
+
+    with pytest.raises(WorkDeadError, match="requeue"):
+        depot.deliver(vanish, max_crashes=1)
+    assert depot.state() is State.DEAD
+    assert "dead" in depot.names()
