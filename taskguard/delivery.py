@@ -30,9 +30,12 @@ class Queue(Protocol):
 
     Attributes:
         max_delay_s: no copy may be delayed by more: a quarter of the visibility timeout.
+        numbers_copies: whether a copy is a message of its own, which carries its number. False
+            where all copies share one record, and the broker keeps one of those put off.
     """
 
     max_delay_s: float
+    numbers_copies: bool
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         """Publish this message again, with copy number `copy`, to come in `delay_s` seconds.

@@ -242,7 +242,7 @@ class Runner:
             published = True
 
         try:
-            if self.ledger is None or delivery.work is None:
+            if self.ledger is None or delivery.work is None or not queue.numbers_copies:
                 publish(copy)
             elif not self.ledger.defer(self._entry.request(delivery, Owner("", "")), publish):
                 return self._drop(delivery, "superseded")

@@ -43,6 +43,8 @@ def visibility_timeout_s(app: Any) -> float | None:
 class CeleryQueue:
     """Puts off the message that `task` is handling."""
 
+    numbers_copies = True
+
     def __init__(self, task: Task) -> None:
         self._task = task
         visible_s = visibility_timeout_s(task.app)

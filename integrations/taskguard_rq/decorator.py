@@ -137,10 +137,4 @@ def _deliver(
 def _told(queue: RQQueue, outcome: Outcome) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
-    if isinstance(outcome, Dropped) and outcome.reason != "superseded":
-        return None
-    if queue.deferral is None:
-        # Superseded: the copy that is alive shares this job's record, so this execution must not
-        # finish it. Putting it off again moves the one entry in the schedule.
-        queue.defer(1.0)
-    return queue.deferral
+    return None if isinstance(outcome, Dropped) else queue.deferral

@@ -1,8 +1,10 @@
 """How a job is put off: its id goes into the schedule before this execution ends.
 
 All executions of a job share one record in Redis, and the schedule is a set of ids: however
-often a job is put off, one entry waits. Guarantees: the entry stands before the ledger records
-the copy, so that a work horse that dies in between leaves the job in the schedule.
+often a job is put off, one entry waits. So the ledger need not number the copies, and must not:
+RQ's scheduler and a worker that lost its horse write the whole record back as they once read it,
+older numbers included. Guarantees: the entry stands before the execution ends, so that a work
+horse that dies in between leaves the job in the schedule.
 
 Does not guarantee anything without a scheduler: entries need one (`rq worker --with-scheduler`;
 `GuardedWorker` has it on). Where none runs the job goes straight back into its queue, after a
@@ -43,6 +45,7 @@ class RQQueue:
     """Puts off the job in hand."""
 
     max_delay_s = _MAX_DELAY_S
+    numbers_copies = False
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -52,7 +55,7 @@ class RQQueue:
         self.deferral: Deferral | None = None
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Put the job into the schedule, with its copy number in `job.meta`."""
+        """Put the job into the schedule; how often it was stands in `job.meta`, for the delay."""
         self._job.meta[COPY] = copy
         self._job.save_meta()  # type: ignore[no-untyped-call]  # RQ's
         self.defer(delay_s)

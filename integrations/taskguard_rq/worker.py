@@ -10,6 +10,8 @@ would load them anew, for a quarter of a second of every job.
 from __future__ import annotations
 
 import contextlib
+import inspect
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -20,7 +22,15 @@ from taskguard.errors import ConfigurationError
 from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
 
+try:  # RQ 3 has rate limits
+    from rq.rate_limit import release_slot
+except ImportError:  # pragma: no cover
+    release_slot: Callable[[Job], object] | None = None  # type: ignore[no-redef]
+
 __all__ = ["GuardedWorker"]
+
+# Until RQ 3 a worker had one execution at a time, and cleaned up that one.
+_NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
 
 
 class GuardedWorker(Worker):
@@ -49,5 +59,8 @@ class GuardedWorker(Worker):
                 queue.schedule_job(job, when, pipeline=pipeline)
             else:
                 queue._enqueue_job(job, pipeline=pipeline)  # noqa: SLF001  # as RQ's own retry
-            self.cleanup_execution(job, pipeline=pipeline)
+            which = {"execution": kwargs["execution"]} if _NAMES_EXECUTION else {}
+            self.cleanup_execution(job, pipeline=pipeline, **which)
             pipeline.execute()
+        if release_slot is not None:
+            release_slot(job)

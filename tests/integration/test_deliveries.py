@@ -33,6 +33,7 @@ class NotingQueue:
     """Takes copies, or refuses them."""
 
     max_delay_s = 15.0
+    numbers_copies = True
 
     def __init__(self) -> None:
         self.copies: list[tuple[int, float]] = []

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from rq import Repeat
 
+import taskguard
 from support.invoices import book, charge, report, strange
 from taskguard_rq.decorator import message_of
 
@@ -38,6 +39,20 @@ def test_a_requeue_is_the_same_message(office: Any) -> None:
     office.connection.rpush(office.queue.key, job.id)
     office.wait_for(lambda: len(job.results()) == 2, "answered once more")
     assert office.effects() == Counter({"2": 1})
+
+
+def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None:
+    """RQ's scheduler, and a worker that lost its horse, save a whole job as they once read it."""
+    tg = taskguard.connect(locks=office.environment["TASKGUARD_LOCKS_URL"], ledger=None)
+    with tg.lock("invoice:9"):
+        job = office.queue.enqueue(charge, 9)
+        before = job.get_meta(refresh=True)
+        office.worker()
+        office.wait_for(lambda: job.get_meta(refresh=True) != before, "put off")
+        job.meta = before
+        job.save_meta()
+    office.wait_for(lambda: finished(job), "done")
+    assert office.effects() == Counter({"9": 1})
 
 
 def test_messages_can_be_told_apart_by_what_the_sender_says(office: Any) -> None:

@@ -55,7 +55,7 @@ def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
 
 
 def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: Any) -> None:
-    """No result of its own, no retry counted; then its answer."""
+    """No result, no execution left over, no retry counted; then its answer."""
     first = office.queue.enqueue(charge, 1, 3.0)
     office.worker()
     office.wait_for(lambda: office.steps("began"), "the first body")
@@ -63,6 +63,7 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: 
     office.worker()
     office.wait_for(lambda: second.get_status(refresh=True) == "scheduled", "put off")
     assert second.results() == []
+    assert second.id not in office.queue.started_job_registry.get_job_ids()
     office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
     second.refresh()
     assert second.number_of_retries is None
