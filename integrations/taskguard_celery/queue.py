@@ -78,7 +78,7 @@ class CeleryQueue:
 
     def _countdown_s(self, delay_s: float) -> float:
         """Quorum queues delay by whole seconds, at least one."""
-        if self._task.app.conf.task_default_queue_type == "quorum":
+        if self._task.app.conf.get("task_default_queue_type") == "quorum":
             return float(max(1, math.ceil(delay_s)))
         return delay_s
 
