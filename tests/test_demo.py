@@ -22,7 +22,8 @@ from taskguard.testing.demo.__main__ import main
 from taskguard.testing.demo.data import DataError, read_orders
 from taskguard.testing.demo.display import Display
 from taskguard.testing.demo.effects import count_effects, create_effects
-from taskguard.testing.demo.journal import Tail
+from taskguard.testing.demo.faults import Faults
+from taskguard.testing.demo.journal import BEGAN, WRITES, Line, Tail
 from taskguard.testing.demo.tally import Tally, tally, total, verdict
 from taskguard.testing.servers import Postgres, Valkey
 
@@ -245,6 +246,25 @@ def test_a_file_that_cannot_be_used_is_a_clear_error(
         read_orders(data)
     assert main(["--data", str(data)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_child_is_struck_before_its_transaction_or_not_at_all(writes: bool) -> None:
+    """Stopped inside it, it would hold rows locked and nobody could take its work over."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            faults = Faults("Celery", items=1, say=lambda *_: None)
+            faults.hear(Line("Celery", BEGAN, "order:1", pid=child.pid, attempt=1))
+            wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+            if writes:
+                faults.hear(Line("Celery", WRITES, "order:1", pid=child.pid))
+            faults.step()
+            faults.step()
+            assert faults.killed == (0 if writes else 1)
+            if writes:
+                assert psutil.Process(child.pid).status() != psutil.STATUS_STOPPED
+        finally:
+            child.kill()
 
 
 def test_a_journal_gives_whole_lines_once(tmp_path: Path) -> None:

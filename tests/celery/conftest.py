@@ -163,6 +163,8 @@ def make_shop(
     made: list[Shop] = []
 
     def make(*, tables: bool = True, **environment: str) -> Shop:
+        if "SHOP_VISIBILITY_S" in environment and kombu.VERSION < (5, 7):
+            pytest.skip("kombu before 5.7 looks for expired deliveries only every 100 s")
         defaults = {
             "SHOP_BROKER": valkey.url_of(2),
             "SHOP_BACKEND": valkey.url_of(3),

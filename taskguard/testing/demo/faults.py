@@ -1,7 +1,9 @@
 """Who is killed and who is stopped, and when: one of each in every queue, one after the other.
 
 A victim is stopped first (SIGSTOP), and struck only if the journal says that it stands in its body
-now. So "killed in its body" is always true, and a child that was through already goes on unharmed.
+now, before its transaction. So "killed in its body" is always true, a child that was through
+already goes on unharmed, and none that is stopped holds rows of the database locked: a takeover
+would have to wait until the database ends its transaction.
 A child that stays stopped goes on (SIGCONT) once another has done its work; its own commit must
 then be refused. A fault that showed nothing is tried again on another victim.
 """
@@ -20,7 +22,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from taskguard.events import Completed, Deferred, Duplicate, Failed, StaleRefused, Takeover
-from taskguard.testing.demo.journal import BEGAN, Line
+from taskguard.testing.demo.journal import BEGAN, WRITES, Line
 
 __all__ = ["Faults"]
 
@@ -78,7 +80,7 @@ class Faults:
             self._say(self._queue, text)
         elif line.name == StaleRefused.name:
             self._say(self._queue, f"stale commit refused: {line.key}, fence {line.fence}")
-        if line.name in _ENDS:
+        if line.name in (*_ENDS, WRITES):
             self._bodies.pop(line.pid, None)
         if line.name == Completed.name:
             self._left -= 1

@@ -26,6 +26,7 @@ def charge(invoice_id: str, guard: Guard) -> str:
     """Takes some time, then charges: one row."""
     journal.write(journal.Line(QUEUE, journal.BEGAN, guard.key, attempt=guard.attempt))
     time.sleep(random.uniform(0.04, 0.08))
+    journal.write(journal.Line(QUEUE, journal.WRITES, guard.key))
     with guard.transaction() as db:
         write_effect(db, QUEUE, invoice_id, guard)
         guard.result = f"{invoice_id} charged"

@@ -18,11 +18,12 @@ from typing import Any
 from taskguard import events
 from taskguard.testing.workers import FOLDER_VARIABLE
 
-__all__ = ["BEGAN", "FILE", "Line", "Tail", "listener", "write"]
+__all__ = ["BEGAN", "FILE", "WRITES", "Line", "Tail", "listener", "write"]
 
 FILE = "journal"
-# Not an event of the library: the body's own word.
+# Not events of the library: the body's own words.
 BEGAN = "began"
+WRITES = "writes"
 
 _TOLD = (
     events.Completed, events.Dead, events.Deferred, events.Duplicate, events.Failed,

@@ -35,6 +35,7 @@ def ship(order_id: str, guard: Guard) -> str:
     """Takes some time, then ships: one row."""
     journal.write(journal.Line(QUEUE, journal.BEGAN, guard.key, attempt=guard.attempt))
     time.sleep(random.uniform(0.04, 0.08))
+    journal.write(journal.Line(QUEUE, journal.WRITES, guard.key))
     with guard.transaction() as db:
         write_effect(db, QUEUE, order_id, guard)
         guard.result = f"{order_id} shipped"
