@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rq import Queue, Worker
-from rq.job import Job
+from rq.job import Job, JobStatus
 
 from taskguard.errors import ConfigurationError
 from taskguard_rq.house import house
@@ -56,6 +56,7 @@ class GuardedWorker(Worker):
         with self.connection.pipeline() as pipeline:
             if retry.delay_s:
                 when = datetime.now(timezone.utc) + timedelta(seconds=retry.delay_s)
+                job.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
                 queue.schedule_job(job, when, pipeline=pipeline)
             else:
                 queue._enqueue_job(job, pipeline=pipeline)  # noqa: SLF001  # as RQ's own retry

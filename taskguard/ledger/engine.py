@@ -40,11 +40,12 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
         return database
     try:
         url = sa.make_url(database)
-    except (sa.exc.ArgumentError, ValueError) as error:
+    except (sa.exc.ArgumentError, ValueError):
+        # SQLAlchemy's own error quotes the URL, password and all.
         raise ConfigurationError(
             "The ledger's URL cannot be read; it looks like "
             '"postgresql+psycopg://user:password@host/database".'
-        ) from error.with_traceback(None)
+        ) from None
     backend = url.get_backend_name()
     if backend not in ("postgresql", "sqlite"):
         raise ConfigurationError(

@@ -179,7 +179,9 @@ class RedisLink:
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif isinstance(error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)):
+        elif said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
+            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
+        ):
             rest = (
                 f"is a Redis Cluster ({said}), which is not supported; use a single server or "
                 "Sentinel."

@@ -149,7 +149,7 @@ class TestClients:
             cycle(locks)
             assert client.ping()
             cycle(locks)
-        pool.close()
+        pool.disconnect()
 
     def test_wrong_kinds(self) -> None:
         """What is no synchronous client of one server is refused by its name."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -168,8 +170,8 @@ class TestSilence:
 
     def test_patient_client(self, valkey: Valkey, proxy: Proxy) -> None:
         """A client of the user's own that retries ten times in silence does not make us wait."""
-        theirs = redis.Redis(port=proxy.port, socket_timeout=5.0)
-        assert theirs.get_retry() is not None
+        ten_times = Retry(ExponentialBackoff(), 10)
+        theirs = redis.Redis(port=proxy.port, socket_timeout=5.0, retry=ten_times)
         locks = RedisLocks(
             theirs, socket_timeout_s=SOCKET_TIMEOUT_S, connect_timeout_s=SOCKET_TIMEOUT_S
         )
