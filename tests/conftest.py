@@ -11,6 +11,7 @@ pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `p
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ from support.waiting import wait_until
 from taskguard.testing.servers import DebianRedis, Postgres, RabbitMQ, Redis62, Server, Valkey
 
 ServerT = TypeVar("ServerT", bound=Server)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background jobs ignore Ctrl-C, and so would every worker that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def started(server: ServerT) -> Iterator[ServerT]:

@@ -141,7 +141,7 @@ def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path:
     family = psutil.Process(demo.pid).children(recursive=True)
     assert len(family) > 5
     demo.send_signal(signal.SIGINT)
-    assert "stopped" in demo.stdout.read()
+    assert "servers and workers are stopped" in demo.stdout.read()
     assert demo.wait(30) == 130
     wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from taskguard.lease import new_owner
 from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.states import State
 
-KINDS = ["postgresql", "postgresql in steps", "sqlite"]
+KINDS = ["postgresql", "postgresql in steps", "sqlite", "memory"]
 
 
 @dataclass
@@ -29,8 +32,9 @@ class Book:
     made: list[SqlLedger] = field(default_factory=list)
 
     @property
-    def postgresql(self) -> bool:
-        return self.kind.startswith("postgresql")
+    def locks_rows(self) -> bool:
+        """Whether others may write while a transaction is open."""
+        return self.kind != "sqlite"
 
     def again(self, url: str | None = None, **options: Any) -> SqlLedger:
         """Another ledger on the same database, as another process would have it."""
@@ -78,6 +82,44 @@ class Book:
             select = sa.select(WORKS).where(WORKS.c.id == f"ship order:{number}")
             return db.execute(select).first()
 
+    def put(self, *, work: dict[str, Any] | None, key: dict[str, Any] | None, copy: int) -> None:
+        """These rows of `order:1`, and no others."""
+        with self.engine.begin() as db:
+            for table in (KEYS, WORKS, MESSAGES):
+                db.execute(sa.delete(table))
+            if key is not None:
+                db.execute(sa.insert(KEYS).values(key="order:1", **key))
+            if work is not None:
+                fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
+                db.execute(sa.insert(WORKS).values(**fixed, **work))
+            if copy:
+                values = {"message": "m", "work": "ship order:1", "copy": copy, "updated": 1}
+                db.execute(sa.insert(MESSAGES).values(**values))
+
+    @contextmanager
+    def locked(self, table: str, number: int = 1) -> Iterator[None]:
+        """Somebody's open transaction that changed the row of "keys" or "works"."""
+        column = KEYS.c.key if table == "keys" else WORKS.c.id
+        name = f"order:{number}" if table == "keys" else f"ship order:{number}"
+        with self.engine.begin() as db:
+            same = column.table.c.fence
+            db.execute(sa.update(column.table).where(column == name).values(fence=same))
+            yield
+
+    def set_fence(self, fence: int) -> None:
+        with self.engine.begin() as db:
+            db.execute(sa.update(KEYS).values(fence=fence))
+
+    def copies(self) -> dict[str, int]:
+        """The highest copy number of each message."""
+        with self.engine.connect() as db:
+            return {row.message: row.copy for row in db.execute(sa.select(MESSAGES))}
+
+    def close(self) -> None:
+        for ledger in (self.ledger, *self.made):
+            ledger.close()
+        self.engine.dispose()
+
     def expire(self, number: int = 1) -> None:
         """What a holder that was paused beyond its lease looks like."""
         with self.engine.begin() as db:
@@ -86,10 +128,73 @@ class Book:
             db.execute(sa.update(WORKS).where(WORKS.c.id == work).values(lease_until=1))
 
 
+class MemoryBook(Book):
+    """The same for the simulation's ledger, which has no database to look into."""
+
+    ledger: Any  # type: ignore[assignment]
+
+    def again(self, url: str | None = None, **options: Any) -> Any:
+        del url, options
+        return self.ledger
+
+    def effect(self, db: Any, item: object, fence: int = 0) -> None:
+        db.write((item, fence))
+
+    def effects(self) -> Counter[str]:
+        return Counter(self.ledger.count_effects())
+
+    def key(self, number: int = 1) -> Any:
+        return self.ledger.keys.get(f"order:{number}")
+
+    def work(self, number: int = 1) -> Any:
+        return self.ledger.works.get(f"ship order:{number}")
+
+    def put(self, *, work: dict[str, Any] | None, key: dict[str, Any] | None, copy: int) -> None:
+        ledger = self.ledger
+        ledger.keys = {} if key is None else {"order:1": KeyRow(**key)}
+        ledger.copies = {"m": copy} if copy else {}
+        ledger.works = {}
+        if work is not None:
+            values = {**work, "state": State(work["state"]), "final": bool(work["final"])}
+            fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
+            ledger.works["ship order:1"] = Work(started=1, **fixed, **values)
+
+    def locked(self, table: str, number: int = 1) -> AbstractContextManager[None]:
+        name = f"order:{number}" if table == "keys" else f"ship order:{number}"
+        return self._locked((table.removesuffix("s"), name))
+
+    @contextmanager
+    def _locked(self, row: tuple[str, str]) -> Iterator[None]:
+        by = object()
+        with self.ledger.locking(by, [row]):
+            pass
+        yield
+        self.ledger.unlock(by)
+
+    def set_fence(self, fence: int) -> None:
+        self.ledger.keys = {key: replace(row, fence=fence) for key, row in self.ledger.keys.items()}
+
+    def copies(self) -> dict[str, int]:
+        return dict(self.ledger.copies)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def expire(self, number: int = 1) -> None:
+        ledger, key, work = self.ledger, f"order:{number}", f"ship order:{number}"
+        if key in ledger.keys:
+            ledger.keys[key] = replace(ledger.keys[key], lease_until=1)
+        if work in ledger.works:
+            ledger.works[work] = replace(ledger.works[work], lease_until=1)
+
+
 @pytest.fixture(params=KINDS)
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
     """Makes the ledger of this kind, with options."""
     kind: str = request.param
+    if kind == "memory":
+        yield lambda **options: MemoryBook(MemoryLedger(**options), "", kind, None)  # type: ignore[arg-type]
+        return
     url: str = request.getfixturevalue("sqlite_url" if kind == "sqlite" else "pg_url")
     books: list[Book] = []
 
@@ -105,9 +210,7 @@ def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
 
     yield make
     for book in books:
-        for ledger in (book.ledger, *book.made):
-            ledger.close()
-        book.engine.dispose()
+        book.close()
 
 
 @pytest.fixture

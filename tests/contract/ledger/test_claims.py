@@ -15,7 +15,6 @@ from support.waiting import wait_until
 from taskguard.lease import Owner, new_owner
 from taskguard.ledger.answers import CLAIMABLE, decide_row
 from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import Decision, State
 
 ME = new_owner("m")
@@ -61,20 +60,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
     """Whatever rows a claim meets, its answer and what it writes are those of decide()."""
     work, key = case["work"], case["key"]
-    with book.engine.begin() as db:
-        for table in (KEYS, WORKS, MESSAGES):
-            db.execute(sa.delete(table))
-        if key is not None:
-            db.execute(sa.insert(KEYS).values(key="order:1", **key))
-        if work is not None:
-            fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
-            db.execute(sa.insert(WORKS).values(**fixed, **work))
-        if case["recorded_copy"]:
-            db.execute(
-                sa.insert(MESSAGES).values(
-                    message="m", work="ship order:1", copy=case["recorded_copy"], updated=1
-                )
-            )
+    book.put(work=work, key=key, copy=case["recorded_copy"])
     request = book.request(
         owner=ME,
         retries=case["retries"],
@@ -173,8 +159,7 @@ def test_a_fence_beyond_the_clock_still_grows(book: Any) -> None:
     """A key whose fence is ahead of the database's clock (it went back) goes on from there."""
     claimed = book.claim()
     book.ledger.give_back(claimed.claim)
-    with book.engine.begin() as db:
-        db.execute(sa.update(KEYS).values(fence=2**61))
+    book.set_fence(2**61)
     assert book.claim().claim.fence == 2**61 + 1
 
 
@@ -246,11 +231,10 @@ def test_looking_claims_nothing(book: Any) -> None:
 def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
     """Somebody's open transaction on the key: the claim says busy within its lock time-out."""
     book = make_book(lock_timeout_s=0.1)
-    if not book.postgresql:
+    if not book.locks_rows:
         pytest.skip("SQLite has no row locks")
     book.ledger.give_back(book.claim().claim)
-    with book.engine.begin() as db:
-        db.execute(sa.update(KEYS).values(fence=KEYS.c.fence))
+    with book.locked("keys"):
         busy = book.ledger.claim(book.request())
         assert busy == Busy(None, None, same_work=False, started=True)
     book.claim()
@@ -296,8 +280,8 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
 def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
     """It began while the work was PROCESSING: the newest row counts, and the key stays free."""
     book = make_book(lock_timeout_s=30.0)
-    if not book.postgresql:
-        pytest.skip("SQLite has no row locks")
+    if book.engine is None or not book.locks_rows:
+        pytest.skip("asks PostgreSQL who waits")
     holder = book.claim()
     book.expire()
     answers: list[Any] = []

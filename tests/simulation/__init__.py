@@ -1,0 +1,6 @@
+"""The real runner, watchdog and guard under a seeded scheduler, with a clock and servers of memory.
+
+    make simulate SCHEDULES=1000000 SEED=7
+
+Read next: `scheduler.py` (who goes on), `world.py` (what they do), `history.py` (what must hold).
+"""

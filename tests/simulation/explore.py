@@ -1,0 +1,173 @@
+"""Runs schedules, and makes one that fails small enough to be read.
+
+    python -m simulation.explore --schedules 20000 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from simulation.history import Violation
+from simulation.scheduler import Choices, Stuck
+from simulation.world import World
+
+__all__ = ["Failure", "Report", "run_many", "run_one", "shrink", "trace"]
+
+_SHRINK_S = 20.0
+
+
+@dataclass
+class Failure:
+    """A schedule that broke something: its seed, its choices, and what broke."""
+
+    seed: int
+    choices: list[int]
+    name: str
+    text: str
+
+
+@dataclass
+class Report:
+    """What many schedules saw."""
+
+    schedules: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        self.schedules += other.schedules
+        self.counts += other.counts
+        self.failures += other.failures
+
+
+def run_one(
+    seed: int = 0, *, replay: Sequence[int] | None = None, lines: list[str] | None = None
+) -> tuple[Failure | None, Counter[str]]:
+    """One schedule; the same seed, or the same choices, give the same one."""
+    choices = Choices(seed, replay=replay)
+    world = World(choices, trace=None if lines is None else lines.append)
+    failure = None
+    try:
+        world.run()
+    except Violation as error:
+        failure = Failure(seed, choices.made, error.name, str(error))
+    except Stuck as error:
+        failure = Failure(seed, choices.made, "L1", f"L1: {error}")
+    return failure, world.counts
+
+
+def run_many(seeds: Iterable[int], *, stop_at: int = 1) -> Report:
+    """Schedules one after the other, until `stop_at` have failed."""
+    report = Report()
+    for seed in seeds:
+        failure, counts = run_one(seed)
+        report.schedules += 1
+        report.counts += counts
+        if failure is not None:
+            report.failures.append(failure)
+            if len(report.failures) >= stop_at:
+                break
+    return report
+
+
+def shrink(failure: Failure, *, within_s: float = _SHRINK_S) -> Failure:
+    """The same violation with fewer choices that are not 0: whole stretches first, then each."""
+    best = failure
+    until_s = time.monotonic() + within_s
+
+    def better(choices: list[int]) -> bool:
+        nonlocal best
+        found, _ = run_one(failure.seed, replay=choices)
+        if found is None or found.name != failure.name:
+            return False
+        made = _trimmed(found.choices)
+        if _weight(made) >= _weight(best.choices):
+            return False
+        best = Failure(failure.seed, made, found.name, found.text)
+        return True
+
+    size = max(1, len(best.choices) // 2)
+    while size and time.monotonic() < until_s:
+        at = 0
+        while at < len(best.choices) and time.monotonic() < until_s:
+            stretch = best.choices[at : at + size]
+            if any(stretch):
+                better([*best.choices[:at], *[0] * len(stretch), *best.choices[at + size :]])
+            at += size
+        size //= 2
+    return best
+
+
+def _trimmed(choices: list[int]) -> list[int]:
+    """Without the zeros at the end, which a replay adds by itself."""
+    end = len(choices)
+    while end and not choices[end - 1]:
+        end -= 1
+    return choices[:end]
+
+
+def _weight(choices: list[int]) -> tuple[int, int]:
+    return sum(1 for each in choices if each), len(choices)
+
+
+def trace(failure: Failure) -> str:
+    """What happens in a failing schedule, line by line."""
+    lines: list[str] = []
+    run_one(failure.seed, replay=failure.choices, lines=lines)
+    return "\n".join(lines)
+
+
+def _part(seeds: range) -> Report:
+    return run_many(seeds)
+
+
+def explore(schedules: int, seed: int, *, processes: int) -> Report:
+    """Many schedules on several processors."""
+    size = max(1, min(500, schedules // (processes * 4) or 1))
+    parts = [
+        range(start, min(start + size, seed + schedules))
+        for start in range(seed, seed + schedules, size)
+    ]
+    report = Report()
+    if processes == 1:
+        for part in parts:
+            report.add(_part(part))
+        return report
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done in pool.imap_unordered(_part, parts):
+            report.add(done)
+            if report.failures:
+                pool.terminate()
+                break
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    asked = parser.parse_args(arguments)
+    started_s = time.monotonic()
+    report = explore(asked.schedules, asked.seed, processes=asked.processes)
+    took_s = time.monotonic() - started_s
+    print(f"{report.schedules:,} schedules in {took_s:.0f} s, seeds from {asked.seed}")
+    for name, count in sorted(report.counts.items()):
+        print(f"  {name:35} {count:>12,}")
+    for failure in report.failures[:1]:
+        small = shrink(failure)
+        print(f"\nseed {failure.seed}: {failure.text}\n")
+        print(trace(small))
+        print(f"\nreplay: --seed {failure.seed} --schedules 1")
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

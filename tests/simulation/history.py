@@ -1,0 +1,191 @@
+"""What must hold, by the names of RELIABILITY.md: S1 to S8 after every step, L1 and L4 at the end.
+
+Told of what happens, it looks for itself at the rows, the locks and the broker; it asks nothing of
+the code that it judges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from simulation.ledger import KeyRow, MemoryTransaction, Work
+from simulation.scheduler import Process
+from taskguard.delivery import Answered, Completed, Deferred, Dropped
+from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
+from taskguard.lease import Owner
+from taskguard.ledger.base import Claim, Claimed
+from taskguard.states import TRANSITIONS, State
+
+if TYPE_CHECKING:
+    from simulation.world import Message, World
+
+__all__ = ["History", "Violation"]
+
+_FINAL = (State.DONE, State.DEAD, State.FAILED)
+
+
+class Violation(AssertionError):
+    """Something that must never be was."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+class History:
+    """One schedule's, so far."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fences: dict[str, int] = {}
+        self._works: dict[str, Work] = {}
+        self._keys: dict[str, KeyRow] = {}
+        self._published: dict[str, list[tuple[int, int]]] = {}
+        self._effects: Counter[Any] = Counter()
+        self._seen = 0
+        self._kept: list[tuple[Process, tuple[str, ...], float]] = []
+        self.bodies: dict[int, tuple[str, Process]] = {}
+        self.duplicated: set[str] = set()
+        self.trusts_are_disjoint = True
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def claimed(self, process: Process, found: Claimed) -> None:
+        """S1: fences of a key grow. S5: nobody else trusts a lease on it."""
+        claim = found.claim
+        for key in claim.keys:
+            last = self._fences.get(key, 0)
+            again = claim.fence == last and self._world.ledger.keys[key].owner == str(claim.owner)
+            if claim.fence <= last and not again:
+                raise Violation("S1", f"{key} was claimed with {claim.fence} after {last}")
+            self._fences[key] = claim.fence
+        if self.trusts_are_disjoint:
+            for worker in self._world.workers:
+                for kept in list(worker.runner.watchdog._kept.values()):  # noqa: SLF001
+                    lease = kept.lease
+                    other = kept.claim is not None and lease.owner != claim.owner
+                    shared = set(lease.keys) & set(claim.keys)
+                    if worker.process.dead or not (other and shared):
+                        continue
+                    if lease.remaining_s > 0:
+                        raise Violation("S5", f"{shared} claimed while its lease was trusted")
+        for work, holder in self.bodies.values():
+            if work == claim.work and holder is not process and not holder.dead:
+                self._world.counts["second holders"] += 1
+
+    def committing(self, tx: MemoryTransaction, claim: Claim) -> None:
+        """S3: nothing commits behind a claim with a higher fence."""
+        if not any(work.state is State.DONE for work in tx.works.values()):
+            return
+        for key in claim.keys:
+            if self._fences.get(key, 0) > claim.fence:
+                raise Violation("S3", f"{key}: commit with {claim.fence} after a claim with more")
+
+    def released(self, owner: Owner, before: dict[str, Owner], after: dict[str, Owner]) -> None:
+        """S4: nobody frees another's lease."""
+        for key in before.keys() - after.keys():
+            if before[key] != owner:
+                raise Violation("S4", f"{owner} freed {key}, which was {before[key]}'s")
+
+    def lock_server_emptied(self) -> None:
+        """An injected loss; leases go without a release."""
+
+    def published(self, message: Message) -> None:
+        self._published.setdefault(message.id, []).append(message.number)
+
+    @contextmanager
+    def running(self, work: str, process: Process) -> Iterator[None]:
+        """A body."""
+        self._world.counts["bodies"] += 1
+        number = id(object())
+        number = max(self.bodies, default=0) + 1
+        self.bodies[number] = (work, process)
+        try:
+            yield
+        finally:
+            del self.bodies[number]
+
+    def acknowledged(self, message: Message, told: Any) -> None:
+        """S7: nothing is acknowledged that is not done. S8: what was told is so."""
+        work = self._world.ledger.works.get(message.task.work(message.id))
+        state = None if work is None else work.state
+        self._world.counts[f"told {type(told).__name__}"] += 1
+        if isinstance(told, Completed | Answered):
+            if state is not State.DONE:
+                raise Violation("S8", f"{message.id} was told it is done, and it is {state}")
+            if told.value not in ("done", None):
+                raise Violation("S8", f"{message.id} was told {told.value!r}")
+        elif isinstance(told, Deferred):
+            self._expect_copy(message)
+        elif isinstance(told, Dropped):
+            if told.reason == "superseded":
+                self._expect_copy(message)
+        elif isinstance(told, WorkDeadError):
+            if state is not State.DEAD:
+                raise Violation("S8", f"{message.id} was told DEAD, and it is {state}")
+        elif isinstance(told, (WorkRevokedError, MessageTooOldError)) or type(told).__name__ == "Boom":
+            pass
+        elif state is not State.DONE:
+            raise Violation("S7", f"{message.id} was acknowledged with {told!r}, {state}")
+
+    def _expect_copy(self, message: Message) -> None:
+        if not any(number > message.number for number in self._published[message.id]):
+            raise Violation("S7", f"{message.id}{message.number} went without a later copy")
+
+    # -- what is ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After every step."""
+        ledger = self._world.ledger
+        if ledger.works != self._works:
+            for name, work in ledger.works.items():
+                self._check_work(name, self._works.get(name), work)
+            self._works = dict(ledger.works)
+        if ledger.keys != self._keys:
+            for key, row in ledger.keys.items():
+                if key in self._keys and row.fence < self._keys[key].fence:
+                    raise Violation("S6", f"the fence of {key} went back to {row.fence}")
+            self._keys = dict(ledger.keys)
+        while self._seen < len(ledger.effects):
+            work, fence = ledger.effects[self._seen]
+            self._seen += 1
+            self._effects[work] += 1
+            if self._effects[work] > 1:
+                raise Violation("S2", f"{work} has two effects, the second with fence {fence}")
+
+    def _check_work(self, name: str, before: Work | None, after: Work) -> None:
+        if before is None or before == after:
+            return
+        if after.fence < before.fence:
+            raise Violation("S6", f"the fence of {name} went back to {after.fence}")
+        if before.state is not after.state and (before.state, after.state) not in TRANSITIONS:
+            raise Violation("S6", f"{name}: {before.state.value} -> {after.state.value}")
+        if before.state in (State.DONE, State.DEAD) and before.state is not after.state:
+            raise Violation("S6", f"{name} left {before.state.value}")
+
+    def at_the_end(self) -> None:
+        """L1: everything was done, and once. L4: nothing is left behind."""
+        world = self._world
+        for message, task in world.published.items():
+            work = world.ledger.works.get(task.work(message))
+            if work is None or work.state not in _FINAL:
+                state = None if work is None else work.state.value
+                raise Violation("L1", f"{task.work(message)} was lost: {state}")
+            writes = task.body != "plain"
+            expected = int(work.state is State.DONE and writes)
+            if self._effects[work.id] != expected:
+                raise Violation(
+                    "S2", f"{work.id} is {work.state.value}, {self._effects[work.id]} effects"
+                )
+            if work.state is State.FAILED and task.body != "fails once":
+                raise Violation("L1", f"{work.id} is FAILED, and its body did not raise")
+        for worker in world.workers:
+            if not worker.process.dead and len(worker.runner.watchdog):
+                raise Violation("L4", f"{worker.process.name} keeps leases of nothing")
+        now_us = world.ledger.now_us()
+        for key, row in world.ledger.keys.items():
+            if row.owner and row.lease_until > now_us and not world.counts["messages lost on the way"]:
+                raise Violation("L4", f"{key} is held by {row.owner}")

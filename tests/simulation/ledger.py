@@ -1,0 +1,463 @@
+"""A ledger in memory: rows, row locks and transactions as a database has them, and nothing else.
+
+Guarantees what `taskguard/ledger/base.py` says, and passes the contract suite of ledgers, so that
+what a simulation finds out is about the real ones. Every change of rows happens at one moment;
+what a transaction writes is seen by others when it commits. Whoever meets a row that another
+transaction has locked calls `wait` until it is free or the time is up.
+
+Does not guarantee that anything survives: that is what makes it fast.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taskguard.clock import SYSTEM_CLOCK, Clock
+from taskguard.errors import LedgerUnavailableError, StaleTokenError
+from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.base import (
+    Answer,
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    LedgerHold,
+    WorkView,
+)
+from taskguard.locks.base import Renewal
+from taskguard.states import Decision, State
+
+__all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
+
+FREE = ""
+_PUBLISH_LOCK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A row of keys. Times are µs, as in the tables."""
+
+    fence: int = 0
+    owner: str = FREE
+    lease_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A row of works."""
+
+    id: str
+    task: str
+    key: str
+    message: str
+    retries: int
+    state: State
+    fence: int
+    owner: str
+    lease_until: int
+    created: int
+    started: int
+    final: bool = False
+    attempts: int = 1
+    crashes: int = 0
+    crashed_owner: str = ""
+    progress: str | None = None
+    result: str | None = None
+    error: str | None = None
+    finished: int | None = None
+
+
+@dataclass
+class MemoryTransaction:
+    """One open transaction; what it writes is kept apart until it commits.
+
+    `db` is the transaction itself: bodies call `write(effect)`.
+    """
+
+    ledger: MemoryLedger
+    works: dict[str, Work] = field(default_factory=dict)
+    keys: dict[str, KeyRow] = field(default_factory=dict)
+    effects: list[Any] = field(default_factory=list)
+
+    @property
+    def db(self) -> MemoryTransaction:
+        return self
+
+    def write(self, effect: Any) -> None:
+        """An effect of the body's."""
+        self.effects.append(effect)
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        ledger = self.ledger
+        now_us = ledger.now_us()
+        with ledger.locking(self, ledger.rows_of(claim)):
+            ledger.expect(ledger.stands(claim), claim)
+            work = ledger.works[claim.work or ""]
+            self.works[work.id] = replace(
+                work, state=State.DONE, result=result_json, lease_until=0, finished=now_us
+            )
+            for key in claim.keys:
+                self.keys[key] = replace(ledger.keys[key], owner=FREE, lease_until=0)
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        ledger = self.ledger
+        with ledger.locking(self, [("work", claim.work)]):
+            ledger.expect(ledger.work_stands(claim), claim)
+            work = ledger.works[claim.work or ""]
+            self.works[work.id] = replace(work, progress=progress_json)
+
+
+class MemoryLedger:
+    """A `Ledger` without a database."""
+
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        lock_timeout_s: float = 0.25,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.keys: dict[str, KeyRow] = {}
+        self.works: dict[str, Work] = {}
+        self.copies: dict[str, int] = {}
+        self.effects: list[Any] = []
+        self._lock_timeout_s = lock_timeout_s
+        self._wait = wait or (lambda: clock.sleep(0.001))
+        self._locked: dict[tuple[str, str | None], object] = {}
+        # Held for moments, never while somebody waits or publishes.
+        self._mutex = threading.RLock()
+
+    def now_us(self) -> int:
+        """The database's clock."""
+        return int(self.clock.wall_s() * 1e6)
+
+    # -- rows and their locks -----------------------------------------------------------------
+
+    @contextmanager
+    def locking(
+        self, by: object, rows: Sequence[tuple[str, str | None]], timeout_s: float = _PUBLISH_LOCK_S
+    ) -> Iterator[None]:
+        """Lock `rows` for the rest of the transaction `by`, and change things at one moment."""
+        until_s = self.clock.monotonic_s() + timeout_s
+        while True:
+            with self._mutex:
+                if all(self._locked.get(row, by) is by for row in rows):
+                    self._locked.update(dict.fromkeys(rows, by))
+                    yield
+                    return
+            if self.clock.monotonic_s() >= until_s:
+                raise LedgerUnavailableError("A row stayed locked.")
+            self._wait()
+
+    def unlock(self, by: object) -> None:
+        """The transaction `by` has ended."""
+        with self._mutex:
+            self._locked = {row: who for row, who in self._locked.items() if who is not by}
+
+    @contextmanager
+    def _at_once(
+        self, rows: Sequence[tuple[str, str | None]], timeout_s: float = _PUBLISH_LOCK_S
+    ) -> Iterator[None]:
+        """A transaction of one statement."""
+        by = object()
+        try:
+            with self.locking(by, rows, timeout_s):
+                yield
+        finally:
+            self.unlock(by)
+
+    @staticmethod
+    def rows_of(claim: Claim | ClaimRequest) -> list[tuple[str, str | None]]:
+        rows: list[tuple[str, str | None]] = [("key", key) for key in claim.keys]
+        return rows if claim.work is None else [*rows, ("work", claim.work)]
+
+    def work_stands(self, claim: Claim) -> bool:
+        """Old state, fence and owner."""
+        work = self.works.get(claim.work or "")
+        return work is not None and (work.state, work.fence, work.owner) == (
+            State.PROCESSING,
+            claim.fence,
+            str(claim.owner),
+        )
+
+    def keys_stand(self, claim: Claim) -> bool:
+        return all(
+            (row := self.keys.get(key)) is not None
+            and (row.fence, row.owner) == (claim.fence, str(claim.owner))
+            for key in claim.keys
+        )
+
+    def stands(self, claim: Claim) -> bool:
+        """What a completion asks for."""
+        return self.keys_stand(claim) and self.work_stands(claim)
+
+    @staticmethod
+    def expect(stands: bool, claim: Claim) -> None:
+        if not stands:
+            key = ", ".join(claim.keys)
+            raise StaleTokenError(f"{key}: a newer holder exists", key=key, fence=claim.fence)
+
+    # -- claims -------------------------------------------------------------------------------
+
+    def _decide(self, request: ClaimRequest) -> tuple[Work | None, Decision, int]:
+        row = self.works.get(request.work or "")
+        now_us = self.now_us()
+        recorded = self.copies.get(request.message.id, 0)
+        return row, decide_row(request, row, recorded, now_us), now_us
+
+    def look(self, request: ClaimRequest) -> ClaimAnswer:
+        row, decision, now_us = self._decide(request)
+        if decision not in CLAIMABLE and decision is not Decision.BURY:
+            return answer(request, row, decision, now_us)
+        return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        row, decision, now_us = self._decide(request)
+        if decision not in CLAIMABLE and decision is not Decision.BURY:
+            return answer(request, row, decision, now_us)
+        try:
+            with self._at_once(self.rows_of(request), self._lock_timeout_s):
+                return self._claim(request)
+        except LedgerUnavailableError:
+            return Busy(None, None, same_work=False, started=True)
+
+    def _claim(self, request: ClaimRequest) -> ClaimAnswer:
+        row, decision, now_us = self._decide(request)
+        if decision is Decision.BURY:
+            assert row is not None
+            self.works[row.id] = replace(
+                row, state=State.DEAD, crashes=row.crashes + 1, owner=FREE, finished=now_us
+            )
+            return Answer(State.DEAD, crashes=row.crashes + 1)
+        if decision not in CLAIMABLE:
+            return answer(request, row, decision, now_us)
+        owner = str(request.owner)
+        keys = [self.keys.get(key, KeyRow()) for key in request.keys]
+        live = [key for key in keys if key.owner != owner and key.lease_until > now_us]
+        if live:
+            last = max(live, key=lambda key: key.lease_until)
+            return busy_key(last.owner, last.lease_until, row, now_us)
+        if all(key.owner == owner for key in keys) and (
+            decision is Decision.SAME or request.work is None
+        ):
+            return claimed(request, keys[0].fence, row, decision)
+        return self._grant(request, row, decision, keys, now_us)
+
+    def _grant(
+        self,
+        request: ClaimRequest,
+        row: Work | None,
+        decision: Decision,
+        keys: list[KeyRow],
+        now_us: int,
+    ) -> Claimed:
+        fence = self.next_fence(keys, now_us)
+        until_us = now_us + int(request.ttl_s * 1e6)
+        granted = KeyRow(fence, str(request.owner), until_us)
+        self.keys.update(dict.fromkeys(request.keys, granted))
+        if request.work is not None:
+            fresh = Work(
+                id=request.work,
+                task=request.task,
+                key=",".join(request.keys),
+                message=request.message.id,
+                retries=request.message.retries,
+                state=State.PROCESSING,
+                fence=fence,
+                owner=str(request.owner),
+                lease_until=until_us,
+                created=now_us,
+                started=now_us,
+            )
+            if row is not None:
+                takeover = decision is Decision.TAKEOVER
+                fresh = replace(
+                    fresh,
+                    created=row.created,
+                    final=row.final,
+                    attempts=row.attempts + (decision is not Decision.SAME),
+                    crashes=row.crashes + takeover,
+                    crashed_owner=row.owner if takeover else row.crashed_owner,
+                    progress=row.progress,
+                    result=row.result,
+                )
+            self.works[fresh.id] = fresh
+        return claimed(request, fence, row, decision)
+
+    @staticmethod
+    def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
+        """Above every fence of these keys, and by the clock after a loss of the tables."""
+        return max(now_us, *(key.fence + 1 for key in keys))
+
+    # -- the holder's transactions ------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self, claim: Claim, *, look_first: bool = True) -> Iterator[MemoryTransaction]:
+        tx = self.begin(claim, look_first=look_first)
+        try:
+            yield tx
+            self.commit(tx)
+        finally:
+            self.unlock(tx)
+
+    def begin(self, claim: Claim, *, look_first: bool) -> MemoryTransaction:
+        """A transaction; `commit()` or `unlock()` ends it."""
+        self.expect(not look_first or self.work_stands(claim), claim)
+        return MemoryTransaction(self)
+
+    def commit(self, tx: MemoryTransaction) -> None:
+        """Everything at one moment."""
+        with self._mutex:
+            self.works.update(tx.works)
+            self.keys.update(tx.keys)
+            self.effects.extend(tx.effects)
+            self.unlock(tx)
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        with self.transaction(claim, look_first=False) as tx:
+            tx.complete(claim, result_json)
+
+    # -- small changes ------------------------------------------------------------------------
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        with self._at_once([("work", claim.work)]):
+            work = self.works.get(claim.work or "")
+            mine = work is not None and (work.state, work.fence, work.owner) == (
+                State.DONE,
+                claim.fence,
+                str(claim.owner),
+            )
+            if work is not None and mine:
+                self.works[work.id] = replace(work, result=result_json)
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        error = error.replace("\0", "\\0")
+        now_us = self.now_us()
+        return self._end(claim, state=State.FAILED, error=error, lease_until=0, finished=now_us)
+
+    def give_back(self, claim: Claim) -> bool:
+        return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
+
+    def _end(self, claim: Claim, **values: Any) -> bool:
+        with self._at_once(self.rows_of(claim)):
+            for key in claim.keys:
+                row = self.keys.get(key)
+                if row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner)):
+                    self.keys[key] = replace(row, owner=FREE, lease_until=0)
+            if claim.work is None:
+                return True
+            if not self.work_stands(claim):
+                return False
+            self.works[claim.work] = replace(self.works[claim.work], **values)
+            return True
+
+    def report_in(self, claim: Claim) -> None:
+        with self._at_once([("work", claim.work)]):
+            work = self.works.get(claim.work or "")
+            if (
+                work is not None
+                and work.crashed_owner == str(claim.owner)
+                and work.crashes > 0
+                and work.state is not State.DEAD
+            ):
+                self.works[work.id] = replace(work, crashes=work.crashes - 1, crashed_owner="")
+
+    def revoke(self, work: str, *, message: str) -> bool:
+        with self._at_once([("work", work)]):
+            row = self.works.get(work)
+            revocable = (State.NEW, State.PROCESSING, State.FAILED)
+            if row is None or row.message != message or row.state not in revocable:
+                return False
+            self.works[work] = replace(
+                row,
+                state=State.FAILED,
+                final=True,
+                owner=FREE,
+                lease_until=0,
+                error="revoked",
+                finished=self.now_us(),
+            )
+            return True
+
+    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+        with self._mutex:
+            return [self._renew(hold) for hold in holds]
+
+    def _renew(self, hold: LedgerHold) -> str:
+        claim = hold.claim
+        work = self.works.get(claim.work or "")
+        mine = work is not None and work.owner == str(claim.owner)
+        if mine and work is not None and work.state is State.DONE:
+            return Renewal.SKIPPED
+        if claim.work is not None and not self.work_stands(claim):
+            return Renewal.TAKEN
+        if not self.keys_stand(claim):
+            return Renewal.TAKEN
+        if any(row in self._locked for row in self.rows_of(claim)):
+            return Renewal.SKIPPED
+        until_us = self.now_us() + int(hold.ttl_s * 1e6)
+        for key in claim.keys:
+            self.keys[key] = replace(self.keys[key], lease_until=until_us)
+        if claim.work is not None:
+            self.works[claim.work] = replace(self.works[claim.work], lease_until=until_us)
+        return Renewal.RENEWED
+
+    def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
+        by = object()
+        message, copy = request.message.id, request.message.copy + 1
+        try:
+            with self.locking(by, [("message", message)]):
+                if self.copies.get(message, 0) >= copy:
+                    return False
+            publish(copy)  # others may go on meanwhile; the message's row stays locked
+            self.copies[message] = copy
+            return True
+        finally:
+            self.unlock(by)
+
+    # -- for people ---------------------------------------------------------------------------
+
+    def view(self, work: str) -> WorkView | None:
+        row = self.works.get(work)
+        if row is None:
+            return None
+        return WorkView(
+            id=row.id,
+            task=row.task,
+            key=row.key,
+            message=row.message,
+            retries=row.retries,
+            state=row.state,
+            final=row.final,
+            fence=row.fence,
+            owner=row.owner,
+            lease_until_s=row.lease_until / 1e6,
+            attempts=row.attempts,
+            crashes=row.crashes,
+            progress_json=row.progress,
+            result_json=row.result,
+            error=row.error,
+            created_s=row.created / 1e6,
+            started_s=row.started / 1e6,
+            finished_s=None if row.finished is None else row.finished / 1e6,
+        )
+
+    def check_schema(self) -> None:
+        """There is none."""
+
+    def create_schema(self) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def count_effects(self) -> Counter[str]:
+        """How often each item was written."""
+        return Counter(str(each[0]) for each in self.effects)

@@ -1,0 +1,287 @@
+"""The lock server, the database and the broker as one process sees them: calls that can go wrong.
+
+Each call is asked, done at the server at one moment, and answered; before it is asked and before
+it is answered others may go on, and the process may be killed or paused. A call may get no answer,
+whether it was done, will be done later, or never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from simulation.ledger import MemoryTransaction
+from simulation.scheduler import Process
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+)
+from taskguard.lease import Owner
+from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest, LedgerHold, WorkView
+from taskguard.locks.base import Granted, Held, Hold
+from taskguard.states import State
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+__all__ = ["Boundary", "BrokerError", "DatabaseError", "PortLedger", "PortLocks"]
+
+Answer = TypeVar("Answer")
+
+_TIMEOUT_S = 0.5
+_TRIES = 2  # a call that got no answer is asked once more, with the same nonce
+
+
+class BrokerError(Exception):
+    """The broker did not say that it took a message."""
+
+
+class DatabaseError(Exception):
+    """A body's statement failed: the connection broke, or the transaction was ended."""
+
+
+class _NoAnswer(Exception):
+    """The time-out of one call; `late` if the server is going to do it all the same."""
+
+    def __init__(self, name: str, *, late: bool = False) -> None:
+        super().__init__(name)
+        self.late = late
+
+
+class Boundary:
+    """Where calls of one process leave it."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.process = process
+
+    def call(self, name: str, do: Callable[[], Answer]) -> Answer:
+        """Ask once. _NoAnswer if the question or the answer was lost."""
+        world = self.world
+        world.boundary(self.process, f"{name} asked")
+        lost = world.loses(name)
+        if lost == "late":
+            world.later(do)
+        if lost in ("question", "late"):
+            world.scheduler.sleep(_TIMEOUT_S)
+            raise _NoAnswer(name, late=lost == "late")
+        answer = do()
+        world.boundary(self.process, f"{name} done")
+        if lost == "answer":
+            world.scheduler.sleep(_TIMEOUT_S)
+            raise _NoAnswer(name)
+        return answer
+
+    def ask(
+        self, name: str, do: Callable[[], Answer], unavailable: type[Exception], tries: int = _TRIES
+    ) -> Answer:
+        """Ask, and ask again."""
+        for left in reversed(range(tries)):
+            try:
+                return self.call(name, do)
+            except _NoAnswer:
+                if not left:
+                    raise unavailable(f"{name}: no answer") from None
+        raise AssertionError("unreachable")
+
+
+class PortLocks(Boundary):
+    """The lock server, as a `LockProvider`."""
+
+    def _ask(self, name: str, do: Callable[[], Answer]) -> Answer:
+        return self.ask(f"locks.{name}", do, LockServerUnavailableError)
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        return self._ask(
+            "acquire",
+            lambda: self.world.locks.acquire(
+                keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s
+            ),
+        )
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        return self._ask("release", lambda: self.world.release(keys, owner))
+
+    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        return self._ask(
+            "give_back", lambda: self.world.locks.give_back(keys, owner, to=to, ttl_s=ttl_s)
+        )
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        return self._ask("renew", lambda: self.world.locks.renew(holds))
+
+    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
+        del keys
+        self.world.scheduler.sleep(timeout_s)
+
+    def warnings(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class PortTransaction:
+    """A transaction of a process; `db` is what its body writes with."""
+
+    def __init__(self, port: PortLedger, tx: MemoryTransaction) -> None:
+        self._port = port
+        self.tx = tx
+
+    @property
+    def db(self) -> PortTransaction:
+        return self
+
+    def _ask(self, name: str, do: Callable[[], None]) -> None:
+        try:
+            self._port.call(f"tx.{name}", lambda: self._port.world.in_transaction(self.tx, do))
+        except (_NoAnswer, LedgerUnavailableError) as error:
+            raise DatabaseError(name) from error
+
+    def write(self, effect: Any) -> None:
+        self._ask("write", lambda: self.tx.write(effect))
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        self._ask("complete", lambda: self.tx.complete(claim, result_json))
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        self._ask("checkpoint", lambda: self.tx.checkpoint(claim, progress_json))
+
+
+class PortLedger(Boundary):
+    """The database, as a `Ledger`."""
+
+    def _ask(self, name: str, do: Callable[[], Answer], tries: int = _TRIES) -> Answer:
+        return self.ask(f"ledger.{name}", do, LedgerUnavailableError, tries)
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        return self._ask("claim", lambda: self.world.claim(self.process, request))
+
+    def look(self, request: ClaimRequest) -> ClaimAnswer:
+        return self._ask("look", lambda: self.world.ledger.look(request))
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        return self._ask("fail", lambda: self.world.ledger.fail(claim, error))
+
+    def give_back(self, claim: Claim) -> bool:
+        return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
+
+    def report_in(self, claim: Claim) -> None:
+        self._ask("report_in", lambda: self.world.ledger.report_in(claim))
+
+    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+        return self._ask("renew", lambda: self.world.ledger.renew(holds))
+
+    def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
+        """The transaction around a publish; its COMMIT may get lost."""
+
+        def publish_and_lose(copy: int) -> None:
+            publish(copy)
+            raise LedgerUnavailableError("defer: the copy's number was not committed")
+
+        self.world.boundary(self.process, "ledger.defer asked")
+        lost = self.world.loses("ledger.defer")
+        if lost in ("question", "late"):
+            self.world.scheduler.sleep(_TIMEOUT_S)
+            raise LedgerUnavailableError("defer: no answer")
+        published = self.world.ledger.defer(request, publish_and_lose if lost else publish)
+        self.world.boundary(self.process, "ledger.defer done")
+        return published
+
+    # -- transactions -------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self, claim: Claim, *, look_first: bool = True) -> Iterator[PortTransaction]:
+        """As `SqlTransaction`: broken connections are TransactionRetryError."""
+        world = self.world
+        tx = self._ask("begin", lambda: world.begin(claim, look_first=look_first), tries=1)
+        try:
+            yield PortTransaction(self, tx)
+        except BaseException as error:
+            self.world.close(tx)
+            if isinstance(error, DatabaseError):
+                raise self._broken(claim) from error
+            raise
+        self._commit(tx, claim)
+
+    def _commit(self, tx: MemoryTransaction, claim: Claim) -> None:
+        try:
+            self.call("tx.commit", lambda: self.world.commit(tx, claim))
+        except (_NoAnswer, DatabaseError) as error:
+            if not getattr(error, "late", False):
+                # The server ends the transaction of a connection that broke.
+                self.world.close(tx)
+            self.world.counts["unknown outcomes"] += 1
+            self._resolve(claim, error)
+        except BaseException:  # killed, or asked and not done
+            self.world.close(tx)
+            raise
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """One statement that commits itself; asked again when it turns out not to have happened."""
+
+        def do() -> None:
+            tx = self.world.begin(claim, look_first=False)
+            try:
+                tx.complete(claim, result_json)
+                self.world.commit(tx, claim)
+            finally:
+                self.world.close(tx)
+
+        while True:
+            try:
+                self.call("ledger.complete", do)
+                return
+            except _NoAnswer as error:
+                self.world.counts["unknown outcomes"] += 1
+                try:
+                    self._resolve(claim, error)
+                    return
+                except TransactionRetryError:
+                    continue
+
+    def _resolve(self, claim: Claim, error: BaseException) -> None:
+        try:
+            view = self._ask("resolve", lambda: self.world.locked_view(claim))
+        except LedgerUnavailableError as unavailable:
+            raise CommitUnknownError(
+                "the outcome stays unknown", key=claim.keys[0], fence=claim.fence
+            ) from unavailable
+        mine = view is not None and (view.fence, view.owner) == (claim.fence, str(claim.owner))
+        if mine and view is not None and view.state is State.DONE:
+            return
+        if mine and view is not None and view.state is State.PROCESSING:
+            raise self._broken(claim) from error
+        raise StaleTokenError("a newer holder exists", key=claim.keys[0], fence=claim.fence)
+
+    @staticmethod
+    def _broken(claim: Claim) -> TransactionRetryError:
+        return TransactionRetryError(
+            "the connection broke; nothing was written", key=claim.keys[0], fence=claim.fence
+        )
+
+    # -- not called by the runner -------------------------------------------------------------
+
+    def revoke(self, work: str, *, message: str) -> bool:
+        return self._ask("revoke", lambda: self.world.ledger.revoke(work, message=message))
+
+    def view(self, work: str) -> WorkView | None:
+        return self.world.ledger.view(work)
+
+    def check_schema(self) -> None:
+        """There is none."""
+
+    def create_schema(self) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,521 @@
+"""A small shop: workers, their servers, their messages, and what may befall them.
+
+The runner, the watchdog and the guard are the library's own, unchanged; each worker is a process
+that takes messages as a Celery worker with `acks_late` does. What a schedule is like (how many
+workers, how long leases are, what bodies do) is chosen like everything else in it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import taskguard.entry
+import taskguard.watchdog
+from simulation.history import History
+from simulation.ledger import MemoryLedger, MemoryTransaction
+from simulation.scheduler import (
+    Choices,
+    Crashed,
+    Process,
+    Scheduler,
+    SimClock,
+    SimMutex,
+    SimWakeup,
+)
+from simulation.servers import BrokerError, DatabaseError, PortLedger, PortLocks
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.errors import TaskguardError
+from taskguard.events import Event, Events, Lost, StaleRefused, Takeover
+from taskguard.guard import Guard
+from taskguard.lease import Owner
+from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
+from taskguard.locks.memory import MemoryLocks
+from taskguard.policy import Policy
+from taskguard.runner import Runner
+
+__all__ = ["Message", "Task", "World"]
+
+_BODIES = ("transaction", "transaction", "plain", "atomic", "checkpoint", "fails once")
+
+
+class Boom(Exception):
+    """What a body that fails raises."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of work: its key, what its body does, its options."""
+
+    name: str
+    key: str
+    body: str
+    takes_s: float
+    policy: Policy
+    by_message: bool
+
+    def work(self, message: str) -> str:
+        return f"{self.name} {self.key} {message}" if self.by_message else f"{self.name} {self.key}"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What lies in the broker."""
+
+    id: str
+    task: Task
+    retries: int = 0
+    copy: int = 0
+    ready_at_s: float = 0.0
+
+    @property
+    def number(self) -> tuple[int, int]:
+        return self.retries, self.copy
+
+
+@dataclass
+class Taken:
+    """A message in the hands of a process, not acknowledged."""
+
+    message: Message
+    process: Process
+    visible_at_s: float
+
+
+class Broker:
+    """Messages, delivered at least once: again after a death or beyond the visibility timeout."""
+
+    def __init__(self, world: World, visibility_s: float) -> None:
+        self._world = world
+        self._visibility_s = visibility_s
+        self.waiting: list[Message] = []
+        self.taken: dict[int, Taken] = {}
+        self._tags = 0
+
+    def ready(self) -> Message | None:
+        now_s = self._world.scheduler.now_s
+        return next((each for each in self.waiting if each.ready_at_s <= now_s), None)
+
+    def take(self, process: Process) -> tuple[int, Message] | None:
+        """The next message that is ready, with the tag to acknowledge it by."""
+        message = self.ready()
+        if message is None:
+            return None
+        self.waiting.remove(message)
+        self._tags += 1
+        until_s = self._world.scheduler.now_s + self._visibility_s
+        self.taken[self._tags] = Taken(message, process, until_s)
+        return self._tags, message
+
+    def restore(self) -> None:
+        """Put back what nobody has in hand any more."""
+        now_s = self._world.scheduler.now_s
+        for tag, taken in list(self.taken.items()):
+            if taken.process.dead:
+                del self.taken[tag]
+                self.waiting.append(taken.message)
+            elif now_s >= taken.visible_at_s:
+                taken.visible_at_s = float("inf")
+                self.waiting.append(taken.message)
+
+    def acknowledge(self, tag: int) -> None:
+        self.taken.pop(tag, None)
+
+    def reject(self, tag: int) -> None:
+        taken = self.taken.pop(tag, None)
+        if taken is not None:
+            self.waiting.append(taken.message)
+
+    def alive(self, message: str) -> list[Message]:
+        """Every copy of a message that will be delivered or is in somebody's hands."""
+        held = [each.message for each in self.taken.values() if not each.process.dead]
+        return [each for each in [*self.waiting, *held] if each.id == message]
+
+
+@dataclass
+class PortQueue:
+    """How a delivery is put off, for the runner."""
+
+    worker: Worker
+    message: Message
+    max_delay_s: float
+    numbers_copies: bool = True
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        self.worker.publish(self.message, copy=copy, delay_s=delay_s)
+
+
+class Worker:
+    """One process that takes messages until it dies."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.process = Process(name)
+        locks = PortLocks(world, self.process) if world.has_locks else None
+        self.runner = Runner(
+            locks=locks,
+            ledger=PortLedger(world, self.process),
+            events=Events(self._hear),
+            clock=world.clock,
+            rng=random.Random(world.scheduler.choices.pick([1.0] * 8)),
+        )
+        world.scheduler.spawn(self.process, self._work)
+
+    def _hear(self, event: Event) -> None:
+        names = {StaleRefused: "stale commits refused", Takeover: "takeovers", Lost: "leases lost"}
+        if type(event) in names:
+            self.world.counts[names[type(event)]] += 1
+
+    def publish(self, message: Message, *, copy: int, delay_s: float, retries: int = 0) -> None:
+        world = self.world
+        world.boundary(self.process, "broker.publish asked")
+        lost = world.loses("broker.publish")
+        made = Message(
+            message.id,
+            message.task,
+            message.retries + retries,
+            copy,
+            world.scheduler.now_s + delay_s,
+        )
+        if lost != "question":
+            world.publish(made)
+        world.boundary(self.process, "broker.publish done")
+        if lost:
+            raise BrokerError("publish: no answer")
+
+    def _work(self) -> None:
+        world = self.world
+        while True:
+            world.scheduler.block(lambda: world.broker.ready() is not None)
+            taken = world.broker.take(self.process)
+            if taken is None:
+                continue
+            tag, message = taken
+            world.boundary(self.process, f"took {message.id}{message.number}")
+            try:
+                told: Any = self._deliver(message)
+                if isinstance(told, Boom):
+                    # As autoretry_for: the next try is published before this one is acknowledged.
+                    self.publish(message, copy=message.copy, delay_s=0.5, retries=1)
+            except BrokerError:
+                world.broker.reject(tag)
+                continue
+            world.boundary(self.process, f"acknowledging {message.id}{message.number}")
+            world.history.acknowledged(message, told)
+            world.broker.acknowledge(tag)
+
+    def _deliver(self, message: Message) -> Any:
+        task = message.task
+        delivery = Delivery(
+            keys=(task.key,),
+            work=task.work(message.id),
+            task=task.name,
+            message=MessageRef(message.id, message.retries, message.copy),
+            policy=task.policy,
+            queue=PortQueue(self, message, max_delay_s=self.world.visibility_s / 4),
+            by_message=task.by_message,
+        )
+        try:
+            return self.runner.deliver(delivery, lambda guard: self._body(task, guard))
+        except (Boom, TaskguardError) as error:
+            return error
+
+    # -- bodies -------------------------------------------------------------------------------
+
+    def _body(self, task: Task, guard: Guard) -> str:
+        world = self.world
+        work = guard.claim.work if guard.claim is not None else ""
+        assert work is not None
+        with world.history.running(work, self.process):
+            world.scheduler.sleep(task.takes_s)
+            if task.body == "fails once" and guard.attempt == 1:
+                raise Boom(work)
+            if task.body == "plain":
+                return "done"
+            if task.body == "atomic":
+                guard.db.write((work, guard.fence))
+                return "done"
+            if task.body == "checkpoint" and guard.progress is None:
+                with guard.checkpoint(["half"]) as db:
+                    db.write((f"{work} half", guard.fence))
+            with guard.transaction() as db:
+                db.write((work, guard.fence))
+                guard.result = "done"
+            world.scheduler.sleep(task.takes_s / 4)
+            return "done"
+
+
+class World:
+    """Everything there is in one schedule."""
+
+    def __init__(self, choices: Choices, *, trace: Callable[[str], None] | None = None) -> None:
+        self.scheduler = Scheduler(choices)
+        self.choices = choices
+        self.clock = SimClock(self.scheduler)
+        self.database_clock = SimClock(self.scheduler)
+        self.locks = MemoryLocks(self.clock)
+        self.ledger = MemoryLedger(
+            self.database_clock, wait=lambda: self.scheduler.sleep(0.02)
+        )
+        self.counts: Counter[str] = Counter()
+        self.history = History(self)
+        self.faulty = False
+        self.open: dict[int, tuple[MemoryTransaction, float]] = {}
+        self.has_locks = not choices.one_in(5)
+        self.visibility_s = (60.0, 2.0)[choices.pick((3, 1))]
+        self.broker = Broker(self, self.visibility_s)
+        self.servers = Process("servers")
+        self._trace = trace
+        self._owners = 0
+        self._workers = 0
+        self._idle_s = 8.0
+        self.workers: list[Worker] = []
+        self.published: dict[str, Task] = {}
+
+    # -- a schedule ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Everything: with faults for a while, then without, until it is quiet."""
+        with self._patched():
+            try:
+                self._fill()
+                many = 150 + 100 * self.choices.pick((1, 1, 1))
+                self.faulty = True
+                self.scheduler.run(
+                    after_step=self._after_step,
+                    until=lambda: self.scheduler.steps >= many or self._quiet(),
+                    limit=many,
+                )
+                self._calm()
+                self.scheduler.run(
+                    after_step=self._after_step, until=self._quiet, limit=many + 6_000
+                )
+                self.history.at_the_end()
+            finally:
+                self.scheduler.end()
+
+    def _fill(self) -> None:
+        keys = [f"order:{number}" for number in range(1 + self.choices.pick((2, 1)))]
+        for number in range(1 + self.choices.pick((2, 2, 1))):
+            key = keys[self.choices.pick([1.0] * len(keys))]
+            ttl_s = (1.0, 3.0)[self.choices.pick((1, 1))]
+            body = _BODIES[self.choices.pick([1.0] * len(_BODIES))]
+            task = Task(
+                name=f"t{number}",
+                key=key,
+                body=body,
+                takes_s=(0.02, 0.5, 2.5)[self.choices.pick((2, 2, 1))],
+                policy=Policy(
+                    ttl_s=ttl_s,
+                    atomic=body == "atomic",
+                    max_crashes=(50, 2)[self.choices.pick((5, 1))],
+                ),
+                by_message=self.choices.one_in(4),
+            )
+            for copy in range(1 + self.choices.pick((1, 2, 1))):
+                # The same message again, or another one about the same thing.
+                same = copy > 0 and self.choices.one_in(2)
+                name = f"{task.name}m{0 if same else copy}"
+                self.publish(Message(name, task))
+        for _ in range(2 + self.choices.pick((2, 1))):
+            self._start_worker()
+
+    def _start_worker(self) -> None:
+        self._workers += 1
+        self.workers.append(Worker(self, f"w{self._workers}"))
+
+    def _after_step(self) -> None:
+        self.broker.restore()
+        for tx, ends_at_s in list(self.open.values()):
+            if self.scheduler.now_s >= ends_at_s:
+                self.close(tx)  # idle_in_transaction_session_timeout
+        self.history.check()
+
+    def _calm(self) -> None:
+        """No more faults; whoever died has been replaced."""
+        self.faulty = False
+        self.database_clock.ahead_s = max(0.0, self.database_clock.ahead_s)
+        for worker in self.workers:
+            worker.process.paused_until_s = min(
+                worker.process.paused_until_s, self.scheduler.now_s + 5.0
+            )
+        if all(worker.process.dead for worker in self.workers):
+            self._start_worker()
+
+    def _quiet(self) -> bool:
+        broker = self.broker
+        return not (broker.waiting or broker.taken or self.open or self.history.bodies)
+
+    # -- what befalls -------------------------------------------------------------------------
+
+    def boundary(self, process: Process, name: str) -> None:
+        """A place where a process may be killed or paused, and others may go on."""
+        scheduler = self.scheduler
+        if process.dead:
+            raise Crashed
+        self.say(f"{process.name} {name}")
+        if self.faulty:
+            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1))
+            if fault == 1:
+                self.counts["processes killed"] += 1
+                self.say(f"{process.name} KILLED")
+                scheduler.kill(process)
+                self._start_worker()
+                raise Crashed
+            if fault == 2:
+                paused_s = (0.5, 1.5, 4.0, 12.0)[self.choices.pick((1, 2, 2, 1))]
+                self.counts["processes paused"] += 1
+                self.say(f"{process.name} PAUSED for {paused_s} s")
+                process.paused_until_s = scheduler.now_s + paused_s
+            if fault == 3:
+                self._duplicate()
+            if fault == 4:
+                self.counts["lock server emptied"] += 1
+                self.say("lock server EMPTIED")
+                self.history.lock_server_emptied()
+                self.locks.flush()
+            if fault == 5:
+                jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
+                self.counts["database clock jumped"] += 1
+                self.say(f"database clock JUMPS by {jump_s} s")
+                self.database_clock.ahead_s += jump_s
+                self.history.trusts_are_disjoint = False
+            if fault == 6:
+                self._abort_a_transaction()
+        scheduler.step()
+
+    def _duplicate(self) -> None:
+        held = [each.message for each in self.broker.taken.values()]
+        everything = [*self.broker.waiting, *held]
+        if everything:
+            chosen = everything[self.choices.pick([1.0] * len(everything))]
+            self.counts["messages duplicated"] += 1
+            self.say(f"message {chosen.id}{chosen.number} DUPLICATED")
+            self.history.duplicated.add(chosen.id)
+            self.broker.waiting.append(chosen)
+
+    def _abort_a_transaction(self) -> None:
+        if self.open:
+            tx, _ = list(self.open.values())[self.choices.pick([1.0] * len(self.open))]
+            self.counts["transactions ended by the server"] += 1
+            self.say("a transaction is ENDED BY THE SERVER")
+            self.close(tx)
+
+    def loses(self, name: str) -> str | None:
+        """Whether this call's question or answer gets lost."""
+        if not self.faulty:
+            return None
+        lost = (None, "question", "answer", "late")[self.choices.pick((120, 1, 2, 1))]
+        if lost is not None:
+            self.counts["messages lost on the way"] += 1
+            self.say(f"{name}: {lost.upper()} LOST" if lost != "late" else f"{name}: LATE")
+        return lost
+
+    def later(self, do: Callable[[], object]) -> None:
+        """A request that was thought lost is done by the server after a while."""
+        delay_s = (0.1, 1.0, 4.0)[self.choices.pick((1, 1, 1))]
+
+        def run() -> None:
+            self.scheduler.sleep(delay_s)
+            try:
+                do()
+            except (TaskguardError, DatabaseError):
+                pass  # nobody is there to hear of it
+
+        self.scheduler.spawn(self.servers, run)
+
+    def say(self, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.scheduler.now_s - 1_000:8.3f}  {text}")
+
+    # -- what servers do ----------------------------------------------------------------------
+
+    def publish(self, message: Message) -> None:
+        self.published.setdefault(message.id, message.task)
+        self.history.published(message)
+        self.broker.waiting.append(message)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        before = self.locks.held()
+        released = self.locks.release(keys, owner)
+        self.history.released(owner, before, self.locks.held())
+        return released
+
+    def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
+        found = self.ledger.claim(request)
+        if isinstance(found, Claimed):
+            self.say(f"  {request.work}: claimed, fence {found.claim.fence}")
+            self.history.claimed(process, found)
+        return found
+
+    def begin(self, claim: Claim, *, look_first: bool) -> MemoryTransaction:
+        tx = self.ledger.begin(claim, look_first=look_first)
+        self.open[id(tx)] = (tx, self.scheduler.now_s + self._idle_s)
+        return tx
+
+    def in_transaction(self, tx: MemoryTransaction, do: Callable[[], None]) -> None:
+        if id(tx) not in self.open:
+            raise DatabaseError("the server ended the transaction")
+        self.open[id(tx)] = (tx, self.scheduler.now_s + self._idle_s)
+        do()
+
+    def commit(self, tx: MemoryTransaction, claim: Claim) -> None:
+        if id(tx) not in self.open:
+            raise DatabaseError("the server ended the transaction")
+        self.history.committing(tx, claim)
+        self.ledger.commit(tx)
+        self.say(f"  {claim.work}: committed {[each[0] for each in tx.effects]}")
+        self.close(tx)
+
+    def close(self, tx: MemoryTransaction) -> None:
+        """Its locks end with it; what was not committed is gone."""
+        self.open.pop(id(tx), None)
+        self.ledger.unlock(tx)
+
+    def locked_view(self, claim: Claim) -> WorkView | None:
+        by = object()
+        try:
+            with self.ledger.locking(by, [("work", claim.work)]):
+                return self.ledger.view(claim.work or "")
+        finally:
+            self.ledger.unlock(by)
+
+    # -- in place of the operating system -----------------------------------------------------
+
+    def _patched(self) -> Any:
+        return _Patches(self)
+
+    def owner(self, message: str = "") -> Owner:
+        """Nonces in order, so that a trace reads well."""
+        self._owners += 1
+        return Owner(f"n{self._owners}", message)
+
+
+@dataclass
+class _Patches:
+    """Native threads and locks of the watchdog, and nonces, for the time of a schedule."""
+
+    world: World
+    _before: list[tuple[Any, str, Any]] = field(default_factory=list)
+
+    def __enter__(self) -> None:
+        scheduler = self.world.scheduler
+        for module, name, value in (
+            (taskguard.watchdog, "allocate_lock", lambda: SimMutex(scheduler)),
+            (taskguard.watchdog, "Wakeup", lambda: SimWakeup(scheduler)),
+            (
+                taskguard.watchdog,
+                "start_thread",
+                lambda function: scheduler.spawn(scheduler.process, function),
+            ),
+            (taskguard.entry, "new_owner", self.world.owner),
+        ):
+            self._before.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+
+    def __exit__(self, *_: object) -> None:
+        for module, name, value in self._before:
+            setattr(module, name, value)
