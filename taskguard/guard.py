@@ -34,7 +34,17 @@ MAX_RESULT_BYTES = 1_000_000
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Half of a surrogate pair, as in undecodable file names, goes into no database but escaped.
+    return text.encode("utf-8", "backslashreplace").decode() if not _is_utf8(text) else text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 JSON = Codec(dumps=_dumps, loads=json.loads)
@@ -49,6 +59,8 @@ def current_guard() -> Guard:
         TransactionUsageError: no guarded body is running in this thread or greenlet.
     """
     guard = _running.get()
+    while guard is not None and guard.is_lock:  # `with tg.lock()` within a body
+        guard = guard.outer
     if guard is None:
         raise TransactionUsageError(
             "current_guard() was called outside a guarded body. Call it in the body itself, in "
@@ -81,6 +93,7 @@ def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
     """`value` as JSON text for the ledger. Raises ResultError where that cannot be."""
     try:
         text = codec.dumps(value)
+        size = len(text.encode("utf-8"))
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(
             f"The {what} of {key} is not JSON ({type(error).__name__}: {error}). Return plain "
@@ -88,7 +101,6 @@ def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
             key=key,
         ) from error
     # PostgreSQL's text cannot hold NUL; JSON writes it as an escape, so only raw ones matter.
-    size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_RESULT_BYTES:
         raise ResultError(
             f"The {what} of {key} is {size:,} bytes of JSON; at most {MAX_RESULT_BYTES:,} are "
@@ -106,7 +118,6 @@ class Guard:
 
     Attributes:
         attempt: 1 for the first holder of this work, higher for later ones.
-        progress: what the last holder stored with `checkpoint()`, or None.
         completed: whether DONE is committed.
     """
 
@@ -132,9 +143,7 @@ class Guard:
         self._result: Any = _UNSET
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
-        self.progress: Any = None
-        if claimed is not None and claimed.progress_json is not None:
-            self.progress = codec.loads(claimed.progress_json)
+        self._progress: Any = _UNSET
         self.completed = False
         # The last reason why a transaction was refused, until a later one commits: a body that
         # swallows it must not be taken for one that had nothing to write.
@@ -178,6 +187,14 @@ class Guard:
         """Stable for this work over all its deliveries: for a payment provider. 32 hex digits."""
         work = self._delivery.work or f"{self._delivery.task} {self.key}"
         return hashlib.sha256(work.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    @property
+    def progress(self) -> Any:
+        """What the last holder, or this one, stored with `checkpoint()`; None if nothing."""
+        if self._progress is _UNSET:
+            text = None if self._claimed is None else self._claimed.progress_json
+            self._progress = None if text is None else self._codec.loads(text)
+        return self._progress
 
     @property
     def result(self) -> Any:
@@ -241,7 +258,7 @@ class Guard:
         with self._transaction("checkpoint") as tx:
             yield tx.db
             tx.checkpoint(self._standing.claim, progress_json)
-        self.progress = progress
+        self._progress = progress
 
     @property
     def _standing(self) -> Claimed:
@@ -272,6 +289,8 @@ class Guard:
                 fence=self.fence,
             )
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
+        if self._lease.is_parents:
+            self._lease.check()  # raises: a forked child holds nothing
         self._open = True
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
@@ -294,6 +313,11 @@ class Guard:
     def claim(self) -> Claim | None:
         """What the ledger granted; None with locks only."""
         return None if self._claimed is None else self._claimed.claim
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether this is a plain lock's, which has no work."""
+        return self._delivery.work is None
 
     @property
     def outer(self) -> Guard | None:

@@ -52,7 +52,12 @@ class GuardedFunction:
     ) -> None:
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
-        if inspect.iscoroutinefunction(function):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"{self.name} is a generator: nobody would iterate over it, so its body would "
+                "never run. Guard a plain function."
+            )
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
             raise ConfigurationError(
                 f"{self.name} is async: Celery and RQ do not await tasks, so its body would "
                 "never run. Guard a plain function."

@@ -129,6 +129,11 @@ class Lease:
             return 0.0
         return max(0.0, self._trusted_until_s - self._clock.monotonic_s())
 
+    @property
+    def is_parents(self) -> bool:
+        """Whether it was taken before a fork: the child holds nothing, and ends nothing."""
+        return self._pid != os.getpid()
+
     def extend(self, trusted_until_s: float) -> None:
         """Note a renewal. A lost lease stays lost; trust never shrinks."""
         if not self.is_lost:

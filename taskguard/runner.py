@@ -129,8 +129,8 @@ class Runner:
             raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
         kept = entered.kept
         guard = self._guard(delivery, entered)
-        self.watchdog.keep(kept)
         try:
+            self.watchdog.keep(kept)
             with running(guard):
                 yield kept.lease
         finally:
@@ -246,7 +246,7 @@ class Runner:
                 publish(copy)
             elif not self.ledger.defer(self._entry.request(delivery, Owner("", "")), publish):
                 return self._drop(delivery, "superseded")
-        except _NO_LEDGER:
+        except (*_NO_LEDGER, TransactionRetryError):
             if not published:
                 publish(copy)
         self._entry.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
@@ -263,10 +263,12 @@ class Runner:
     def _run(self, delivery: Delivery, entered: Entered, body: Callable[[Guard], Any]) -> Outcome:
         kept = entered.kept
         guard = self._guard(delivery, entered)
-        self.watchdog.keep(kept)
         try:
+            self.watchdog.keep(kept)
             return Completed(self._body(delivery, kept, guard, body))
         except (StaleTokenError, LeaseLostError) as error:
+            if guard.completed and error.key != guard.key:
+                raise  # that of a guarded function which the body called
             return self._after_loss(delivery, kept, guard, error)
         except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
@@ -409,7 +411,7 @@ class Runner:
         """End the ledger's lease, once; without an answer it ends by itself."""
         claim, kept.claim = kept.claim, None
         self.watchdog.drop(kept)
-        if claim is None or self.ledger is None:
+        if claim is None or self.ledger is None or kept.lease.is_parents:
             return
         try:
             end(self.ledger, claim)

@@ -70,12 +70,16 @@ class WorkRow:
 
 
 def is_superseded(
-    row: WorkRow | None, *, message: str, retries: int, copy: int, recorded_copy: int
+    row: WorkRow | None, *, message: str, number: tuple[int, int], recorded: tuple[int, int]
 ) -> bool:
-    """Whether a live copy of this message with higher numbers is known to exist."""
-    if copy < recorded_copy:
+    """Whether a live copy of this message with a higher number is known to exist.
+
+    A number is (retries, copy): a later retry comes after every copy of an earlier one. By the
+    copy alone a retry could be dropped for a copy that is itself dropped for the retry.
+    """
+    if number < recorded:
         return True
-    return row is not None and row.message == message and retries < row.retries
+    return row is not None and row.message == message and number[0] < row.retries
 
 
 def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
@@ -83,9 +87,8 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     *,
     owner: str,
     message: str,
-    retries: int,
-    copy: int,
-    recorded_copy: int,
+    number: tuple[int, int],
+    recorded: tuple[int, int],
     now_us: int,
     max_crashes: int,
     may_create: bool,
@@ -100,7 +103,7 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
             return Decision.DEAD
         if row.state is State.FAILED and row.final:
             return Decision.REVOKED
-    if is_superseded(row, message=message, retries=retries, copy=copy, recorded_copy=recorded_copy):
+    if is_superseded(row, message=message, number=number, recorded=recorded):
         return Decision.SUPERSEDED
     if row is None:
         return Decision.CREATE if may_create else Decision.TOO_OLD

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import (
     LeaseLostError,
-    LedgerUnavailableError,
     LockServerUnavailableError,
     TaskguardError,
 )
@@ -86,6 +85,8 @@ class Kept:
 
     def leave_body(self) -> None:
         """No interrupt arrives after this returned, not even one that is under way."""
+        if self.lease.is_parents:
+            return
         with self.mutex:
             thread, self._thread = self._thread, None
             if thread is not None and self._interrupted:
@@ -157,17 +158,25 @@ class Watchdog:
             self._running = self._running or start
             wake = not start and _due_s(kept) < self._wakes_at_s
         if start:
-            start_thread(self._run)
+            try:
+                start_thread(self._run)
+            except BaseException:
+                self._running = False  # the next lease tries again
+                raise
         elif wake:
             self._wakeup.set()
 
     def drop(self, kept: Kept) -> None:
         """Renew this lease no more. Asked again it does nothing."""
+        if self._pid != os.getpid():
+            self._reset()  # the parent's mutex may have been held at the fork
         with self._mutex:
             self._kept.pop(id(kept), None)
 
     def let_go(self, kept: Kept) -> None:
         """End the lease at the lock server; an unknown outcome is left to its expiry."""
+        if kept.lease.is_parents:
+            return
         with kept.mutex:
             kept.ended = True
             if not kept.at_lock_server or self._locks is None:
@@ -242,7 +251,7 @@ class Watchdog:
         asked_at_s = self._clock.monotonic_s()
         holds = [LedgerHold(claim, kept.lease.ttl_s) for kept, claim in claims]
         ledger = self._ledger
-        answers = self._ask(due, lambda: ledger.renew(holds), LedgerUnavailableError)
+        answers = self._ask(due, lambda: ledger.renew(holds))
         for (kept, _), answer in zip(claims, answers, strict=False):
             if answer == Renewal.RENEWED:
                 self._extend(kept, asked_at_s)
@@ -255,7 +264,7 @@ class Watchdog:
         asked_at_s = self._clock.monotonic_s()
         holds = [Hold(kept.lease.keys, kept.lease.owner, kept.lease.ttl_s) for kept in due]
         locks = self._locks
-        answers = self._ask(due, lambda: locks.renew(holds), LockServerUnavailableError)
+        answers = self._ask(due, lambda: locks.renew(holds))
         for kept, answer in zip(due, answers, strict=False):
             if answer == Renewal.RENEWED:
                 if not kept.decided_by_ledger:
@@ -268,15 +277,13 @@ class Watchdog:
             else:
                 self._take_again(kept)
 
-    def _ask(
-        self, due: list[Kept], renew: Callable[[], list[str]], unavailable: type[TaskguardError]
-    ) -> list[str]:
+    def _ask(self, due: list[Kept], renew: Callable[[], list[str]]) -> list[str]:
         """One batch; no answer leaves every deadline as it was."""
         started_s = self._clock.monotonic_s()
         first = due[0]
         try:
             answers = renew()
-        except unavailable as error:
+        except TaskguardError as error:
             took_s = self._clock.monotonic_s() - started_s
             self._events.emit(
                 RenewalFailed(

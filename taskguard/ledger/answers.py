@@ -13,7 +13,7 @@ __all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing
 CLAIMABLE = frozenset({Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER})
 
 
-def decide_row(request: ClaimRequest, row: Any, recorded_copy: int, now_us: int) -> Decision:
+def decide_row(request: ClaimRequest, row: Any, recorded: tuple[int, int], now_us: int) -> Decision:
     """`states.decide()` for a work's row, or None."""
     if request.work is None:
         return Decision.CREATE
@@ -21,9 +21,8 @@ def decide_row(request: ClaimRequest, row: Any, recorded_copy: int, now_us: int)
         None if row is None else _work_row(row),
         owner=str(request.owner),
         message=request.message.id,
-        retries=request.message.retries,
-        copy=request.message.copy,
-        recorded_copy=recorded_copy,
+        number=request.message.number,
+        recorded=recorded,
         now_us=now_us,
         max_crashes=request.max_crashes,
         may_create=request.may_create,

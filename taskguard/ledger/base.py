@@ -46,6 +46,11 @@ class MessageRef:
     retries: int = 0
     copy: int = 0
 
+    @property
+    def number(self) -> tuple[int, int]:
+        """Deliveries of a message in their order: first by retries, then by copies."""
+        return self.retries, self.copy
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:

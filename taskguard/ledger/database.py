@@ -7,6 +7,7 @@ claims.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ __all__ = ["Database", "LockTimeoutError", "driver_of", "milliseconds"]
 _T = TypeVar("_T")
 
 # SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_READ_ONLY = "25006"  # a standby, after a failover
 _RETRYABLE = ("40001", "40P01")
 _LOCKED = "55P03"
 _NO_TABLE = ("42P01", "no such table")
@@ -50,6 +52,8 @@ class Database:
         self.one_statement = self.postgresql and self.engine.dialect.driver == "psycopg"
         own = not isinstance(database, sa.Engine)
         self.begins_itself = own and begins_itself(self.engine.url)
+        self._spare: sa.pool.Pool | None = None
+        self._spare_pid = 0
         # The same pool. For several statements of our own, which SQLAlchemy is to keep together.
         self._transactional = (
             self.engine.execution_options(isolation_level="READ COMMITTED")
@@ -62,6 +66,22 @@ class Database:
         """Where it is, without user and password."""
         url = self.engine.url
         return f"{url.drivername} {url.host or ''}/{url.database or ''}"
+
+    def spare_pool(self) -> sa.pool.Pool:
+        """A pool like the engine's, for renewals alone.
+
+        They must not wait until a body, whose lease they keep, gives its connection back.
+        """
+        if self._spare is None or self._spare_pid != os.getpid():
+            self._spare = self.engine.pool.recreate()
+            self._spare_pid = os.getpid()
+        return self._spare
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.engine.dispose()
+        if self._spare is not None:
+            self._spare.dispose()
 
     def connect(self) -> sa.Connection:
         """A connection; the caller closes it."""
@@ -98,13 +118,15 @@ class Database:
         with _DriverCall(self, db, driver_of(db)) as connection:
             return list(connection.execute(statement, values).fetchall())
 
-    def ask(self, statement: str, values: dict[str, Any]) -> list[Any]:
+    def ask(
+        self, statement: str, values: dict[str, Any], *, pool: sa.pool.Pool | None = None
+    ) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
 
         On SQLAlchemy's pool, but by the driver's cursor: for so short a statement the way
         through SQLAlchemy's results costs as much again (250 µs instead of 130).
         """
-        pooled = self._pooled()
+        pooled = self._pooled(pool)
         try:
             with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
                 if self.begins_itself:
@@ -118,9 +140,9 @@ class Database:
         finally:
             pooled.close()
 
-    def _pooled(self) -> sa.PoolProxiedConnection:
+    def _pooled(self, pool: sa.pool.Pool | None) -> sa.PoolProxiedConnection:
         with self.translated():
-            return self.engine.raw_connection()
+            return self.engine.raw_connection() if pool is None else pool.connect()
 
     def twice(self, ask: Callable[[], _T]) -> _T:
         """After a restart of the server the pool holds dead connections: once more, then no."""
@@ -174,8 +196,10 @@ class Database:
             return LedgerSchemaError(
                 f"The ledger's tables do not exist in {self.place}. Run `taskguard ledger create`."
             )
-        if isinstance(origin, driver.OperationalError | driver.InterfaceError) or getattr(
-            error, "connection_invalidated", False
+        if (
+            isinstance(origin, driver.OperationalError | driver.InterfaceError)
+            or code == _READ_ONLY
+            or getattr(error, "connection_invalidated", False)
         ):
             kind = type(origin).__name__
             return LedgerUnavailableError(f"The database {self.place} gave no answer ({kind}).")

@@ -11,6 +11,7 @@ renewals of others. For one machine.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -27,6 +28,7 @@ from taskguard.errors import (
     LedgerUnavailableError,
     StaleTokenError,
     TransactionRetryError,
+    TransactionUsageError,
 )
 from taskguard.ledger import postgresql
 from taskguard.ledger.answers import CLAIMABLE, answer
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
 __all__ = ["SqlLedger", "ddl"]
 
 _PUBLISH_LOCK_S = 5.0
+_IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
+# A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
+_parents: list[Any] = []
 
 
 class SqlTransaction:
@@ -73,6 +78,13 @@ class SqlTransaction:
 
     def __enter__(self) -> Self:
         self.db = self._ledger.begin(self._claim, look_first=self._look_first)
+        self._pid = os.getpid()
+        self._xid: str | None = None
+        self._root = self.db.get_transaction()
+        # The body must not end it: what came after would be committed without DONE.
+        self._leaving = False
+        sa.event.listen(self.db, "commit", self._refuse_commit)
+        sa.event.listen(self.db, "begin", self._refuse_another)
         return self
 
     def __exit__(
@@ -81,18 +93,51 @@ class SqlTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._pid != os.getpid():
+            _parents.append(self.db)
+            return
         try:
             if error is None:
-                self._ledger.commit(self.db, self._claim)
+                self._leaving = True
+                self._ledger.commit(self.db, self._claim, self._xid)
             else:
                 self._ledger.roll_back(self.db, self._claim, error)
         finally:
             self.db.close()
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
+        self._refuse_ended()
         self._ledger.complete_in(self.db, claim, result_json)
 
+    def _refuse_commit(self, _db: sa.Connection) -> None:
+        if not self._leaving:
+            raise _ended(self._claim)
+
+    def _refuse_another(self, _db: sa.Connection) -> None:
+        raise _ended(self._claim)
+
+    def _refuse_ended(self) -> None:
+        if self.db.invalidated:
+            raise _broken(self._claim)
+        ended = (
+            self._pid != os.getpid()
+            or self.db.closed
+            or self.db.get_transaction() is not self._root
+            or self._root is None
+            or not self._root.is_active
+        )
+        if not ended:
+            driver = driver_of(self.db)
+            status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
+            ended = status is not None and status != _IN_TRANSACTION
+        if ended:
+            raise _ended(self._claim)
+
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        self._refuse_ended()
+        # The keys, too: other work may hold them by now, and this work's row does not tell.
+        self._ledger.lock_keys(self.db, claim)
+        self._xid = self._ledger.xid(self.db)
         done = self.db.execute(
             sa.update(WORKS).where(standing(claim)).values(progress=progress_json)
         )
@@ -126,6 +171,7 @@ class SqlLedger:
         self._one_statement = one_statement and self._database.one_statement
         self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
+        self._snapshots: bool | None = None
 
     def __repr__(self) -> str:
         return f"<SqlLedger {self._database.place}>"
@@ -176,7 +222,10 @@ class SqlLedger:
         with self._database.translated():
             db = self._begin()
             try:
-                if look_first and not self._stands(db, claim):
+                if self._keeps_snapshot(db):
+                    # A renewal in between would make the completion a serialization failure.
+                    self._lock(db, claim)
+                elif look_first and not self._stands(db, claim):
                     raise _stale(claim)
             except BaseException:
                 db.close()
@@ -189,7 +238,14 @@ class SqlLedger:
             db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
         else:
             db = self._database.connect()
-        autocommit = getattr(driver_of(db), "autocommit", False) is True
+        if not db.in_transaction():
+            db.begin()  # else a Session on it would take a transaction of its own, and commit it
+        driver = driver_of(db)
+        autocommit = getattr(driver, "autocommit", False) is True or (
+            # SQLite: nothing begins by itself, and nobody said BEGIN.
+            getattr(driver, "isolation_level", "") is None
+            and getattr(driver, "in_transaction", True) is False
+        )
         if autocommit and not self._database.begins_itself:
             db.close()
             raise ConfigurationError(
@@ -197,6 +253,26 @@ class SqlLedger:
                 "effects and DONE cannot commit together. Give the ledger an Engine without it."
             )
         return db
+
+    def _keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether transactions on the user's own Engine see the rows of their beginning."""
+        if self._snapshots is None:
+            levels = ("REPEATABLE READ", "SERIALIZABLE")
+            ours = self._database.begins_itself or not self._database.postgresql
+            self._snapshots = not ours and db.get_isolation_level() in levels
+        return self._snapshots
+
+    @staticmethod
+    def _lock(db: sa.Connection, claim: Claim) -> None:
+        keys = sa.select(KEYS.c.key).where(
+            KEYS.c.key.in_(claim.keys),
+            KEYS.c.fence == claim.fence,
+            KEYS.c.owner == str(claim.owner),
+        )
+        held = db.execute(keys.order_by(KEYS.c.key).with_for_update()).all()
+        work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
+        if len(held) != len(claim.keys) or work is None:
+            raise _stale(claim)
 
     @staticmethod
     def _stands(db: sa.Connection, claim: Claim) -> bool:
@@ -210,14 +286,32 @@ class SqlLedger:
                 db.rollback()
             except sa.exc.DBAPIError:
                 broken = True
-        if isinstance(error, sa.exc.DBAPIError):
-            if broken or error.connection_invalidated:
-                raise _broken(claim) from error
-            mapped = self._database.map(error)
-            if isinstance(mapped, TransactionRetryError):
-                raise mapped from error
+        mapped = self._database.map(error)
+        if mapped is None:
+            return
+        if broken or getattr(error, "connection_invalidated", False):
+            raise _broken(claim) from error
+        if isinstance(mapped, TransactionRetryError):
+            raise mapped from error
 
-    def commit(self, db: sa.Connection, claim: Claim) -> None:
+    def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
+        """Keep the keys ours until the transaction ends, or refuse."""
+        for key in claim.keys:
+            ours = (
+                KEYS.c.key == key,
+                KEYS.c.fence == claim.fence,
+                KEYS.c.owner == str(claim.owner),
+            )
+            if db.execute(sa.update(KEYS).where(*ours).values(owner=KEYS.c.owner)).rowcount != 1:
+                raise _stale(claim)
+
+    def xid(self, db: sa.Connection) -> str | None:
+        """By what the outcome of the transaction can be asked for later."""
+        if not self._database.postgresql:
+            return None
+        return str(db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one())
+
+    def commit(self, db: sa.Connection, claim: Claim, xid: str | None = None) -> None:
         """For `SqlTransaction`: commit, and find out what became of it."""
         try:
             db.commit()
@@ -225,9 +319,12 @@ class SqlLedger:
             mapped = self._database.map(error)
             if isinstance(mapped, TransactionRetryError):
                 raise mapped from error
-            self._resolve(claim, error)
+            if not isinstance(mapped, LedgerUnavailableError):
+                raise  # the database said no: a deferred constraint
+            db.close()  # its row locks and its place in the pool
+            self._resolve(claim, error, xid)
 
-    def _resolve(self, claim: Claim, error: BaseException) -> None:
+    def _resolve(self, claim: Claim, error: BaseException, xid: str | None = None) -> None:
         """Learn what became of a COMMIT that got no answer."""
         until_s = time.monotonic() + self._resolve_timeout_s
         while True:
@@ -235,6 +332,12 @@ class SqlLedger:
                 with self._database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
                     select = sa.select(WORKS).where(WORKS.c.id == claim.work)
                     row = db.execute(select.with_for_update()).first()
+                    committed = xid is not None and (
+                        db.execute(
+                            sa.text("select pg_xact_status(cast(:xid as xid8))"), {"xid": xid}
+                        ).scalar()
+                        == "committed"
+                    )
                 break
             except LedgerUnavailableError as unavailable:
                 if time.monotonic() >= until_s:
@@ -245,7 +348,7 @@ class SqlLedger:
                     ) from unavailable
                 time.sleep(0.2)
         mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
-        if mine and row is not None and row.state == State.DONE.value:
+        if committed or (mine and row is not None and row.state == State.DONE.value):
             return
         if mine and row is not None and row.state == State.PROCESSING.value:
             raise TransactionRetryError(
@@ -293,11 +396,17 @@ class SqlLedger:
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
         if not self._in_one_statement(claim):
-            with self.transaction(claim) as tx:
-                tx.complete(claim, result_json)
+            try:
+                self._complete_in_steps(claim, result_json)
+            except TransactionRetryError:  # it did not happen; the body need not run again
+                self._complete_in_steps(claim, result_json)
             return
         if not self._complete_alone(claim, result_json):
             raise _stale(claim)
+
+    def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
+        with self.transaction(claim) as tx:
+            tx.complete(claim, result_json)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
         statement, values = postgresql.complete(claim, result_json)
@@ -334,7 +443,7 @@ class SqlLedger:
         return self._end(
             claim,
             state=State.FAILED.value,
-            error=error.replace("\0", "\\0"),
+            error=error.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode(),
             lease_until=0,
             finished=self._database.now(),
         )
@@ -407,17 +516,24 @@ class SqlLedger:
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the next copy under the message's row lock, then commit its number."""
-        copy = request.message.copy + 1
+        retries, copy = request.message.retries, request.message.copy + 1
         insert = postgresql_dialect.insert if self._database.postgresql else sqlite.insert
         with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
             now_us = self._database.now_us(db)
             statement: Any = insert(MESSAGES).values(
-                message=request.message.id, work=request.work, copy=copy, updated=now_us
+                message=request.message.id,
+                work=request.work,
+                retries=retries,
+                copy=copy,
+                updated=now_us,
             )
             statement = statement.on_conflict_do_update(
                 index_elements=[MESSAGES.c.message],
-                set_={"copy": copy, "updated": now_us},
-                where=MESSAGES.c.copy < copy,
+                set_={"retries": retries, "copy": copy, "updated": now_us},
+                where=sa.or_(
+                    MESSAGES.c.retries < retries,
+                    sa.and_(MESSAGES.c.retries == retries, MESSAGES.c.copy < copy),
+                ),
             ).returning(MESSAGES.c.copy)
             if db.execute(statement).first() is None:
                 return False
@@ -479,7 +595,7 @@ class SqlLedger:
 
     def close(self) -> None:
         """Close idle connections."""
-        self._database.engine.dispose()
+        self._database.close()
 
 
 def _key(claim: Claim) -> str:
@@ -490,6 +606,16 @@ def _stale(claim: Claim) -> StaleTokenError:
     return StaleTokenError(
         f"The database refused to commit {_key(claim)} with fence {claim.fence}: a newer holder "
         "exists, or the claim is gone after a crash of the database. Nothing was written.",
+        key=_key(claim),
+        fence=claim.fence,
+    )
+
+
+def _ended(claim: Claim) -> TransactionUsageError:
+    return TransactionUsageError(
+        f"The guarded transaction of {_key(claim)} was ended or left in the block (by commit(), "
+        "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
+        "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
         key=_key(claim),
         fence=claim.fence,
     )

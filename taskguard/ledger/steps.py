@@ -27,9 +27,9 @@ def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
-            row, copy = _read(db, request)
+            row, recorded = _read(db, request)
             now_us = database.now_us(db)
-            decision = decide_row(request, row, copy, now_us)
+            decision = decide_row(request, row, recorded, now_us)
             if decision not in CLAIMABLE and decision is not Decision.BURY:
                 return answer(request, row, decision, now_us)
         return _Claim(database, db, request).decide()
@@ -38,16 +38,19 @@ def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
 def look(database: Database, request: ClaimRequest) -> tuple[Any, Decision, int]:
     """The work's row, what a claim would do with it, and the database's time in µs."""
     with database.transaction() as db:
-        row, copy = _read(db, request)
+        row, recorded = _read(db, request)
         now_us = database.now_us(db)
-        return row, decide_row(request, row, copy, now_us), now_us
+        return row, decide_row(request, row, recorded, now_us), now_us
 
 
-def _read(db: sa.Connection, request: ClaimRequest, *, lock: bool = False) -> tuple[Any, int]:
+def _read(
+    db: sa.Connection, request: ClaimRequest, *, lock: bool = False
+) -> tuple[Any, tuple[int, int]]:
     select = sa.select(WORKS).where(WORKS.c.id == request.work)
     row = db.execute(select.with_for_update() if lock else select).first()
-    copies = sa.select(MESSAGES.c.copy).where(MESSAGES.c.message == request.message.id)
-    return row, db.execute(copies).scalar() or 0
+    last = sa.select(MESSAGES.c.retries, MESSAGES.c.copy)
+    recorded = db.execute(last.where(MESSAGES.c.message == request.message.id)).first()
+    return row, (0, 0) if recorded is None else (recorded.retries, recorded.copy)
 
 
 class _Claim:
@@ -62,9 +65,9 @@ class _Claim:
         self.keys = db.execute(select.with_for_update()).all()
         self.now_us = database.now_us(db)
         self.row: Any = None
-        self.copy = 0
+        self.recorded = (0, 0)
         if request.work is not None:
-            self.row, self.copy = _read(db, request, lock=True)
+            self.row, self.recorded = _read(db, request, lock=True)
 
     def _make_keys(self, insert: Any) -> None:
         for key in self.request.keys:
@@ -72,7 +75,7 @@ class _Claim:
             self.db.execute(statement.on_conflict_do_nothing())
 
     def decide(self) -> ClaimAnswer:
-        decision = decide_row(self.request, self.row, self.copy, self.now_us)
+        decision = decide_row(self.request, self.row, self.recorded, self.now_us)
         if decision is Decision.BURY:
             return self._bury()
         if decision not in CLAIMABLE:

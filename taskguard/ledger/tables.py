@@ -71,6 +71,7 @@ MESSAGES = sa.Table(
     METADATA,
     sa.Column("message", _TEXT, primary_key=True),
     sa.Column("work", _TEXT, nullable=False),
+    sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("copy", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
 )

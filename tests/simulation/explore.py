@@ -1,6 +1,6 @@
 """Runs schedules, and makes one that fails small enough to be read.
 
-    python -m simulation.explore --schedules 20000 --seed 7
+python -m simulation.explore --schedules 20000 --seed 7
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from simulation.history import Violation
-from simulation.scheduler import Choices, Stuck
+from simulation.history import ViolationError
+from simulation.scheduler import Choices, StuckError
 from simulation.world import World
 
 __all__ = ["Failure", "Report", "run_many", "run_one", "shrink", "trace"]
@@ -55,9 +55,9 @@ def run_one(
     failure = None
     try:
         world.run()
-    except Violation as error:
+    except ViolationError as error:
         failure = Failure(seed, choices.made, error.name, str(error))
-    except Stuck as error:
+    except StuckError as error:
         failure = Failure(seed, choices.made, "L1", f"L1: {error}")
     return failure, world.counts
 

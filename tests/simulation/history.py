@@ -22,12 +22,12 @@ from taskguard.states import TRANSITIONS, State
 if TYPE_CHECKING:
     from simulation.world import Message, World
 
-__all__ = ["History", "Violation"]
+__all__ = ["History", "ViolationError"]
 
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """Something that must never be was."""
 
     def __init__(self, name: str, text: str) -> None:
@@ -60,18 +60,18 @@ class History:
             last = self._fences.get(key, 0)
             again = claim.fence == last and self._world.ledger.keys[key].owner == str(claim.owner)
             if claim.fence <= last and not again:
-                raise Violation("S1", f"{key} was claimed with {claim.fence} after {last}")
+                raise ViolationError("S1", f"{key} was claimed with {claim.fence} after {last}")
             self._fences[key] = claim.fence
         if self.trusts_are_disjoint:
             for worker in self._world.workers:
-                for kept in list(worker.runner.watchdog._kept.values()):  # noqa: SLF001
+                for kept in list(worker.runner.watchdog._kept.values()):
                     lease = kept.lease
                     other = kept.claim is not None and lease.owner != claim.owner
                     shared = set(lease.keys) & set(claim.keys)
                     if worker.process.dead or not (other and shared):
                         continue
                     if lease.remaining_s > 0:
-                        raise Violation("S5", f"{shared} claimed while its lease was trusted")
+                        raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
         for work, holder in self.bodies.values():
             if work == claim.work and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
@@ -82,13 +82,15 @@ class History:
             return
         for key in claim.keys:
             if self._fences.get(key, 0) > claim.fence:
-                raise Violation("S3", f"{key}: commit with {claim.fence} after a claim with more")
+                raise ViolationError(
+                    "S3", f"{key}: commit with {claim.fence} after a claim with more"
+                )
 
     def released(self, owner: Owner, before: dict[str, Owner], after: dict[str, Owner]) -> None:
         """S4: nobody frees another's lease."""
         for key in before.keys() - after.keys():
             if before[key] != owner:
-                raise Violation("S4", f"{owner} freed {key}, which was {before[key]}'s")
+                raise ViolationError("S4", f"{owner} freed {key}, which was {before[key]}'s")
 
     def lock_server_emptied(self) -> None:
         """An injected loss; leases go without a release."""
@@ -115,9 +117,9 @@ class History:
         self._world.counts[f"told {type(told).__name__}"] += 1
         if isinstance(told, Completed | Answered):
             if state is not State.DONE:
-                raise Violation("S8", f"{message.id} was told it is done, and it is {state}")
+                raise ViolationError("S8", f"{message.id} was told it is done, and it is {state}")
             if told.value not in ("done", None):
-                raise Violation("S8", f"{message.id} was told {told.value!r}")
+                raise ViolationError("S8", f"{message.id} was told {told.value!r}")
         elif isinstance(told, Deferred):
             self._expect_copy(message)
         elif isinstance(told, Dropped):
@@ -125,15 +127,18 @@ class History:
                 self._expect_copy(message)
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
-                raise Violation("S8", f"{message.id} was told DEAD, and it is {state}")
-        elif isinstance(told, (WorkRevokedError, MessageTooOldError)) or type(told).__name__ == "Boom":
+                raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
+        elif (
+            isinstance(told, (WorkRevokedError, MessageTooOldError))
+            or type(told).__name__ == "BoomError"
+        ):
             pass
         elif state is not State.DONE:
-            raise Violation("S7", f"{message.id} was acknowledged with {told!r}, {state}")
+            raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
 
     def _expect_copy(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.id]):
-            raise Violation("S7", f"{message.id}{message.number} went without a later copy")
+            raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
 
     # -- what is ------------------------------------------------------------------------------
 
@@ -147,24 +152,24 @@ class History:
         if ledger.keys != self._keys:
             for key, row in ledger.keys.items():
                 if key in self._keys and row.fence < self._keys[key].fence:
-                    raise Violation("S6", f"the fence of {key} went back to {row.fence}")
+                    raise ViolationError("S6", f"the fence of {key} went back to {row.fence}")
             self._keys = dict(ledger.keys)
         while self._seen < len(ledger.effects):
             work, fence = ledger.effects[self._seen]
             self._seen += 1
             self._effects[work] += 1
             if self._effects[work] > 1:
-                raise Violation("S2", f"{work} has two effects, the second with fence {fence}")
+                raise ViolationError("S2", f"{work} has two effects, the second with fence {fence}")
 
     def _check_work(self, name: str, before: Work | None, after: Work) -> None:
         if before is None or before == after:
             return
         if after.fence < before.fence:
-            raise Violation("S6", f"the fence of {name} went back to {after.fence}")
+            raise ViolationError("S6", f"the fence of {name} went back to {after.fence}")
         if before.state is not after.state and (before.state, after.state) not in TRANSITIONS:
-            raise Violation("S6", f"{name}: {before.state.value} -> {after.state.value}")
+            raise ViolationError("S6", f"{name}: {before.state.value} -> {after.state.value}")
         if before.state in (State.DONE, State.DEAD) and before.state is not after.state:
-            raise Violation("S6", f"{name} left {before.state.value}")
+            raise ViolationError("S6", f"{name} left {before.state.value}")
 
     def at_the_end(self) -> None:
         """L1: everything was done, and once. L4: nothing is left behind."""
@@ -173,19 +178,23 @@ class History:
             work = world.ledger.works.get(task.work(message))
             if work is None or work.state not in _FINAL:
                 state = None if work is None else work.state.value
-                raise Violation("L1", f"{task.work(message)} was lost: {state}")
+                raise ViolationError("L1", f"{task.work(message)} was lost: {state}")
             writes = task.body != "plain"
             expected = int(work.state is State.DONE and writes)
             if self._effects[work.id] != expected:
-                raise Violation(
+                raise ViolationError(
                     "S2", f"{work.id} is {work.state.value}, {self._effects[work.id]} effects"
                 )
             if work.state is State.FAILED and task.body != "fails once":
-                raise Violation("L1", f"{work.id} is FAILED, and its body did not raise")
+                raise ViolationError("L1", f"{work.id} is FAILED, and its body did not raise")
         for worker in world.workers:
             if not worker.process.dead and len(worker.runner.watchdog):
-                raise Violation("L4", f"{worker.process.name} keeps leases of nothing")
+                raise ViolationError("L4", f"{worker.process.name} keeps leases of nothing")
         now_us = world.ledger.now_us()
         for key, row in world.ledger.keys.items():
-            if row.owner and row.lease_until > now_us and not world.counts["messages lost on the way"]:
-                raise Violation("L4", f"{key} is held by {row.owner}")
+            if (
+                row.owner
+                and row.lease_until > now_us
+                and not world.counts["messages lost on the way"]
+            ):
+                raise ViolationError("L4", f"{key} is held by {row.owner}")

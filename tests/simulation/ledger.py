@@ -84,6 +84,7 @@ class MemoryTransaction:
     works: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
+    committed: bool = False
 
     @property
     def db(self) -> MemoryTransaction:
@@ -107,8 +108,8 @@ class MemoryTransaction:
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         ledger = self.ledger
-        with ledger.locking(self, [("work", claim.work)]):
-            ledger.expect(ledger.work_stands(claim), claim)
+        with ledger.locking(self, ledger.rows_of(claim)):
+            ledger.expect(ledger.stands(claim), claim)
             work = ledger.works[claim.work or ""]
             self.works[work.id] = replace(work, progress=progress_json)
 
@@ -126,7 +127,7 @@ class MemoryLedger:
         self.clock = clock
         self.keys: dict[str, KeyRow] = {}
         self.works: dict[str, Work] = {}
-        self.copies: dict[str, int] = {}
+        self.copies: dict[str, tuple[int, int]] = {}
         self.effects: list[Any] = []
         self._lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
@@ -209,7 +210,7 @@ class MemoryLedger:
     def _decide(self, request: ClaimRequest) -> tuple[Work | None, Decision, int]:
         row = self.works.get(request.work or "")
         now_us = self.now_us()
-        recorded = self.copies.get(request.message.id, 0)
+        recorded = self.copies.get(request.message.id, (0, 0))
         return row, decide_row(request, row, recorded, now_us), now_us
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
@@ -318,6 +319,7 @@ class MemoryLedger:
             self.works.update(tx.works)
             self.keys.update(tx.keys)
             self.effects.extend(tx.effects)
+            tx.committed = True
             self.unlock(tx)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
@@ -412,12 +414,13 @@ class MemoryLedger:
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         by = object()
         message, copy = request.message.id, request.message.copy + 1
+        number = request.message.retries, copy
         try:
             with self.locking(by, [("message", message)]):
-                if self.copies.get(message, 0) >= copy:
+                if self.copies.get(message, (0, 0)) >= number:
                     return False
             publish(copy)  # others may go on meanwhile; the message's row stays locked
-            self.copies[message] = copy
+            self.copies[message] = number
             return True
         finally:
             self.unlock(by)

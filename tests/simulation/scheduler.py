@@ -11,6 +11,7 @@ more: `Crashed` is raised in each of its threads, and again wherever they try to
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ __all__ = [
     "SimClock",
     "SimMutex",
     "SimWakeup",
-    "Stuck",
+    "StuckError",
 ]
 
 STEP_S = 0.001
@@ -36,7 +37,7 @@ class Crashed(BaseException):
     """The process was killed; raised in its threads so that their frames go away."""
 
 
-class Stuck(AssertionError):
+class StuckError(AssertionError):
     """Nobody can go on, or nobody comes to an end."""
 
 
@@ -122,10 +123,8 @@ class Scheduler:
         """A new thread of `process`."""
 
         def run() -> None:
-            try:
+            with contextlib.suppress(Crashed):
                 function()
-            except Crashed:
-                pass
 
         made = Thread(process, greenlet(run, self._main), self.now_s)
         process.threads.append(made)
@@ -174,15 +173,15 @@ class Scheduler:
             self._current = before
 
     def run(self, *, after_step: Callable[[], None], until: Callable[[], bool], limit: int) -> None:
-        """Until a condition holds. Stuck if it does not within `limit` steps."""
+        """Until a condition holds. StuckError if it does not within `limit` steps."""
         while not until():
             if self.steps >= limit:
-                raise Stuck(f"not quiet after {limit} steps, at {self.now_s - 1_000:.1f} s")
+                raise StuckError(f"not quiet after {limit} steps, at {self.now_s - 1_000:.1f} s")
             ready = [thread for thread in self._threads if thread.ready(self.now_s)]
             if not ready:
                 wakes_at_s = min((each.wakes_at_s for each in self._threads), default=float("inf"))
                 if wakes_at_s == float("inf"):
-                    raise Stuck("everybody waits for somebody else")
+                    raise StuckError("everybody waits for somebody else")
                 self.now_s = max(self.now_s, wakes_at_s)
                 continue
             self.steps += 1
@@ -216,7 +215,7 @@ class Scheduler:
 
 
 class SimClock:
-    """The scheduler's time, as `taskguard.clock.Clock`; `ahead_s` is how wrong the wall clock is."""
+    """The scheduler's time, as `taskguard.clock.Clock`, with a wall clock `ahead_s` wrong."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

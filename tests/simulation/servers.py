@@ -44,7 +44,7 @@ class DatabaseError(Exception):
     """A body's statement failed: the connection broke, or the transaction was ended."""
 
 
-class _NoAnswer(Exception):
+class _NoAnswerError(Exception):
     """The time-out of one call; `late` if the server is going to do it all the same."""
 
     def __init__(self, name: str, *, late: bool = False) -> None:
@@ -60,7 +60,7 @@ class Boundary:
         self.process = process
 
     def call(self, name: str, do: Callable[[], Answer]) -> Answer:
-        """Ask once. _NoAnswer if the question or the answer was lost."""
+        """Ask once. _NoAnswerError if the question or the answer was lost."""
         world = self.world
         world.boundary(self.process, f"{name} asked")
         lost = world.loses(name)
@@ -68,12 +68,12 @@ class Boundary:
             world.later(do)
         if lost in ("question", "late"):
             world.scheduler.sleep(_TIMEOUT_S)
-            raise _NoAnswer(name, late=lost == "late")
+            raise _NoAnswerError(name, late=lost == "late")
         answer = do()
         world.boundary(self.process, f"{name} done")
         if lost == "answer":
             world.scheduler.sleep(_TIMEOUT_S)
-            raise _NoAnswer(name)
+            raise _NoAnswerError(name)
         return answer
 
     def ask(
@@ -83,7 +83,7 @@ class Boundary:
         for left in reversed(range(tries)):
             try:
                 return self.call(name, do)
-            except _NoAnswer:
+            except _NoAnswerError:
                 if not left:
                     raise unavailable(f"{name}: no answer") from None
         raise AssertionError("unreachable")
@@ -141,7 +141,7 @@ class PortTransaction:
     def _ask(self, name: str, do: Callable[[], None]) -> None:
         try:
             self._port.call(f"tx.{name}", lambda: self._port.world.in_transaction(self.tx, do))
-        except (_NoAnswer, LedgerUnavailableError) as error:
+        except (_NoAnswerError, LedgerUnavailableError) as error:
             raise DatabaseError(name) from error
 
     def write(self, effect: Any) -> None:
@@ -216,12 +216,12 @@ class PortLedger(Boundary):
     def _commit(self, tx: MemoryTransaction, claim: Claim) -> None:
         try:
             self.call("tx.commit", lambda: self.world.commit(tx, claim))
-        except (_NoAnswer, DatabaseError) as error:
+        except (_NoAnswerError, DatabaseError) as error:
             if not getattr(error, "late", False):
                 # The server ends the transaction of a connection that broke.
                 self.world.close(tx)
             self.world.counts["unknown outcomes"] += 1
-            self._resolve(claim, error)
+            self._resolve(claim, error, tx)
         except BaseException:  # killed, or asked and not done
             self.world.close(tx)
             raise
@@ -241,7 +241,7 @@ class PortLedger(Boundary):
             try:
                 self.call("ledger.complete", do)
                 return
-            except _NoAnswer as error:
+            except _NoAnswerError as error:
                 self.world.counts["unknown outcomes"] += 1
                 try:
                     self._resolve(claim, error)
@@ -249,7 +249,9 @@ class PortLedger(Boundary):
                 except TransactionRetryError:
                     continue
 
-    def _resolve(self, claim: Claim, error: BaseException) -> None:
+    def _resolve(
+        self, claim: Claim, error: BaseException, tx: MemoryTransaction | None = None
+    ) -> None:
         try:
             view = self._ask("resolve", lambda: self.world.locked_view(claim))
         except LedgerUnavailableError as unavailable:
@@ -257,7 +259,9 @@ class PortLedger(Boundary):
                 "the outcome stays unknown", key=claim.keys[0], fence=claim.fence
             ) from unavailable
         mine = view is not None and (view.fence, view.owner) == (claim.fence, str(claim.owner))
-        if mine and view is not None and view.state is State.DONE:
+        if (tx is not None and tx.committed) or (
+            mine and view is not None and view.state is State.DONE
+        ):
             return
         if mine and view is not None and view.state is State.PROCESSING:
             raise self._broken(claim) from error

@@ -7,6 +7,7 @@ workers, how long leases are, what bodies do) is chosen like everything else in 
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -42,7 +43,7 @@ __all__ = ["Message", "Task", "World"]
 _BODIES = ("transaction", "transaction", "plain", "atomic", "checkpoint", "fails once")
 
 
-class Boom(Exception):
+class BoomError(Exception):
     """What a body that fails raises."""
 
 
@@ -98,6 +99,12 @@ class Broker:
     def ready(self) -> Message | None:
         now_s = self._world.scheduler.now_s
         return next((each for each in self.waiting if each.ready_at_s <= now_s), None)
+
+    def idle_s(self) -> float:
+        """How long it takes until a message may be ready, if none is published."""
+        waiting = [each.ready_at_s for each in self.waiting]
+        taken = [each.visible_at_s for each in self.taken.values()]
+        return min([*waiting, *taken], default=float("inf")) - self._world.scheduler.now_s
 
     def take(self, process: Process) -> tuple[int, Message] | None:
         """The next message that is ready, with the tag to acknowledge it by."""
@@ -189,7 +196,7 @@ class Worker:
     def _work(self) -> None:
         world = self.world
         while True:
-            world.scheduler.block(lambda: world.broker.ready() is not None)
+            world.scheduler.block(lambda: world.broker.ready() is not None, world.broker.idle_s())
             taken = world.broker.take(self.process)
             if taken is None:
                 continue
@@ -197,7 +204,7 @@ class Worker:
             world.boundary(self.process, f"took {message.id}{message.number}")
             try:
                 told: Any = self._deliver(message)
-                if isinstance(told, Boom):
+                if isinstance(told, BoomError):
                     # As autoretry_for: the next try is published before this one is acknowledged.
                     self.publish(message, copy=message.copy, delay_s=0.5, retries=1)
             except BrokerError:
@@ -220,7 +227,7 @@ class Worker:
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(task, guard))
-        except (Boom, TaskguardError) as error:
+        except (BoomError, TaskguardError) as error:
             return error
 
     # -- bodies -------------------------------------------------------------------------------
@@ -232,7 +239,7 @@ class Worker:
         with world.history.running(work, self.process):
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
-                raise Boom(work)
+                raise BoomError(work)
             if task.body == "plain":
                 return "done"
             if task.body == "atomic":
@@ -257,9 +264,7 @@ class World:
         self.clock = SimClock(self.scheduler)
         self.database_clock = SimClock(self.scheduler)
         self.locks = MemoryLocks(self.clock)
-        self.ledger = MemoryLedger(
-            self.database_clock, wait=lambda: self.scheduler.sleep(0.02)
-        )
+        self.ledger = MemoryLedger(self.database_clock, wait=lambda: self.scheduler.sleep(0.02))
         self.counts: Counter[str] = Counter()
         self.history = History(self)
         self.faulty = False
@@ -420,10 +425,8 @@ class World:
 
         def run() -> None:
             self.scheduler.sleep(delay_s)
-            try:
+            with contextlib.suppress(TaskguardError, DatabaseError):  # nobody is there to hear
                 do()
-            except (TaskguardError, DatabaseError):
-                pass  # nobody is there to hear of it
 
         self.scheduler.spawn(self.servers, run)
 

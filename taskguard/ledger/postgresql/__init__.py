@@ -43,6 +43,7 @@ class _Found(NamedTuple):
     """The one row of claim.sql: the work as it was, and what was granted."""
 
     now_us: int
+    recorded_retries: int
     recorded_copy: int
     id: str | None
     message: str
@@ -110,7 +111,8 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
     }
     found = _Found(*database.ask(_CLAIM, values)[0])
     row = found if found.id is not None else None
-    decision = decide_row(request, row, found.recorded_copy, found.now_us)
+    recorded = found.recorded_retries, found.recorded_copy
+    decision = decide_row(request, row, recorded, found.now_us)
     if found.granted_fence is not None and found.claimed_attempts is not None:
         return Claimed(
             standing_claim(request, found.granted_fence),
@@ -192,6 +194,7 @@ def _renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
             "keys": [key for _, key in rows],
             "lock_timeout": str(milliseconds(database.lock_timeout_s)),
         },
+        pool=database.spare_pool(),
     )
     by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
     return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]

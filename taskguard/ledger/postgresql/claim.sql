@@ -12,13 +12,15 @@ with asked as materialized (
 found as materialized (
     select
         asked.now_us,
+        coalesce(m.retries, 0) as recorded_retries,
         coalesce(m.copy, 0) as recorded_copy,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished,
         case
             when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
             when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
-            when %(copy)s::integer < coalesce(m.copy, 0) then false
+            when (%(retries)s::integer, %(copy)s::integer)
+                < (coalesce(m.retries, 0), coalesce(m.copy, 0)) then false
             when w.id is null then %(may_create)s::boolean
             when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
             when w.state <> 'PROCESSING' then true

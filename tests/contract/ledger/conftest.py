@@ -82,7 +82,13 @@ class Book:
             select = sa.select(WORKS).where(WORKS.c.id == f"ship order:{number}")
             return db.execute(select).first()
 
-    def put(self, *, work: dict[str, Any] | None, key: dict[str, Any] | None, copy: int) -> None:
+    def put(
+        self,
+        *,
+        work: dict[str, Any] | None,
+        key: dict[str, Any] | None,
+        recorded: tuple[int, int],
+    ) -> None:
         """These rows of `order:1`, and no others."""
         with self.engine.begin() as db:
             for table in (KEYS, WORKS, MESSAGES):
@@ -92,9 +98,10 @@ class Book:
             if work is not None:
                 fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
                 db.execute(sa.insert(WORKS).values(**fixed, **work))
-            if copy:
-                values = {"message": "m", "work": "ship order:1", "copy": copy, "updated": 1}
-                db.execute(sa.insert(MESSAGES).values(**values))
+            if recorded != (0, 0):
+                retries, copy = recorded
+                values = {"message": "m", "work": "ship order:1", "updated": 1}
+                db.execute(sa.insert(MESSAGES).values(retries=retries, copy=copy, **values))
 
     @contextmanager
     def locked(self, table: str, number: int = 1) -> Iterator[None]:
@@ -110,10 +117,11 @@ class Book:
         with self.engine.begin() as db:
             db.execute(sa.update(KEYS).values(fence=fence))
 
-    def copies(self) -> dict[str, int]:
-        """The highest copy number of each message."""
+    def copies(self) -> dict[str, tuple[int, int]]:
+        """The highest number of a copy of each message."""
         with self.engine.connect() as db:
-            return {row.message: row.copy for row in db.execute(sa.select(MESSAGES))}
+            rows = db.execute(sa.select(MESSAGES)).all()
+            return {row.message: (row.retries, row.copy) for row in rows}
 
     def close(self) -> None:
         for ledger in (self.ledger, *self.made):
@@ -149,10 +157,16 @@ class MemoryBook(Book):
     def work(self, number: int = 1) -> Any:
         return self.ledger.works.get(f"ship order:{number}")
 
-    def put(self, *, work: dict[str, Any] | None, key: dict[str, Any] | None, copy: int) -> None:
+    def put(
+        self,
+        *,
+        work: dict[str, Any] | None,
+        key: dict[str, Any] | None,
+        recorded: tuple[int, int],
+    ) -> None:
         ledger = self.ledger
         ledger.keys = {} if key is None else {"order:1": KeyRow(**key)}
-        ledger.copies = {"m": copy} if copy else {}
+        ledger.copies = {} if recorded == (0, 0) else {"m": recorded}
         ledger.works = {}
         if work is not None:
             values = {**work, "state": State(work["state"]), "final": bool(work["final"])}
@@ -174,7 +188,7 @@ class MemoryBook(Book):
     def set_fence(self, fence: int) -> None:
         self.ledger.keys = {key: replace(row, fence=fence) for key, row in self.ledger.keys.items()}
 
-    def copies(self) -> dict[str, int]:
+    def copies(self) -> dict[str, tuple[int, int]]:
         return dict(self.ledger.copies)
 
     def close(self) -> None:

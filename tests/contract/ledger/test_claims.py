@@ -51,7 +51,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
 @given(
     work=st.none() | WORK,
     key=st.none() | KEY,
-    recorded_copy=st.integers(0, 2),
+    recorded=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     copy=st.integers(0, 2),
     retries=st.integers(0, 2),
     may_create=st.booleans(),
@@ -60,7 +60,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
     """Whatever rows a claim meets, its answer and what it writes are those of decide()."""
     work, key = case["work"], case["key"]
-    book.put(work=work, key=key, copy=case["recorded_copy"])
+    book.put(work=work, key=key, recorded=case["recorded"])
     request = book.request(
         owner=ME,
         retries=case["retries"],
@@ -69,7 +69,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
         max_crashes=case["max_crashes"],
     )
     before = book.work()
-    decision = decide_row(request, before, case["recorded_copy"], now_us=1000)
+    decision = decide_row(request, before, case["recorded"], now_us=1000)
     foreign = key is not None and key["owner"] not in {"", str(ME)} and key["lease_until"] == FAR
     # A lease without an owner is written by nobody; such a key counts as taken.
     foreign = foreign or (key is not None and key["owner"] == "" and key["lease_until"] == FAR)

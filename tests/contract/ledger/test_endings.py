@@ -246,6 +246,30 @@ def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
     assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
 
 
+def test_a_retry_is_not_dropped_for_a_copy_of_the_try_before_it(book: Any) -> None:
+    """A copy of an earlier retry and a claimed later retry: one of the two stays alive."""
+    book.claim(retries=1)
+    assert book.ledger.defer(book.request(retries=0), lambda copy: None)
+    assert book.copies() == {"m": (0, 1)}
+    book.expire()
+    assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(None, superseded=True)
+    assert book.claim(retries=1).takeover
+    assert book.ledger.defer(book.request(retries=1), lambda copy: None)
+    assert book.copies() == {"m": (1, 1)}
+    assert not book.ledger.defer(book.request(retries=0, copy=7), lambda copy: None)
+
+
+def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
+    """Other work took the key: this work's row does not tell, and nothing is written."""
+    old = book.claim()
+    book.expire()
+    book.claim(work="other")
+    with pytest.raises(StaleTokenError), book.ledger.transaction(old.claim) as tx:
+        book.effect(tx.db, "stale")
+        tx.checkpoint(old.claim, "1")
+    assert book.effects() == {}
+
+
 def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book: Any) -> None:
     """may_create=False creates nothing; a work that is known is answered as ever."""
     assert book.ledger.claim(book.request(may_create=False)) == Answer(None, too_old=True)

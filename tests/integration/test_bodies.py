@@ -1,0 +1,221 @@
+"""Bodies of every kind, and what befalls them between the lease and its end."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard import watchdog
+from taskguard.delivery import Deferred
+from taskguard.errors import ConfigurationError, StaleTokenError
+from taskguard.guard import Guard
+
+HALF = "caf\udce9"  # what os.fsdecode makes of b"caf\xe9"
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def shop(request: pytest.FixtureRequest) -> Iterator[GuardedShop]:
+    sqlite = request.param == "sqlite"
+    made = GuardedShop(request.getfixturevalue("sqlite_url" if sqlite else "pg_url"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pg(pg_url: str) -> Iterator[GuardedShop]:
+    made = GuardedShop(pg_url)
+    yield made
+    made.close()
+
+
+def test_a_generator_is_refused_at_once(pg: GuardedShop) -> None:
+    """Nobody would iterate over it: it would be DONE without having run."""
+
+    def ship(n: int, guard: Guard) -> Iterator[int]:
+        with guard.transaction() as db:
+            write(db)
+        yield n
+
+    with pytest.raises(ConfigurationError, match="generator"):
+        pg.tg.guarded(key="order:<n>")(ship)
+
+
+def test_a_coroutine_behind_a_decorator_is_refused_at_once(pg: GuardedShop) -> None:
+    """As one without: nobody would await it."""
+
+    def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return inner
+
+    @traced
+    async def ship(n: int) -> None:
+        del n
+
+    with pytest.raises(ConfigurationError, match="async"):
+        pg.tg.guarded(key="order:<n>")(ship)
+
+
+def test_an_interrupt_as_the_lease_is_kept_leaves_none(
+    pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a signal handler raises there: nothing is renewed for ever."""
+    dog = pg.tg.runner.watchdog
+    keep = dog.keep
+
+    class SoftTimeLimitError(Exception):
+        pass
+
+    def interrupted(kept: Any) -> None:
+        keep(kept)
+        monkeypatch.setattr(dog, "keep", keep)
+        raise SoftTimeLimitError
+
+    monkeypatch.setattr(dog, "keep", interrupted)
+
+    @pg.tg.guarded(key="order:<n>", ttl_s=5.0)
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+
+    with pytest.raises(SoftTimeLimitError):
+        ship(1)
+    gc.collect()
+    assert len(dog) == 0
+    ship(1)
+    assert pg.effects == ["x"]
+
+
+def test_renewals_do_not_wait_for_the_bodies_connections(pg_url: str) -> None:
+    """The only connection of the pool is the body's: its lease is renewed all the same."""
+    engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0)
+    one, two = GuardedShop(pg_url, engine), GuardedShop(pg_url)
+    told: list[Any] = []
+
+    @one.tg.guarded(key="order:<n>", work="ship", ttl_s=0.5)
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            time.sleep(1.0)
+            other = threading.Thread(target=lambda: told.append(two.deliver(lambda guard: None)))
+            other.start()
+            other.join()
+
+    ship(1)
+    assert isinstance(told[0], Deferred)
+    assert one.effects == ["x"]
+    two.close()
+    one.close()
+    engine.dispose()
+
+
+def test_half_a_surrogate_in_a_result_is_stored(shop: GuardedShop) -> None:
+    """JSON can say it; a body that ran is not run again for it."""
+    runs = []
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int) -> dict[str, str]:
+        runs.append(n)
+        return {"file": HALF}
+
+    assert ship(1) == ship(1) == {"file": HALF}
+    assert (len(runs), shop.states) == (1, ["DONE"])
+
+
+def test_half_a_surrogate_in_an_error_is_no_other_error(shop: GuardedShop) -> None:
+    """The body's own exception goes on, and FAILED is written."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int) -> None:
+        raise LookupError(HALF)
+
+    with pytest.raises(LookupError):
+        ship(1)
+    assert shop.states == ["FAILED"]
+
+
+def test_a_read_only_database_puts_deliveries_off(pg: GuardedShop, pg_url: str) -> None:
+    """As after a failover to a standby: nothing runs, nothing is lost."""
+    name = sa.make_url(pg_url).database
+    with pg.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+        db.exec_driver_sql(f"alter database {name} set default_transaction_read_only = on")
+    pg.ledger.close()
+    queue = NotingQueue()
+    assert isinstance(pg.deliver(lambda guard: None, queue), Deferred)
+    assert queue.copies == [1]
+
+
+def test_the_current_guard_in_a_plain_lock_is_the_bodys(pg: GuardedShop) -> None:
+    """A lock has no work that could be completed."""
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int) -> None:
+        with pg.tg.lock("inventory:1"), taskguard.current_guard().transaction() as db:
+            write(db)
+
+    ship(1)
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])
+
+
+def test_a_thread_that_could_not_start_is_started_with_the_next_lease(
+    pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first body does not run; the second one's lease is renewed."""
+    start = watchdog.start_thread
+
+    def refuse(function: Callable[[], None]) -> None:
+        del function
+        monkeypatch.setattr(watchdog, "start_thread", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(watchdog, "start_thread", refuse)
+
+    @pg.tg.guarded(key="order:<n>", ttl_s=0.5)
+    def ship(n: int, guard: Guard) -> None:
+        time.sleep(1.2)
+        guard.check()
+
+    with pytest.raises(RuntimeError):
+        ship(1)
+    ship(2)
+
+
+def test_a_called_functions_loss_after_done_goes_on(pg: GuardedShop) -> None:
+    """It is another key's: the answer is not this work's."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+        raise StaleTokenError("of a guarded function that the body called", key="other")
+
+    with pytest.raises(StaleTokenError):
+        pg.deliver(body)
+    assert pg.states == ["DONE"]
+
+
+def test_progress_that_cannot_be_read_leaves_no_claim(pg: GuardedShop) -> None:
+    """The body is told when it asks; the work is FAILED, not held until its lease runs out."""
+
+    def first(guard: Guard) -> None:
+        with guard.checkpoint({"a": 1}):
+            pass
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pg.deliver(first)
+    with pg.engine.begin() as db:
+        db.execute(sa.text("update taskguard_works set progress = '{'"))
+    with pytest.raises(ValueError, match="property name"):
+        pg.deliver(lambda guard: guard.progress)
+    assert pg.states == ["FAILED"]

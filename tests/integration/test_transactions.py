@@ -1,0 +1,343 @@
+"""What bodies do with their transaction, and what may become of it: all with DONE, or nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.proxy import Mode, Proxy
+from taskguard.errors import ConfigurationError, TransactionUsageError
+from taskguard.guard import Guard
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+
+SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+@pytest.fixture
+def make_shop() -> Iterator[Callable[..., GuardedShop]]:
+    made: list[GuardedShop] = []
+
+    def make(*args: Any) -> GuardedShop:
+        made.append(GuardedShop(*args))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        shop.close()
+
+
+@pytest.fixture(params=["url", "engine", "sqlite"])
+def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
+    """On the ledger's own connections, on the user's Engine, on SQLite."""
+    if request.param == "sqlite":
+        return make_shop(request.getfixturevalue("sqlite_url"))
+    url = request.getfixturevalue("pg_url")
+    return make_shop(url, sa.create_engine(url) if request.param == "engine" else None)
+
+
+@pytest.fixture
+def pg(pg_url: str, make_shop: Any) -> GuardedShop:
+    return make_shop(pg_url)
+
+
+@pytest.fixture
+def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[GuardedShop, Proxy]]:
+    """A shop whose ledger reaches the database by way of the proxy."""
+    with Proxy(postgres.port) as proxy:
+        yield make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")), proxy
+
+
+# -- the body ends it -------------------------------------------------------------------------
+
+
+def _session_rolls_back(db: Any) -> None:
+    with Session(bind=db) as session:
+        write(session, "s")
+        session.rollback()
+
+
+def _session_in_control(db: Any) -> None:
+    with Session(bind=db, join_transaction_mode="control_fully") as session:
+        write(session, "s")
+        session.commit()
+
+
+ENDS: dict[str, Callable[[Any], Any]] = {
+    "commit": lambda db: db.commit(),
+    "rollback": lambda db: db.rollback(),
+    "close": lambda db: db.close(),
+    "a Session's rollback": _session_rolls_back,
+    "a Session that controls fully": _session_in_control,
+    "commit of the transaction": lambda db: db.get_transaction().commit(),
+    "rollback of the transaction": lambda db: db.get_transaction().rollback(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_body_that_ends_its_transaction_is_told(shop: GuardedShop, end: str, fails: bool) -> None:
+    """Neither what came before nor what came after is written; the work can be done again."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, "before")
+            ENDS[end](db)
+            if end != "close":
+                write(db, "after")
+            if fails:
+                raise ZeroDivisionError
+
+    expected = ZeroDivisionError if fails and end == "close" else TransactionUsageError
+    with pytest.raises(expected):
+        ship(1)
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+def test_a_session_joins_the_block(shop: GuardedShop) -> None:
+    """Its commit is not the end: what fails after it takes it back."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            with Session(bind=db) as session:
+                write(session)
+                session.commit()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ship(1)
+    assert shop.effects == []
+
+
+def test_a_session_that_is_closed_leaves_what_it_wrote(shop: GuardedShop) -> None:
+    """Without a commit of its own: the block commits."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            session = Session(bind=db)
+            write(session)
+            session.close()
+
+    ship(1)
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+
+
+def test_a_savepoint_may_be_rolled_back(shop: GuardedShop) -> None:
+    """For parts that may fail: the rest is committed with DONE."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, "kept")
+            savepoint = db.begin_nested()
+            write(db, "dropped")
+            savepoint.rollback()
+
+    ship(1)
+    assert (shop.effects, shop.states) == (["kept"], ["DONE"])
+
+
+def test_an_sqlite_engine_that_commits_each_statement_is_refused(
+    sqlite_url: str, make_shop: Any
+) -> None:
+    """Effects and DONE could not commit together."""
+    shop = make_shop(sqlite_url, sa.create_engine(sqlite_url, isolation_level="AUTOCOMMIT"))
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            raise ZeroDivisionError
+
+    with pytest.raises(ConfigurationError):
+        ship(1)
+    assert shop.effects == []
+
+
+# -- forks ------------------------------------------------------------------------------------
+
+
+def test_a_child_that_leaves_the_block_ends_nothing(pg: GuardedShop) -> None:
+    """The socket is its parent's, which goes on and commits."""
+
+    class ChildIsDoneError(Exception):
+        pass
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                pid = os.fork()
+                if pid == 0:
+                    raise ChildIsDoneError
+                os.waitpid(pid, 0)
+        except ChildIsDoneError:
+            os._exit(0)
+
+    ship(1)
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])
+
+
+@pytest.mark.parametrize("error", [SystemExit, ZeroDivisionError])
+def test_a_child_that_unwinds_ends_nothing(pg: GuardedShop, error: type[BaseException]) -> None:
+    """Neither its parent's claim nor its lease."""
+    me = os.getpid()
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        pid = os.fork()
+        if pid == 0:
+            raise error
+        os.waitpid(pid, 0)
+        with guard.transaction() as db:
+            write(db)
+
+    try:
+        ship(1)
+    finally:
+        if os.getpid() != me:
+            os._exit(0)
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])
+
+
+def test_a_child_cannot_commit_for_its_parent(pg: GuardedShop) -> None:
+    """It holds nothing: transaction() raises in it."""
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with guard.transaction() as db:
+                    write(db, "the child's")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        with guard.transaction() as db:
+            write(db, "the parent's")
+        return 1
+
+    assert ship(1) == 1
+    assert (pg.effects, pg.states) == (["the parent's"], ["DONE"])
+
+
+# -- the database says no, or nothing ---------------------------------------------------------
+
+
+def test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice(
+    behind_proxy: tuple[GuardedShop, Proxy],
+) -> None:
+    """The state is PROCESSING before and after: PostgreSQL is asked for the transaction."""
+    shop, proxy = behind_proxy
+    armed = [1]
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        if guard.progress is None:
+            with guard.checkpoint(1) as db:
+                write(db, "part one")
+                if armed:
+                    armed.clear()
+                    proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+        with guard.transaction() as db:
+            write(db, "part two")
+
+    ship(1)
+    assert shop.effects == ["part one", "part two"]
+
+
+def test_several_keys_are_completed_again_over_a_new_connection(
+    behind_proxy: tuple[GuardedShop, Proxy],
+) -> None:
+    """The completion did not happen; the body did, and is not run again."""
+    shop, proxy = behind_proxy
+    runs = []
+
+    @shop.tg.guarded(key=["order:<n>", "account:<n>"])
+    def ship(n: int) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            proxy.lose_reply_to(b"UPDATE taskguard_works", then=Mode.CUT)
+
+    ship(1)
+    assert (len(runs), shop.states) == (1, ["DONE"])
+
+
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -> None:
+    """Nothing is unknown about it: it is not run again, nor put off."""
+    with pg.engine.begin() as db:
+        db.execute(sa.text("create table u (id int unique deferrable initially deferred)"))
+    runs, queue = [], NotingQueue()
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            db.execute(sa.text("insert into u values (1), (1)"))
+
+    with pytest.raises(sa.exc.IntegrityError):
+        pg.deliver(body, queue)
+    assert (len(runs), queue.copies, pg.states) == (1, [], ["FAILED"])
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+def test_a_body_longer_than_a_renewal_on_a_snapshot(
+    pg_url: str, make_shop: Any, level: str
+) -> None:
+    """The watchdog's own renewal is no reason to run the body again."""
+    shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
+    runs = []
+
+    @shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+    def ship(n: int, guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            write(db)
+            time.sleep(0.7)
+
+    ship(1)
+    assert (len(runs), shop.effects) == (1, ["x"])
+
+
+@pytest.mark.parametrize("level", SNAPSHOTS)
+def test_duplicates_are_put_off_at_once_on_a_snapshot(
+    pg_url: str, make_shop: Any, level: str
+) -> None:
+    """A serialization failure between them reaches nobody."""
+    shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
+    request = ClaimRequest(
+        keys=("order:1",), owner=new_owner("h"), ttl_s=30.0, work="h", message=MessageRef("h")
+    )
+    assert isinstance(shop.ledger.claim(request), Claimed)
+    gate = threading.Barrier(4)
+    told: list[Any] = []
+
+    class SlowQueue(NotingQueue):
+        def publish_copy(self, copy: int, delay_s: float) -> None:
+            time.sleep(0.05)
+            super().publish_copy(copy, delay_s)
+
+    def deliver() -> None:
+        gate.wait()
+        try:
+            told.append(shop.deliver(lambda guard: None, SlowQueue()))
+        except Exception as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=deliver) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not [each for each in told if isinstance(each, Exception)]

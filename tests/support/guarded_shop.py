@@ -1,0 +1,79 @@
+"""Guarded plain functions on a ledger, their effects and states in reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+import taskguard
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.policy import Policy
+
+__all__ = ["GuardedShop", "NotingQueue", "write"]
+
+
+class GuardedShop:
+    """A database with a table of effects, and `taskguard.connect()` on it, without a lock server.
+
+    `ledger` is what the ledger is made of, if not of the URL: an Engine, or the URL of a proxy.
+    """
+
+    def __init__(self, url: str, ledger: Any = None) -> None:
+        self.engine = sa.create_engine(url)
+        self.ledger = SqlLedger(ledger or url)
+        self.ledger.create_schema()
+        with self.engine.begin() as db:
+            # No unique index: a double effect has to be seen.
+            db.execute(sa.text("create table if not exists effects (item text)"))
+        self.tg = taskguard.connect(locks=None, ledger=self.ledger)
+
+    def deliver(self, body: Any, queue: NotingQueue | None = None) -> Any:
+        """One delivery of the message "m" about order:1, by a queue that notes copies."""
+        return self.tg.runner.deliver(
+            Delivery(
+                keys=("order:1",),
+                work="ship order:1",
+                task="ship",
+                message=MessageRef("m"),
+                policy=Policy(),
+                queue=queue or NotingQueue(),
+            ),
+            body,
+        )
+
+    @property
+    def effects(self) -> list[str]:
+        return self._column("select item from effects")
+
+    @property
+    def states(self) -> list[str]:
+        return self._column("select state from taskguard_works")
+
+    def _column(self, select: str) -> list[str]:
+        with self.engine.connect() as db:
+            return sorted(db.execute(sa.text(select)).scalars())
+
+    def close(self) -> None:
+        self.tg.close()
+        self.engine.dispose()
+
+
+class NotingQueue:
+    """Takes every copy and notes its number."""
+
+    max_delay_s = 30.0
+    numbers_copies = True
+
+    def __init__(self) -> None:
+        self.copies: list[int] = []
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        del delay_s
+        self.copies.append(copy)
+
+
+def write(db: Any, item: str = "x") -> None:
+    """An effect."""
+    db.execute(sa.text("insert into effects values (:item)"), {"item": item})
