@@ -59,12 +59,15 @@ class Boundary:
         self.world = world
         self.process = process
 
-    def call(self, name: str, do: Callable[[], Answer]) -> Answer:
+    def call(
+        self, name: str, do: Callable[[], Answer], when_late: Callable[[], None] = lambda: None
+    ) -> Answer:
         """Ask once. _NoAnswerError if the question or the answer was lost."""
         world = self.world
         world.boundary(self.process, f"{name} asked")
         lost = world.loses(name)
         if lost == "late":
+            when_late()
             world.later(do)
         if lost in ("question", "late"):
             world.scheduler.sleep(_TIMEOUT_S)
@@ -203,7 +206,9 @@ class PortLedger(Boundary):
     def transaction(self, claim: Claim, *, look_first: bool = True) -> Iterator[PortTransaction]:
         """As `SqlTransaction`: broken connections are TransactionRetryError."""
         world = self.world
-        tx = self._ask("begin", lambda: world.begin(claim, look_first=look_first), tries=1)
+        tx = self._ask(
+            "begin", lambda: world.begin(self.process, claim, look_first=look_first), tries=1
+        )
         try:
             yield PortTransaction(self, tx)
         except BaseException as error:
@@ -214,8 +219,11 @@ class PortLedger(Boundary):
         self._commit(tx, claim)
 
     def _commit(self, tx: MemoryTransaction, claim: Claim) -> None:
+        def lost() -> None:
+            self.world.keep_open(tx)
+
         try:
-            self.call("tx.commit", lambda: self.world.commit(tx, claim))
+            self.call("tx.commit", lambda: self.world.commit(tx, claim), when_late=lost)
         except (_NoAnswerError, DatabaseError) as error:
             if not getattr(error, "late", False):
                 # The server ends the transaction of a connection that broke.
@@ -230,7 +238,7 @@ class PortLedger(Boundary):
         """One statement that commits itself; asked again when it turns out not to have happened."""
 
         def do() -> None:
-            tx = self.world.begin(claim, look_first=False)
+            tx = self.world.begin(self.process, claim, look_first=False)
             try:
                 tx.complete(claim, result_json)
                 self.world.commit(tx, claim)

@@ -86,6 +86,15 @@ class Taken:
     visible_at_s: float
 
 
+@dataclass
+class OpenTransaction:
+    """A transaction as its server knows it: whose it is, and until when it may idle."""
+
+    tx: MemoryTransaction
+    process: Process
+    ends_at_s: float
+
+
 class Broker:
     """Messages, delivered at least once: again after a death or beyond the visibility timeout."""
 
@@ -268,7 +277,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.history = History(self)
         self.faulty = False
-        self.open: dict[int, tuple[MemoryTransaction, float]] = {}
+        self.open: dict[int, OpenTransaction] = {}
         self.has_locks = not choices.one_in(5)
         self.visibility_s = (60.0, 2.0)[choices.pick((3, 1))]
         self.broker = Broker(self, self.visibility_s)
@@ -334,9 +343,9 @@ class World:
 
     def _after_step(self) -> None:
         self.broker.restore()
-        for tx, ends_at_s in list(self.open.values()):
-            if self.scheduler.now_s >= ends_at_s:
-                self.close(tx)  # idle_in_transaction_session_timeout
+        for each in list(self.open.values()):
+            if each.process.dead:  # the server sees that its connection is gone
+                self.close(each.tx)
         self.history.check()
 
     def _calm(self) -> None:
@@ -404,7 +413,7 @@ class World:
 
     def _abort_a_transaction(self) -> None:
         if self.open:
-            tx, _ = list(self.open.values())[self.choices.pick([1.0] * len(self.open))]
+            tx = list(self.open.values())[self.choices.pick([1.0] * len(self.open))].tx
             self.counts["transactions ended by the server"] += 1
             self.say("a transaction is ENDED BY THE SERVER")
             self.close(tx)
@@ -418,6 +427,11 @@ class World:
             self.counts["messages lost on the way"] += 1
             self.say(f"{name}: {lost.upper()} LOST" if lost != "late" else f"{name}: LATE")
         return lost
+
+    def keep_open(self, tx: MemoryTransaction) -> None:
+        """A request is on its way to the server: its process is not needed any more."""
+        if id(tx) in self.open:
+            self.open[id(tx)].process = self.servers
 
     def later(self, do: Callable[[], object]) -> None:
         """A request that was thought lost is done by the server after a while."""
@@ -454,15 +468,26 @@ class World:
             self.history.claimed(process, found)
         return found
 
-    def begin(self, claim: Claim, *, look_first: bool) -> MemoryTransaction:
+    def begin(self, process: Process, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         tx = self.ledger.begin(claim, look_first=look_first)
-        self.open[id(tx)] = (tx, self.scheduler.now_s + self._idle_s)
+        until_s = self.scheduler.now_s + self._idle_s
+        self.open[id(tx)] = OpenTransaction(tx, process, until_s)
+        self.scheduler.spawn(self.servers, lambda: self._end_idle(tx))
         return tx
+
+    def _end_idle(self, tx: MemoryTransaction) -> None:
+        """As idle_in_transaction_session_timeout does."""
+        while (known := self.open.get(id(tx))) is not None and known.tx is tx:
+            left_s = known.ends_at_s - self.scheduler.now_s
+            if left_s <= 0:
+                self.close(tx)
+                return
+            self.scheduler.sleep(left_s)
 
     def in_transaction(self, tx: MemoryTransaction, do: Callable[[], None]) -> None:
         if id(tx) not in self.open:
             raise DatabaseError("the server ended the transaction")
-        self.open[id(tx)] = (tx, self.scheduler.now_s + self._idle_s)
+        self.open[id(tx)].ends_at_s = self.scheduler.now_s + self._idle_s
         do()
 
     def commit(self, tx: MemoryTransaction, claim: Claim) -> None:
