@@ -64,6 +64,16 @@ _PUBLISH_LOCK_S = 5.0
 _IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
 _parents: list[Any] = []
+# Connections in the hands of bodies, by id. A body must not end its transaction: what it wrote
+# would be committed without DONE, or what came after would.
+_lent: dict[int, Claim] = {}
+
+
+def _refuse_an_end(db: sa.Connection) -> None:
+    """Before a COMMIT, and before the BEGIN that follows any end."""
+    claim = _lent.get(id(db))
+    if claim is not None:
+        raise _ended(claim)
 
 
 class SqlTransaction:
@@ -81,10 +91,7 @@ class SqlTransaction:
         self._pid = os.getpid()
         self._xid: str | None = None
         self._root = self.db.get_transaction()
-        # The body must not end it: what came after would be committed without DONE.
-        self._leaving = False
-        sa.event.listen(self.db, "commit", self._refuse_commit)
-        sa.event.listen(self.db, "begin", self._refuse_another)
+        _lent[id(self.db)] = self._claim
         return self
 
     def __exit__(
@@ -96,9 +103,9 @@ class SqlTransaction:
         if self._pid != os.getpid():
             _parents.append(self.db)
             return
+        del _lent[id(self.db)]
         try:
             if error is None:
-                self._leaving = True
                 self._ledger.commit(self.db, self._claim, self._xid)
             else:
                 self._ledger.roll_back(self.db, self._claim, error)
@@ -108,13 +115,6 @@ class SqlTransaction:
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended()
         self._ledger.complete_in(self.db, claim, result_json)
-
-    def _refuse_commit(self, _db: sa.Connection) -> None:
-        if not self._leaving:
-            raise _ended(self._claim)
-
-    def _refuse_another(self, _db: sa.Connection) -> None:
-        raise _ended(self._claim)
 
     def _refuse_ended(self) -> None:
         if self.db.invalidated:
@@ -168,6 +168,9 @@ class SqlLedger:
         one_statement: bool = True,
     ) -> None:
         self._database = Database(database, lock_timeout_s=lock_timeout_s)
+        for event in ("commit", "begin"):
+            if not sa.event.contains(self._database.engine, event, _refuse_an_end):
+                sa.event.listen(self._database.engine, event, _refuse_an_end)
         self._one_statement = one_statement and self._database.one_statement
         self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
