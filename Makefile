@@ -3,6 +3,7 @@
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter
 #   make bench   the figures of the README
+#   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -12,6 +13,8 @@ CONSTRAINTS ?=
 DATA ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+SCHEDULES ?= 100000
+SEED ?= 1
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -29,7 +32,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench debian-servers clean
+.PHONY: setup demo test lint format bench simulate debian-servers clean
 
 setup: $(STAMP)
 
@@ -61,6 +64,9 @@ format: setup
 bench:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
+
+simulate: setup
+	@cd tests && "$(BIN)/python" -m simulation.explore --schedules $(SCHEDULES) --seed $(SEED)
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:

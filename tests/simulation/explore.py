@@ -6,12 +6,15 @@ python -m simulation.explore --schedules 20000 --seed 7
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
+import logging
+import os
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from simulation.history import ViolationError
 from simulation.scheduler import Choices, StuckError
@@ -20,6 +23,7 @@ from simulation.world import World
 __all__ = ["Failure", "Report", "run_many", "run_one", "shrink", "trace"]
 
 _SHRINK_S = 20.0
+Mistake = Callable[[World], object]
 
 
 @dataclass
@@ -47,12 +51,18 @@ class Report:
 
 
 def run_one(
-    seed: int = 0, *, replay: Sequence[int] | None = None, lines: list[str] | None = None
+    seed: int = 0,
+    *,
+    replay: Sequence[int] | None = None,
+    lines: list[str] | None = None,
+    mistake: Mistake | None = None,
 ) -> tuple[Failure | None, Counter[str]]:
     """One schedule; the same seed, or the same choices, give the same one."""
     choices = Choices(seed, replay=replay)
     world = World(choices, trace=None if lines is None else lines.append)
     failure = None
+    if mistake is not None:
+        mistake(world)
     try:
         world.run()
     except ViolationError as error:
@@ -62,11 +72,16 @@ def run_one(
     return failure, world.counts
 
 
-def run_many(seeds: Iterable[int], *, stop_at: int = 1) -> Report:
+def run_many(
+    seeds: Iterable[int],
+    *,
+    stop_at: int = 1,
+    mistake: Mistake | None = None,
+) -> Report:
     """Schedules one after the other, until `stop_at` have failed."""
     report = Report()
     for seed in seeds:
-        failure, counts = run_one(seed)
+        failure, counts = run_one(seed, mistake=mistake)
         report.schedules += 1
         report.counts += counts
         if failure is not None:
@@ -76,14 +91,16 @@ def run_many(seeds: Iterable[int], *, stop_at: int = 1) -> Report:
     return report
 
 
-def shrink(failure: Failure, *, within_s: float = _SHRINK_S) -> Failure:
+def shrink(
+    failure: Failure, *, within_s: float = _SHRINK_S, mistake: Mistake | None = None
+) -> Failure:
     """The same violation with fewer choices that are not 0: whole stretches first, then each."""
     best = failure
     until_s = time.monotonic() + within_s
 
     def better(choices: list[int]) -> bool:
         nonlocal best
-        found, _ = run_one(failure.seed, replay=choices)
+        found, _ = run_one(failure.seed, replay=choices, mistake=mistake)
         if found is None or found.name != failure.name:
             return False
         made = _trimmed(found.choices)
@@ -116,36 +133,49 @@ def _weight(choices: list[int]) -> tuple[int, int]:
     return sum(1 for each in choices if each), len(choices)
 
 
-def trace(failure: Failure) -> str:
+def trace(failure: Failure, *, mistake: Mistake | None = None) -> str:
     """What happens in a failing schedule, line by line."""
     lines: list[str] = []
-    run_one(failure.seed, replay=failure.choices, lines=lines)
+    run_one(failure.seed, replay=failure.choices, lines=lines, mistake=mistake)
     return "\n".join(lines)
 
 
-def _part(seeds: range) -> Report:
-    return run_many(seeds)
-
-
 def explore(schedules: int, seed: int, *, processes: int) -> Report:
-    """Many schedules on several processors."""
-    size = max(1, min(500, schedules // (processes * 4) or 1))
-    parts = [
-        range(start, min(start + size, seed + schedules))
-        for start in range(seed, seed + schedules, size)
-    ]
+    """Many schedules on several processors; ends with the first that fails."""
     report = Report()
     if processes == 1:
-        for part in parts:
-            report.add(_part(part))
+        report.add(run_many(range(seed, seed + schedules)))
         return report
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done in pool.imap_unordered(_part, parts):
-            report.add(done)
+    command = [sys.executable, "-m", "simulation.explore", "--part"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = []
+    for number in range(processes):
+        asked = [str(seed + number), str(seed + schedules), str(processes)]
+        running.append(
+            subprocess.Popen([*command, *asked], stdout=subprocess.PIPE, text=True, env=environment)
+        )
+    try:
+        for process in running:
+            said, _ = process.communicate()
+            report.add(_read(said))
             if report.failures:
-                pool.terminate()
                 break
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
     return report
+
+
+def _read(said: str) -> Report:
+    values = json.loads(said)
+    failures = [Failure(**each) for each in values["failures"]]
+    return Report(values["schedules"], Counter(values["counts"]), failures)
+
+
+def _part(start: int, stop: int, step: int) -> int:
+    print(json.dumps(asdict(run_many(range(start, stop, step)))))
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,8 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--schedules", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--part", type=int, nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)  # what workers have to say about their faults
+    if asked.part:
+        return _part(*asked.part)
     started_s = time.monotonic()
     report = explore(asked.schedules, asked.seed, processes=asked.processes)
     took_s = time.monotonic() - started_s

@@ -109,7 +109,6 @@ class History:
     def running(self, work: str, process: Process) -> Iterator[None]:
         """A body."""
         self._world.counts["bodies"] += 1
-        number = id(object())
         number = max(self.bodies, default=0) + 1
         self.bodies[number] = (work, process)
         try:

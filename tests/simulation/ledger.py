@@ -129,6 +129,8 @@ class MemoryLedger:
         self.works: dict[str, Work] = {}
         self.copies: dict[str, tuple[int, int]] = {}
         self.effects: list[Any] = []
+        # How much of the lease that was asked for is granted; all of it, but for a mutant.
+        self.lease_share = 1.0
         self._lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
@@ -260,7 +262,7 @@ class MemoryLedger:
         now_us: int,
     ) -> Claimed:
         fence = self.next_fence(keys, now_us)
-        until_us = now_us + int(request.ttl_s * 1e6)
+        until_us = now_us + int(request.ttl_s * self.lease_share * 1e6)
         granted = KeyRow(fence, str(request.owner), until_us)
         self.keys.update(dict.fromkeys(request.keys, granted))
         if request.work is not None:

@@ -161,6 +161,8 @@ class PortQueue:
     numbers_copies: bool = True
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
+        if not self.worker.world.publish_copies:
+            return
         self.worker.publish(self.message, copy=copy, delay_s=delay_s)
 
 
@@ -211,6 +213,8 @@ class Worker:
                 continue
             tag, message = taken
             world.boundary(self.process, f"took {message.id}{message.number}")
+            if world.acknowledges_first:
+                world.broker.acknowledge(tag)
             try:
                 told: Any = self._deliver(message)
                 if isinstance(told, BoomError):
@@ -286,6 +290,10 @@ class World:
         self._owners = 0
         self._workers = 0
         self._idle_s = 8.0
+        # For mutants.
+        self.acknowledges_first = False
+        self.publish_copies = True
+        self._patches = _Patches()
         self.workers: list[Worker] = []
         self.published: dict[str, Task] = {}
 
@@ -293,7 +301,8 @@ class World:
 
     def run(self) -> None:
         """Everything: with faults for a while, then without, until it is quiet."""
-        with self._patched():
+        with self._patches:
+            self._replace_the_system()
             try:
                 self._fill()
                 many = 150 + 100 * self.choices.pick((1, 1, 1))
@@ -513,8 +522,21 @@ class World:
 
     # -- in place of the operating system -----------------------------------------------------
 
-    def _patched(self) -> Any:
-        return _Patches(self)
+    def patch(self, module: Any, name: str, value: Any) -> None:
+        """For the time of this schedule."""
+        self._patches.wanted.append((module, name, value))
+
+    def _replace_the_system(self) -> None:
+        """Native threads and locks of the watchdog, and nonces."""
+        scheduler, put = self.scheduler, self._patches.put
+        put(taskguard.watchdog, "allocate_lock", lambda: SimMutex(scheduler))
+        put(taskguard.watchdog, "Wakeup", lambda: SimWakeup(scheduler))
+        put(
+            taskguard.watchdog,
+            "start_thread",
+            lambda function: scheduler.spawn(scheduler.process, function),
+        )
+        put(taskguard.entry, "new_owner", lambda message="": self.owner(message))
 
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""
@@ -524,26 +546,19 @@ class World:
 
 @dataclass
 class _Patches:
-    """Native threads and locks of the watchdog, and nonces, for the time of a schedule."""
+    """Names of modules that mean something else for a while."""
 
-    world: World
+    wanted: list[tuple[Any, str, Any]] = field(default_factory=list)
     _before: list[tuple[Any, str, Any]] = field(default_factory=list)
 
+    def put(self, module: Any, name: str, value: Any) -> None:
+        self._before.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
     def __enter__(self) -> None:
-        scheduler = self.world.scheduler
-        for module, name, value in (
-            (taskguard.watchdog, "allocate_lock", lambda: SimMutex(scheduler)),
-            (taskguard.watchdog, "Wakeup", lambda: SimWakeup(scheduler)),
-            (
-                taskguard.watchdog,
-                "start_thread",
-                lambda function: scheduler.spawn(scheduler.process, function),
-            ),
-            (taskguard.entry, "new_owner", self.world.owner),
-        ):
-            self._before.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
+        for module, name, value in self.wanted:
+            self.put(module, name, value)
 
     def __exit__(self, *_: object) -> None:
-        for module, name, value in self._before:
+        for module, name, value in reversed(self._before):
             setattr(module, name, value)

@@ -1,0 +1,112 @@
+"""The mistakes that a library of this kind can make. Each must be found out by the simulation.
+
+A simulation that lets one of them pass proves nothing. They exist here alone, as changes of one
+world before its schedule begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import taskguard.states
+from simulation.ledger import KeyRow
+from simulation.world import World
+from taskguard.lease import Owner
+from taskguard.ledger.base import Claim
+from taskguard.states import State
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, and the invariants by one of which it is found out."""
+
+    name: str
+    mistake: Callable[[World], Any]
+    breaks: tuple[str, ...]
+
+
+def _no_fence_check(world: World) -> None:
+    """DONE by whoever comes, as long as nobody else was."""
+
+    def stands(claim: Claim) -> bool:
+        work = world.ledger.works.get(claim.work or "")
+        return work is not None and work.state is State.PROCESSING
+
+    world.ledger.stands = stands  # type: ignore[method-assign]
+
+
+def _at_most_for_less(world: World) -> None:
+    """`<=` for `<` between the number of a delivery and the highest number known."""
+    right = taskguard.states.is_superseded
+
+    def is_superseded(row: Any, *, number: Any, recorded: Any, **values: Any) -> bool:
+        same = recorded != (0, 0) and number <= recorded
+        return same or right(row, number=number, recorded=recorded, **values)
+
+    world.patch(taskguard.states, "is_superseded", is_superseded)
+
+
+def _release_without_compare(world: World) -> None:
+    """DEL, whoever holds the key."""
+    right = world.locks.release
+
+    def release(keys: tuple[str, ...], owner: Owner) -> bool:
+        held = world.locks.held()
+        return right(keys, held.get(keys[0], owner))
+
+    world.locks.release = release  # type: ignore[method-assign]
+
+
+def _counted_tokens(world: World) -> None:
+    """INCR at the lock server, which forgets its counter with all the rest."""
+    counter: list[int] = []
+    empty = world.locks.flush
+
+    def flush() -> None:
+        counter.clear()
+        empty()
+
+    def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
+        del keys, now_us
+        counter.append(1)
+        return len(counter)
+
+    world.locks.flush = flush  # type: ignore[method-assign]
+    world.ledger.next_fence = next_fence  # type: ignore[method-assign]
+
+
+def _acknowledge_first(world: World) -> None:
+    """As with acks_late off."""
+    world.acknowledges_first = True
+
+
+def _no_nonce(world: World) -> None:
+    """Every attempt at a message is the same owner."""
+    world.owner = lambda message="": Owner("n", message)  # type: ignore[method-assign]
+
+
+def _drop_duplicates_in_progress(world: World) -> None:
+    """Somebody is at it, so this delivery is acknowledged, and no copy is left behind."""
+    world.publish_copies = False
+
+
+def _takeover_at_once(world: World) -> None:
+    """Leases that run out too early, by a database clock that nobody asked."""
+    world.database_clock.ahead_s = 0.0
+    world.ledger.lease_share = 0.05
+
+
+MUTANTS = (
+    Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
+    Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
+    Mutant("DEL without compare", _release_without_compare, ("S4",)),
+    Mutant("INCR tokens", _counted_tokens, ("S1", "S6")),
+    Mutant("acknowledge before commit", _acknowledge_first, ("L1",)),
+    Mutant("no nonce", _no_nonce, ("S2", "S3", "S4", "S8")),
+    Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
+    Mutant("leases too short", _takeover_at_once, ("S5",)),
+)
