@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
+from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import (
@@ -321,8 +323,30 @@ def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> Non
     assert again.claim.fence > claimed.claim.fence
 
 
+def test_a_paused_holder_cannot_commit_behind_a_takeover_that_a_crash_could_lose() -> None:
+    """A claim of a key that its former holder never let go is flushed: it survives kill -9."""
+    need(Postgres)
+    with Postgres() as server:
+        ledger = SqlLedger(server.create_database("crashes"))
+        ledger.create_schema()
+        paused = ledger.claim(request(1, work="a", ttl_s=0.3))
+        assert isinstance(paused, Claimed)
+        time.sleep(1.0)  # by now this claim is on disk, and its lease is over
+        second = ledger.claim(request(1, work="b"))
+        assert isinstance(second, Claimed)
+        parent = psutil.Process(server.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for process in (each for each in family if each.name().startswith("postgres")):
+            process.kill()
+        server.restart()
+        with pytest.raises(StaleTokenError):
+            ledger.complete(paused.claim, None)
+        ledger.complete(second.claim, None)
+        ledger.close()
+
+
 def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
-    """A claim whose fence is ahead of the clock is flushed as every other commit."""
+    """And only on a key that was let go; all other claims are flushed as every commit is."""
     database = bench.ledger._database
     rows: list[Any] = []
     ask = database.ask
@@ -334,6 +358,10 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
         db.execute(sa.text("update taskguard_works set lease_until = 0"))
     assert bench.claim(1).claim.fence == 2**61 + 1
     bench.claim(2, work=None)
-    assert [row[-1] for row in rows] == ["off", "off", None, None]
+    bench.claim(3)
+    with bench.engine.begin() as db:
+        db.execute(sa.text("update taskguard_keys set lease_until = 0"))
+    bench.claim(3, work="other")
+    assert [row[-1] for row in rows] == ["off", "off", None, None, "off", None]
     with bench.ledger._database.connect() as db:
         assert db.execute(sa.text("show synchronous_commit")).scalar() == "on"

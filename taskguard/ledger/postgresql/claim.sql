@@ -88,10 +88,14 @@ select
     claimed.progress as claimed_progress,
     holder.owner as holder,
     holder.lease_until as held_until,
-    -- Only a fence that came from the clock grows again if this commit is lost in a crash.
-    case when granted.fence = found.now_us then set_config('synchronous_commit', 'off', true) end
-        as flush
+    -- A commit that is lost in a crash of the database may be lost only if the next fence, by the
+    -- clock, is higher all the same, and if no former holder could commit then: the key was free.
+    case
+        when granted.fence = found.now_us and coalesce(holder.owner, '') = ''
+            then set_config('synchronous_commit', 'off', true)
+    end as flush
 from found
 left join granted on true
 left join claimed on true
-left join taskguard_keys holder on holder.key = %(key)s::text and granted.fence is null
+-- As it was before: this statement's own changes are not in its snapshot.
+left join taskguard_keys holder on holder.key = %(key)s::text
