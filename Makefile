@@ -2,6 +2,7 @@
 #   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter
+#   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
 
@@ -15,6 +16,7 @@ BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SCHEDULES ?= 100000
 SEED ?= 1
+MODEL_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -32,7 +34,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate debian-servers clean
+.PHONY: setup demo test lint format bench simulate model debian-servers clean
 
 setup: $(STAMP)
 
@@ -59,6 +61,10 @@ lint: setup
 format: setup
 	@"$(BIN)/python" -m ruff check --fix-only --quiet .
 	@"$(BIN)/python" -m ruff format --quiet .
+
+# MODEL_ARGS='--faults 3 safety' looks further, and takes longer.
+model: setup
+	@"$(BIN)/python" tests/model/check.py $(MODEL_ARGS)
 
 # In an environment of its own, for the libraries it compares with want other versions.
 bench:

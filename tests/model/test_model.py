@@ -1,0 +1,73 @@
+"""The model of leases and fencing tokens: the design holds in every schedule, mutants do not.
+
+Guarantees as much as `Taskguard.tla` models; what that is, and what not, stands at its top.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from model.check import CONFIGURATIONS, HERE, check, expected_of, missing_tool
+
+DESIGN = [name for name in CONFIGURATIONS if expected_of(name) == "holds"]
+MUTANTS = [name for name in CONFIGURATIONS if expected_of(name) != "holds"]
+
+
+@pytest.fixture
+def tlc() -> None:
+    """Skips where TLC cannot run: neither Java nor the jar is needed by anything else."""
+    reason = missing_tool()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tlc")
+@pytest.mark.parametrize("name", DESIGN)
+def test_the_design_holds(name: str) -> None:
+    """No schedule of the configuration violates an invariant; fair ones end with all work DONE."""
+    checked = check(name)
+    assert checked.found == "holds", checked.output
+    # A model that allows nothing holds as well.
+    assert checked.states > 10_000
+
+
+@pytest.mark.usefixtures("tlc")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_found_out(name: str) -> None:
+    """The design with one rule taken away violates just what that rule is there for."""
+    checked = check(name)
+    assert checked.found == expected_of(name), checked.output
+
+
+def test_every_mutant_of_the_model_has_a_configuration() -> None:
+    """Each value that the constant `Mutant` may take is switched on by one of the files."""
+    model = (HERE / "Taskguard.tla").read_text(encoding="utf-8")
+    _, _, rest = model.partition("ASSUME Mutant")
+    switches = {
+        line.split('"')[1] for line in rest.split("VARIABLES")[0].splitlines() if '"' in line
+    }
+    used = {
+        line.split('"')[1]
+        for name in CONFIGURATIONS
+        for line in (HERE / f"{name}.cfg").read_text(encoding="utf-8").splitlines()
+        if "Mutant =" in line
+    }
+    assert used == switches
+    assert len(switches) == 9
+
+
+@pytest.mark.usefixtures("tlc")
+def test_the_command_says_what_it_found() -> None:
+    """A line for each configuration, and 1 if one of them is not as its file says."""
+    command = [sys.executable, str(HERE / "check.py"), "early_ack"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "early_ack            violated: S7        violated: S7" in done.stdout
+    # Without a fault nobody is paused, so that the missing check is not missed.
+    command = [sys.executable, str(HERE / "check.py"), "--faults", "0", "no_fence_check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no_fence_check       violated: S3        holds" in done.stdout
