@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -265,7 +266,7 @@ time.sleep(600)
 def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool) -> None:
     """SIGKILL of the process that started a server ends the server and removes its folder."""
     need(kind)
-    shared_memory = _shared_memory()
+    before = _orphaned_memory()
     with subprocess.Popen(
         [sys.executable, "-c", STARTER, kind.__name__], stdout=subprocess.PIPE, text=True
     ) as starter:
@@ -278,15 +279,23 @@ def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool
         starter.kill()
     wait_until(lambda: not alive(below), message=lambda: f"left: {alive(below)}")
     wait_until(lambda: not Path(folder).exists(), message="the folder is removed")
-    assert _shared_memory() <= shared_memory
+    wait_until(
+        lambda: _orphaned_memory() <= before,
+        message=lambda: f"shared memory is left: {_orphaned_memory() - before}",
+    )
 
 
-def _shared_memory() -> set[str]:
-    """System V segments and POSIX ones, which outlive processes."""
+def _orphaned_memory() -> set[str]:
+    """System V segments and POSIX ones, which outlive processes, that no process has mapped."""
     table, posix = Path("/proc/sysvipc/shm"), Path("/dev/shm")
-    rows = table.read_text().splitlines() if table.exists() else []
-    files = posix.glob("PostgreSQL*") if posix.exists() else []
-    return {row.split()[1] for row in rows} | {file.name for file in files}
+    rows = table.read_text().splitlines()[1:] if table.exists() else []
+    segments = {row.split()[1] for row in rows if row.split()[6] == "0"}
+    files = {file.name for file in posix.glob("PostgreSQL*")} if posix.exists() else set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            files = {name for name in files if name not in text}
+    return segments | files
 
 
 def test_a_forked_child_does_not_stop_its_parents_server() -> None:

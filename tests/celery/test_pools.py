@@ -66,14 +66,17 @@ def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str
 def test_a_greenlet_that_never_yields_keeps_its_lease(shop: Any) -> None:
     """The watchdog is a native thread: it renews while a body holds up all other greenlets."""
     # One message at a time: a worker that asks for more may be given one and not see it.
-    with shop.worker(pool="gevent", concurrency=1) as worker:
+    with (
+        shop.worker(pool="gevent", concurrency=1) as worker,
+        shop.worker(pool="threads", queue="other") as other,
+    ):
         spinning = shop.tasks.spin.delay(6, 5.0)
         shop.wait_for_steps("began")
-        with shop.worker(pool="threads") as other:
-            shop.tasks.spin.delay(6, 0.0)
-            wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")
-            spinning.get(timeout=60)
-            shop.wait_for_quiet()
+        shop.tasks.spin.apply_async((6, 0.0), queue="other")
+        wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")
+        spinning.get(timeout=60)
+        wait_until(lambda: "answered as a duplicate" in other.text(), timeout_s=60)
+        shop.wait_for_quiet()
         assert "lost after" not in worker.text()
     assert shop.effects() == Counter({"6": 1})
     assert shop.work("shop.spin", 6).attempts == 1
