@@ -1,0 +1,191 @@
+"""The boundaries of one delivery, by name, and processes that die at one of them.
+
+    crashes = Crashes()
+    runner = Runner(locks=crashes.locks(locks), ledger=crashes.ledger(ledger))
+    crashes.at = "ledger.claim done"         # the next time that it comes by, `strike()` is called
+
+Every call of the lock server, the ledger and the queue is two boundaries, asked and done; so is
+every statement inside `guard.transaction()`, and its COMMIT. The names come from the methods of
+the interfaces themselves: one that is added is a boundary, too.
+
+Guarantees: `strike` is called before the call leaves the process, or after it came back, and at
+nothing else. Does not guarantee that it kills: that is `strike`'s business (`kill_process`, or
+`Killed` in a test that stands in for a process).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.delivery import Queue
+from taskguard.ledger.base import Ledger, LedgerTransaction
+from taskguard.locks.base import LockProvider
+
+__all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
+
+# Not on the way of a delivery.
+_BESIDE = frozenset({"check_schema", "close", "create_schema", "revoke", "view", "warnings"})
+_MOMENTS = ("asked", "done")
+
+
+class Killed(BaseException):
+    """The process is thought to be dead from here on."""
+
+
+def kill_process() -> None:
+    """As `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _calls(interface: type[Any]) -> list[str]:
+    found = inspect.getmembers(interface, inspect.isfunction)
+    return [name for name, _ in found if not name.startswith("_") and name not in _BESIDE]
+
+
+_INTERFACES: dict[str, type[Any]] = {
+    "locks": LockProvider,
+    "ledger": Ledger,
+    "queue": Queue,
+    "transaction": LedgerTransaction,
+}
+
+
+def boundaries() -> list[str]:
+    """Every boundary there is, read off the interfaces."""
+    calls = [
+        f"{port}.{name}" for port, interface in _INTERFACES.items() for name in _calls(interface)
+    ]
+    calls.remove("ledger.transaction")
+    calls += ["transaction.begin", "transaction.statement", "transaction.commit"]
+    calls += ["body", "delivery"]
+    return [f"{call} {moment}" for call in sorted(calls) for moment in _MOMENTS]
+
+
+class Crashes:
+    """Counts the boundaries that come by, and strikes at one of them, once.
+
+    Attributes:
+        at: the boundary to strike at; `"ledger.renew asked#2"` is its second time. None: nowhere.
+        seen: the boundaries that came by, in their order.
+    """
+
+    def __init__(self, strike: Callable[[], None] = kill_process) -> None:
+        self.at: str | None = None
+        self.seen: list[str] = []
+        self._strike = strike
+        self._times: Counter[str] = Counter()
+        self._dead = False
+
+    def reset(self, at: str | None = None) -> None:
+        """For the next delivery."""
+        self.at, self.seen, self._dead = at, [], False
+        self._times.clear()
+
+    def reach(self, boundary: str) -> None:
+        """A boundary comes by."""
+        if self._dead:
+            raise Killed  # what a dead process would like to do does not happen
+        self._times[boundary] += 1
+        times = self._times[boundary]
+        name = boundary if times == 1 else f"{boundary}#{times}"
+        self.seen.append(name)
+        if name == self.at:
+            self._dead = True
+            self._strike()
+            raise Killed
+
+    @contextmanager
+    def around(self, call: str) -> Iterator[None]:
+        """`call` is asked, and done."""
+        self.reach(f"{call} asked")
+        yield
+        self.reach(f"{call} done")
+
+    # -- ports --------------------------------------------------------------------------------
+
+    def locks(self, locks: LockProvider) -> LockProvider:
+        """The same lock provider, with boundaries."""
+        return _Port(locks, "locks", _calls(LockProvider), self)
+
+    def ledger(self, ledger: Ledger) -> Ledger:
+        """The same ledger, with boundaries."""
+        return _PortLedger(ledger, "ledger", _calls(Ledger), self)
+
+    def queue(self, queue: Queue) -> Queue:
+        """The same queue, with boundaries."""
+        return _Port(queue, "queue", _calls(Queue), self)
+
+
+class _Port:
+    """Something of which some calls are boundaries."""
+
+    def __init__(self, target: Any, name: str, calls: list[str], crashes: Crashes) -> None:
+        self._target = target
+        self._name = name
+        self._calls = frozenset(calls)
+        self._crashes = crashes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if name not in self._calls:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._crashes.around(f"{self._name}.{name}"):
+                return found(*args, **kwargs)
+
+        return call
+
+
+class _PortLedger(_Port):
+    """A ledger: its transactions have boundaries within."""
+
+    @contextmanager
+    def transaction(self, *args: Any, **kwargs: Any) -> Iterator[_Port]:
+        """BEGIN, each statement, what the holder's side asks for, COMMIT."""
+        crashes = self._crashes
+        opened = self._target.transaction(*args, **kwargs)
+        with crashes.around("transaction.begin"):
+            tx = opened.__enter__()
+        stop = _listen(tx.db, crashes)
+        try:
+            try:
+                yield _Port(tx, "transaction", _calls(LedgerTransaction), crashes)
+                stop()
+                crashes.reach("transaction.commit asked")
+            except BaseException as error:
+                stop()
+                if not opened.__exit__(type(error), error, error.__traceback__):
+                    raise
+                return
+            opened.__exit__(None, None, None)
+            crashes.reach("transaction.commit done")
+        finally:
+            stop()
+
+
+def _listen(db: Any, crashes: Crashes) -> Callable[[], None]:
+    """Each statement of the body's own."""
+    if not isinstance(db, sa.Connection):
+        return lambda: None
+    listeners = {
+        "before_cursor_execute": lambda *_: crashes.reach("transaction.statement asked"),
+        "after_cursor_execute": lambda *_: crashes.reach("transaction.statement done"),
+    }
+    for name, function in listeners.items():
+        sa.event.listen(db, name, function)
+
+    def stop() -> None:
+        for name, function in list(listeners.items()):
+            sa.event.remove(db, name, function)
+        listeners.clear()
+
+    return stop

@@ -1,0 +1,118 @@
+"""A Celery task and an RQ job that are killed at a boundary which their message names, once.
+
+Imported by real workers; URLs and the folder for what they have to say come from the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from celery import Celery
+
+import taskguard_celery
+import taskguard_celery.decorator
+import taskguard_rq
+import taskguard_rq.decorator
+from taskguard import Guard
+from taskguard.settings import make_ledger, make_locks
+from taskguard.testing.crashes import Crashes, kill_process
+
+TTL_S = 1.0
+FOLDER = Path(os.environ["CRASH_FOLDER"])
+
+
+class Boom(Exception):  # noqa: N818
+    """What a body raises that fails."""
+
+
+class _InHand:
+    item = ""
+
+
+def _strike() -> None:
+    (FOLDER / f"struck {_InHand.item}").touch()
+    kill_process()
+
+
+crashes = Crashes(_strike)
+locks = crashes.locks(make_locks(os.environ["CRASH_LOCKS"]))  # type: ignore[arg-type]
+ledger = crashes.ledger(make_ledger(os.environ["CRASH_LEDGER"]))  # type: ignore[arg-type]
+celery_queue = taskguard_celery.decorator.CeleryQueue
+rq_queue = taskguard_rq.decorator.RQQueue
+taskguard_celery.decorator.CeleryQueue = lambda task: crashes.queue(celery_queue(task))  # type: ignore[assignment,misc,arg-type]
+taskguard_rq.decorator.RQQueue = lambda job: crashes.queue(rq_queue(job))  # type: ignore[assignment,misc,arg-type]
+taskguard_rq.configure(locks=locks, ledger=ledger)
+
+
+def crashing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Around a guarded function: where its messages' crashes begin and what they came by."""
+
+    @functools.wraps(function)
+    def watched(item: str, kind: str, at: str | None = None) -> Any:
+        _InHand.item = item
+        struck = (FOLDER / f"struck {item}").exists()
+        crashes.reset(None if struck else at)
+        crashes.reach("delivery asked")
+        try:
+            return function(item, kind, at)
+        finally:
+            with (FOLDER / f"seen {item}").open("a") as file:
+                file.writelines(f"{each}\n" for each in crashes.seen)
+            crashes.reach("delivery done")
+
+    return watched
+
+
+def work(item: str, kind: str, guard: Guard) -> str:
+    """What each kind of body does; its effect is a row of `effects`."""
+    with crashes.around("body"):
+        if kind == "fails" and guard.attempt == 1:
+            raise Boom(item)
+        if kind in ("slow", "twice") and guard.attempt == 1:
+            time.sleep(TTL_S * 1.5)
+        if kind == "plain":
+            return "done"
+        if kind == "checkpoint" and guard.progress is None:
+            with guard.checkpoint("half") as db:
+                _write(db, f"{item} half")
+        with guard.transaction() as db:
+            _write(db, item)
+        return "done"
+
+
+def _write(db: Any, item: str) -> None:
+    db.execute(sa.text("insert into effects values (:item)"), {"item": item})
+
+
+app = Celery("crashing", broker=os.environ["CRASH_BROKER"])
+app.conf.update(
+    task_default_queue="crashing",
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"visibility_timeout": 3600},
+    taskguard_locks=locks,
+    taskguard_ledger=ledger,
+)
+
+
+@app.task(autoretry_for=(Boom,), default_retry_delay=1, max_retries=5)
+@crashing
+@taskguard_celery.guarded_task(key="item:<item>", ttl_s=TTL_S)
+def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:
+    del at
+    return work(item, kind, guard)
+
+
+@crashing
+@taskguard_rq.guarded_job(key="item:<item>", ttl_s=TTL_S)
+def by_rq(item: str, kind: str, at: str | None, guard: Guard) -> str:
+    del at
+    return work(item, kind, guard)
