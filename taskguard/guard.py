@@ -36,15 +36,7 @@ MAX_RESULT_BYTES = 1_000_000
 def _dumps(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Half of a surrogate pair, as in undecodable file names, goes into no database but escaped.
-    return text.encode("utf-8", "backslashreplace").decode() if not _is_utf8(text) else text
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 JSON = Codec(dumps=_dumps, loads=json.loads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from taskguard.delivery import Delivery, MessageRef, Queue
@@ -28,6 +29,9 @@ def work_id(task: str, value: str) -> str:
     Keys hold no blanks, so the last blank parts the two.
     """
     return f"{task} {value}"
+
+
+_NOT_RUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
 class GuardedFunction:
@@ -53,15 +57,9 @@ class GuardedFunction:
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(
-                f"{self.name} is a generator: nobody would iterate over it, so its body would "
-                "never run. Guard a plain function."
-            )
-        if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            raise ConfigurationError(
-                f"{self.name} is async: Celery and RQ do not await tasks, so its body would "
-                "never run. Guard a plain function."
-            )
+            raise self._never_runs("a generator: nobody would iterate over it")
+        if inspect.iscoroutinefunction(function):
+            raise self._never_runs("async: Celery and RQ do not await tasks")
         self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
@@ -113,10 +111,24 @@ class GuardedFunction:
         return ",".join(prefix + value for value in self._once_per(args, kwargs))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
-        """Run the function, with `guard` if it takes one."""
+        """Run the function, with `guard` if it takes one.
+
+        Raises ConfigurationError where that only made something that somebody else would have to
+        run: what a decorator hid from the constructor must not count as done.
+        """
         if self._wants_guard:
-            return self.function(*args, **kwargs, **{GUARD_PARAMETER: guard})
-        return self.function(*args, **kwargs)
+            kwargs = {**kwargs, GUARD_PARAMETER: guard}
+        value = self.function(*args, **kwargs)
+        if isinstance(value, _NOT_RUN):
+            if isinstance(value, CoroutineType):
+                value.close()
+            raise self._never_runs(f"a function that returns a {type(value).__name__}")
+        return value
+
+    def _never_runs(self, what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.name} is {what}, so its body would never run. Guard a plain function."
+        )
 
 
 def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:

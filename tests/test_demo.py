@@ -147,6 +147,40 @@ def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+SWALLOW = """
+import os, signal
+from taskguard.testing.demo.faults import Faults
+
+class Struck:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100_000):
+            pass
+
+def strike(self):
+    Struck()
+
+Faults.step = strike
+"""
+
+
+def test_ctrl_c_in_a_destructor_counts_as_well(tmp_path: Path) -> None:
+    """Python ignores what is raised there: the demo would go on to its end."""
+    need(Valkey)
+    need(Postgres)
+    (tmp_path / "sitecustomize.py").write_text(SWALLOW)
+    done = subprocess.run(
+        [*COMMAND, "--orders", "3", "--invoices", "1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "servers and workers are stopped" in done.stderr
+
+
 def _rows(text: str) -> dict[str, list[int]]:
     """The table: the numbers by the name of their row."""
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]

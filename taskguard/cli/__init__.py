@@ -6,6 +6,7 @@ taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or pri
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,7 @@ def _create(url: str | None, *, sql: bool) -> int:
         return 0
     made = make_ledger(url or UNSET)
     assert made is not None  # noqa: S101  # only None makes None
-    made.create_schema()
+    with contextlib.closing(made):
+        made.create_schema()
     print(f"created: {made!r}")
     return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard.lease import Owner
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
 from taskguard.states import Decision, State, WorkRow, decide
 
-__all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing_claim"]
+__all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing_claim", "view_of"]
 
 CLAIMABLE = frozenset({Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER})
 
@@ -81,6 +81,34 @@ def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
         same_work=False,
         started=row is not None and row.attempts > 0,
     )
+
+
+def view_of(row: Any) -> WorkView:
+    """A work's row, as a person sees it."""
+    return WorkView(
+        id=row.id,
+        task=row.task,
+        key=row.key,
+        message=row.message,
+        retries=row.retries,
+        state=State(row.state),
+        final=bool(row.final),
+        fence=row.fence,
+        owner=row.owner,
+        lease_until_s=row.lease_until / 1e6,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        progress_json=row.progress,
+        result_json=row.result,
+        error=row.error,
+        created_s=_seconds(row.created),
+        started_s=_seconds(row.started),
+        finished_s=_seconds(row.finished),
+    )
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
 
 
 def _work_row(row: Any) -> WorkRow:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as postgresql_dialect
@@ -31,7 +32,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.ledger import postgresql
-from taskguard.ledger.answers import CLAIMABLE, answer
+from taskguard.ledger.answers import CLAIMABLE, answer, view_of
 from taskguard.ledger.base import (
     Busy,
     Claim,
@@ -51,6 +52,7 @@ from taskguard.ledger.tables import (
     SCHEMA,
     SCHEMA_VERSION,
     WORKS,
+    holding,
     standing,
 )
 from taskguard.states import Decision, State
@@ -64,14 +66,14 @@ _PUBLISH_LOCK_S = 5.0
 _IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
 _parents: list[Any] = []
-# Connections in the hands of bodies, by id. A body must not end its transaction: what it wrote
+# Connections in the hands of bodies. A body must not end its transaction: what it wrote
 # would be committed without DONE, or what came after would.
-_lent: dict[int, Claim] = {}
+_lent: WeakKeyDictionary[sa.Connection, Claim] = WeakKeyDictionary()
 
 
 def _refuse_an_end(db: sa.Connection) -> None:
     """Before a COMMIT, and before the BEGIN that follows any end."""
-    claim = _lent.get(id(db))
+    claim = _lent.get(db)
     if claim is not None:
         raise _ended(claim)
 
@@ -91,7 +93,7 @@ class SqlTransaction:
         self._pid = os.getpid()
         self._xid: str | None = None
         self._root = self.db.get_transaction()
-        _lent[id(self.db)] = self._claim
+        _lent[self.db] = self._claim
         return self
 
     def __exit__(
@@ -103,7 +105,7 @@ class SqlTransaction:
         if self._pid != os.getpid():
             _parents.append(self.db)
             return
-        del _lent[id(self.db)]
+        _lent.pop(self.db, None)
         try:
             if error is None:
                 self._ledger.commit(self.db, self._claim, self._xid)
@@ -265,16 +267,10 @@ class SqlLedger:
             self._snapshots = not ours and db.get_isolation_level() in levels
         return self._snapshots
 
-    @staticmethod
-    def _lock(db: sa.Connection, claim: Claim) -> None:
-        keys = sa.select(KEYS.c.key).where(
-            KEYS.c.key.in_(claim.keys),
-            KEYS.c.fence == claim.fence,
-            KEYS.c.owner == str(claim.owner),
-        )
-        held = db.execute(keys.order_by(KEYS.c.key).with_for_update()).all()
+    def _lock(self, db: sa.Connection, claim: Claim) -> None:
+        self.lock_keys(db, claim)
         work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
-        if len(held) != len(claim.keys) or work is None:
+        if work is None:
             raise _stale(claim)
 
     @staticmethod
@@ -299,14 +295,9 @@ class SqlLedger:
 
     def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
         """Keep the keys ours until the transaction ends, or refuse."""
-        for key in claim.keys:
-            ours = (
-                KEYS.c.key == key,
-                KEYS.c.fence == claim.fence,
-                KEYS.c.owner == str(claim.owner),
-            )
-            if db.execute(sa.update(KEYS).where(*ours).values(owner=KEYS.c.owner)).rowcount != 1:
-                raise _stale(claim)
+        select = sa.select(KEYS.c.key).where(holding(claim)).order_by(KEYS.c.key)
+        if len(db.execute(select.with_for_update()).all()) != len(claim.keys):
+            raise _stale(claim)
 
     def xid(self, db: sa.Connection) -> str | None:
         """By what the outcome of the transaction can be asked for later."""
@@ -374,11 +365,7 @@ class SqlLedger:
         for key in claim.keys:
             ended = db.execute(
                 sa.update(KEYS)
-                .where(
-                    KEYS.c.key == key,
-                    KEYS.c.fence == claim.fence,
-                    KEYS.c.owner == str(claim.owner),
-                )
+                .where(KEYS.c.key == key, holding(claim))
                 .values(owner=FREE, lease_until=0)
             )
             if ended.rowcount != 1:
@@ -458,15 +445,7 @@ class SqlLedger:
     def _end(self, claim: Claim, **values: Any) -> bool:
         def end() -> bool:
             with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                db.execute(
-                    sa.update(KEYS)
-                    .where(
-                        KEYS.c.key.in_(claim.keys),
-                        KEYS.c.fence == claim.fence,
-                        KEYS.c.owner == str(claim.owner),
-                    )
-                    .values(owner=FREE, lease_until=0)
-                )
+                db.execute(sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0))
                 if claim.work is None:
                     return True
                 changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
@@ -553,28 +532,7 @@ class SqlLedger:
                 return db.execute(sa.select(WORKS).where(WORKS.c.id == work)).first()
 
         row = self._database.twice(read)
-        if row is None:
-            return None
-        return WorkView(
-            id=row.id,
-            task=row.task,
-            key=row.key,
-            message=row.message,
-            retries=row.retries,
-            state=State(row.state),
-            final=bool(row.final),
-            fence=row.fence,
-            owner=row.owner,
-            lease_until_s=row.lease_until / 1e6,
-            attempts=row.attempts,
-            crashes=row.crashes,
-            progress_json=row.progress,
-            result_json=row.result,
-            error=row.error,
-            created_s=_seconds(row.created),
-            started_s=_seconds(row.started),
-            finished_s=_seconds(row.finished),
-        )
+        return None if row is None else view_of(row)
 
     def check_schema(self) -> None:
         """Raise LedgerSchemaError unless the tables are there in this library's version."""
@@ -622,10 +580,6 @@ def _ended(claim: Claim) -> TransactionUsageError:
         key=_key(claim),
         fence=claim.fence,
     )
-
-
-def _seconds(us: int | None) -> float | None:
-    return None if us is None else us / 1e6
 
 
 def _broken(claim: Claim) -> TransactionRetryError:

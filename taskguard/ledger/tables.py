@@ -12,7 +12,17 @@ import sqlalchemy as sa
 from taskguard.ledger.base import Claim
 from taskguard.states import State
 
-__all__ = ["FREE", "KEYS", "MESSAGES", "METADATA", "SCHEMA", "SCHEMA_VERSION", "WORKS", "standing"]
+__all__ = [
+    "FREE",
+    "KEYS",
+    "MESSAGES",
+    "METADATA",
+    "SCHEMA",
+    "SCHEMA_VERSION",
+    "WORKS",
+    "holding",
+    "standing",
+]
 
 SCHEMA_VERSION = 1
 
@@ -75,6 +85,15 @@ MESSAGES = sa.Table(
     sa.Column("copy", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
 )
+
+
+def holding(claim: Claim) -> Any:
+    """The keys are still this claim's: fence and owner."""
+    return sa.and_(
+        KEYS.c.key.in_(claim.keys),
+        KEYS.c.fence == claim.fence,
+        KEYS.c.owner == str(claim.owner),
+    )
 
 
 def standing(claim: Claim) -> Any:

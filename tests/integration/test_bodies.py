@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import threading
@@ -49,8 +50,8 @@ def test_a_generator_is_refused_at_once(pg: GuardedShop) -> None:
         pg.tg.guarded(key="order:<n>")(ship)
 
 
-def test_a_coroutine_behind_a_decorator_is_refused_at_once(pg: GuardedShop) -> None:
-    """As one without: nobody would await it."""
+def test_a_coroutine_that_a_decorator_hid_is_not_done(pg: GuardedShop) -> None:
+    """Nobody awaits it: the call says so, and the work is FAILED."""
 
     def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -63,8 +64,31 @@ def test_a_coroutine_behind_a_decorator_is_refused_at_once(pg: GuardedShop) -> N
     async def ship(n: int) -> None:
         del n
 
-    with pytest.raises(ConfigurationError, match="async"):
-        pg.tg.guarded(key="order:<n>")(ship)
+    guarded = pg.tg.guarded(key="order:<n>")(ship)
+    with pytest.raises(ConfigurationError, match="coroutine"):
+        guarded(1)
+    assert pg.states == ["FAILED"]
+
+
+def test_a_coroutine_that_a_decorator_runs_is_a_plain_function(pg: GuardedShop) -> None:
+    """What such decorators are for."""
+
+    def run(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(function(*args, **kwargs))
+
+        return inner
+
+    @pg.tg.guarded(key="order:<n>")
+    @run
+    async def ship(n: int, guard: Guard) -> int:
+        with guard.transaction() as db:
+            write(db)
+        return n
+
+    assert ship(1) == 1
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])
 
 
 def test_an_interrupt_as_the_lease_is_kept_leaves_none(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
     LedgerSchemaError,
@@ -84,6 +85,28 @@ def test_the_printed_tables_are_those_that_are_created(pg_url: str) -> None:
     ledger.check_schema()
     assert isinstance(ledger.claim(request()), Claimed)
     engine.dispose()
+
+
+@pytest.mark.parametrize("by", ["--url", "the environment"])
+def test_the_command_creates_the_tables_and_asked_again_does_nothing(
+    pg_url: str, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`taskguard ledger create`: a ledger that works; without a URL it says which variable."""
+    monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
+    assert main(["ledger", "create"]) == 1
+    assert "TASKGUARD_LEDGER_URL" in capsys.readouterr().err
+    if by == "the environment":
+        monkeypatch.setenv("TASKGUARD_LEDGER_URL", pg_url)
+    options = ["--url", pg_url] if by == "--url" else []
+    for _ in range(2):
+        assert main(["ledger", "create", *options]) == 0
+        assert "created" in capsys.readouterr().out
+    ledger = SqlLedger(pg_url)
+    ledger.check_schema()
+    assert isinstance(ledger.claim(request()), Claimed)
+    ledger.close()
+    assert main(["ledger", "create", "--sql", "--url", pg_url]) == 0
+    assert "CREATE TABLE taskguard_works" in capsys.readouterr().out
 
 
 def test_an_engine_of_the_users_own_is_taken_as_it_is(pg_url: str) -> None:

@@ -22,9 +22,13 @@ from taskguard.states import TRANSITIONS, State
 if TYPE_CHECKING:
     from simulation.world import Message, World
 
-__all__ = ["History", "ViolationError"]
+__all__ = ["BoomError", "History", "ViolationError"]
 
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
+
+
+class BoomError(Exception):
+    """What a body that fails raises: an end of its own."""
 
 
 class ViolationError(AssertionError):
@@ -46,9 +50,7 @@ class History:
         self._published: dict[str, list[tuple[int, int]]] = {}
         self._effects: Counter[Any] = Counter()
         self._seen = 0
-        self._kept: list[tuple[Process, tuple[str, ...], float]] = []
         self.bodies: dict[int, tuple[str, Process]] = {}
-        self.duplicated: set[str] = set()
         self.trusts_are_disjoint = True
 
     # -- what happens -------------------------------------------------------------------------
@@ -99,9 +101,6 @@ class History:
             if before[key] != owner:
                 raise ViolationError("S4", f"{owner} freed {key}, which was {before[key]}'s")
 
-    def lock_server_emptied(self) -> None:
-        """An injected loss; leases go without a release."""
-
     def published(self, message: Message) -> None:
         self._published.setdefault(message.id, []).append(message.number)
 
@@ -134,10 +133,7 @@ class History:
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
                 raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
-        elif (
-            isinstance(told, (WorkRevokedError, MessageTooOldError))
-            or type(told).__name__ == "BoomError"
-        ):
+        elif isinstance(told, WorkRevokedError | MessageTooOldError | BoomError):
             pass
         elif state is not State.DONE:
             raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")

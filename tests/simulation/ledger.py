@@ -19,7 +19,7 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
-from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row, view_of
 from taskguard.ledger.base import (
     Answer,
     Busy,
@@ -431,28 +431,7 @@ class MemoryLedger:
 
     def view(self, work: str) -> WorkView | None:
         row = self.works.get(work)
-        if row is None:
-            return None
-        return WorkView(
-            id=row.id,
-            task=row.task,
-            key=row.key,
-            message=row.message,
-            retries=row.retries,
-            state=row.state,
-            final=row.final,
-            fence=row.fence,
-            owner=row.owner,
-            lease_until_s=row.lease_until / 1e6,
-            attempts=row.attempts,
-            crashes=row.crashes,
-            progress_json=row.progress,
-            result_json=row.result,
-            error=row.error,
-            created_s=row.created / 1e6,
-            started_s=row.started / 1e6,
-            finished_s=None if row.finished is None else row.finished / 1e6,
-        )
+        return None if row is None else view_of(row)
 
     def check_schema(self) -> None:
         """There is none."""

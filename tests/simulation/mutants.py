@@ -95,8 +95,7 @@ def _drop_duplicates_in_progress(world: World) -> None:
 
 
 def _takeover_at_once(world: World) -> None:
-    """Leases that run out too early, by a database clock that nobody asked."""
-    world.database_clock.ahead_s = 0.0
+    """Leases that the database ends long before their holders think so."""
     world.ledger.lease_share = 0.05
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import taskguard.entry
 import taskguard.watchdog
-from simulation.history import History
+from simulation.history import BoomError, History
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
@@ -41,10 +41,6 @@ from taskguard.runner import Runner
 __all__ = ["Message", "Task", "World"]
 
 _BODIES = ("transaction", "transaction", "plain", "atomic", "checkpoint", "fails once")
-
-
-class BoomError(Exception):
-    """What a body that fails raises."""
 
 
 @dataclass(frozen=True)
@@ -398,7 +394,6 @@ class World:
             if fault == 4:
                 self.counts["lock server emptied"] += 1
                 self.say("lock server EMPTIED")
-                self.history.lock_server_emptied()
                 self.locks.flush()
             if fault == 5:
                 jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
@@ -417,7 +412,6 @@ class World:
             chosen = everything[self.choices.pick([1.0] * len(everything))]
             self.counts["messages duplicated"] += 1
             self.say(f"message {chosen.id}{chosen.number} DUPLICATED")
-            self.history.duplicated.add(chosen.id)
             self.broker.waiting.append(chosen)
 
     def _abort_a_transaction(self) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import sqlalchemy as sa
@@ -42,6 +44,7 @@ _LOG_CHARS = 4_000
 def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> list[Tally]:
     """The tallies of Celery, RQ and both together."""
     with ExitStack() as stack:
+        raise_if_interrupted = stack.enter_context(_interrupts())
         with display.doing("Starting Valkey and PostgreSQL"):
             valkey = stack.enter_context(Valkey())
             postgres = stack.enter_context(Postgres())
@@ -66,8 +69,36 @@ def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> lis
         display.say("Effects are rows of a table without a unique index: a double one would show.")
         display.say()
         course = _Course(queues, workers, display)
-        course.watch()
+        course.watch(raise_if_interrupted)
         return course.count(engine)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Remembers Ctrl-C: what it raises is lost where a destructor is running at that moment.
+
+    Gives what raises it once more if it has come. A Ctrl-C that is ignored stays ignored.
+    """
+    came = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    def raise_if_interrupted() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if before is not signal.default_int_handler:
+        yield raise_if_interrupted
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield raise_if_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _set_environment(valkey: Valkey, database: str) -> None:
@@ -117,11 +148,12 @@ class _Course:
         self._sending = {queue: queue.publish() for queue in queues}
         self._was_quiet = False
 
-    def watch(self) -> None:
-        """Until it is over."""
+    def watch(self, raise_if_interrupted: Callable[[], None]) -> None:
+        """Until it is over, or interrupted."""
         heard_at_s = shown_at_s = time.monotonic()
         with self._display.bars(self._queues):
             while True:
+                raise_if_interrupted()
                 now_s = time.monotonic()
                 self._send_some()
                 if self._hear():
