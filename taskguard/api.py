@@ -20,9 +20,13 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease
+from taskguard.ledger.base import Ledger
+from taskguard.locks.base import LockProvider
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks
+from taskguard.substitutes import Substitutes, substitutes
+from taskguard.watchdog import Watchdog
 
 __all__ = ["TaskGuard", "connect"]
 
@@ -51,17 +55,11 @@ def connect(
     Raises:
         ConfigurationError: what is missing or wrong, and what to do; never with a password.
     """
-    made_locks, made_ledger = make_locks(locks), make_ledger(ledger)
-    if made_locks is None and made_ledger is None:
-        raise ConfigurationError("locks=None and ledger=None: nothing would be guarded.")
-    runner = Runner(
-        locks=made_locks,
-        ledger=made_ledger,
-        events=Events(*listeners),
-        codec=codec,
-        clock=clock,
+    house = TaskGuard(
+        locks=locks, ledger=ledger, events=Events(*listeners), codec=codec, clock=clock
     )
-    return TaskGuard(runner)
+    _ = house.runner  # what is missing or wrong is said here
+    return house
 
 
 class _Calls:
@@ -85,17 +83,66 @@ _call_id = _Calls()
 class TaskGuard:
     """Plain locks and guarded functions. Thread-safe; usable again in a forked child.
 
+    Made by `connect()`.
+
     Attributes:
-        runner: runs deliveries; for integrations.
+        events: where listeners are added.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(
+        self, *, locks: Any, ledger: Any, events: Events, codec: Codec, clock: Clock
+    ) -> None:
+        self.events = events
+        self._locks = locks
+        self._ledger = ledger
+        self._codec = codec
+        self._clock = clock
+        self._runner: Runner | None = None
+        self._substitute: tuple[Substitutes, Runner] | None = None
 
     @property
-    def events(self) -> Events:
-        """Where listeners are added."""
-        return self.runner.events
+    def runner(self) -> Runner:
+        """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
+        by = substitutes()
+        if by is not None:
+            return self._runner_on(by)
+        if self._runner is None:
+            self._runner = self._make(
+                make_locks(self._locks), make_ledger(self._ledger), self.events
+            )
+        return self._runner
+
+    def _runner_on(self, by: Substitutes) -> Runner:
+        found = self._substitute
+        if found is None or found[0] is not by:
+            events = Events(self.events.emit, by.listener)
+            locks = None if self._locks is None else by.locks
+            ledger = None if self._ledger is None else by.ledger
+            runner = self._make(locks, ledger, events, renewing=by.renewing)
+            found = self._substitute = by, runner
+        return found[1]
+
+    def _make(
+        self,
+        locks: LockProvider | None,
+        ledger: Ledger | None,
+        events: Events,
+        *,
+        renewing: bool = True,
+    ) -> Runner:
+        if locks is None and ledger is None:
+            raise ConfigurationError("locks=None and ledger=None: nothing would be guarded.")
+        watchdog = Watchdog(
+            locks=locks, ledger=ledger, events=events, clock=self._clock, threaded=renewing
+        )
+        return Runner(
+            locks=locks,
+            ledger=ledger,
+            events=events,
+            clock=self._clock,
+            watchdog=watchdog,
+            codec=self._codec,
+        )
 
     def lock(
         self,
@@ -185,6 +232,8 @@ class TaskGuard:
 
     def close(self) -> None:
         """Close the connections of the lock provider and the ledger."""
-        for part in (self.runner.locks, self.runner.ledger):
+        if self._runner is None:
+            return
+        for part in (self._runner.locks, self._runner.ledger):
             if part is not None:
                 part.close()

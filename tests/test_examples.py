@@ -75,3 +75,21 @@ def test_the_task_stands_on_the_first_screen(file: str) -> None:
     assert any(line.startswith("@guarded_") for line in first_screen)
     assert any("with guard.transaction() as db:" in line for line in first_screen)
     assert f"python examples/{file}\n" in (EXAMPLES / file).with_name("README.md").read_text()
+
+
+def test_the_tested_shop_finds_the_wrong_tasks_out() -> None:
+    """By the command that its README names; it shows the right one's table, and leaves nothing."""
+    folder = EXAMPLES / "tested_shop"
+    assert "python -m pytest examples/tested_shop\n" in (folder / "README.md").read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rP", "-p", "no:cacheprovider", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=folder.parent.parent,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+    assert "transaction.commit done                 2        1" in done.stdout

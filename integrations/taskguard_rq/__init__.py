@@ -5,8 +5,8 @@ Read next: `decorator.py` (a delivery), `queue.py` (how a job is put off), `work
 
 from __future__ import annotations
 
-from taskguard_rq.decorator import guarded_job
+from taskguard_rq.decorator import guarded_function_of, guarded_job
 from taskguard_rq.house import configure, house
 from taskguard_rq.worker import GuardedWorker
 
-__all__ = ["GuardedWorker", "configure", "guarded_job", "house"]
+__all__ = ["GuardedWorker", "configure", "guarded_function_of", "guarded_job", "house"]

@@ -22,9 +22,11 @@ from taskguard import Answered, Completed, Dropped, GuardedFunction, MessageRef,
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 
-__all__ = ["guarded_job", "message_of"]
+__all__ = ["guarded_function_of", "guarded_job", "message_of"]
 
 logger = logging.getLogger("taskguard")
+
+_MARK = "__taskguard_job__"
 
 # What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
 _RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
@@ -71,9 +73,21 @@ def guarded_job(
             return _deliver(job, compiled, message, args, kwargs)
 
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
+        setattr(wrapper, _MARK, compiled)
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
+    """What `@guarded_job` made of a function; None for one that is not guarded by it."""
+    found: Any = function
+    while found is not None:
+        compiled = vars(found).get(_MARK) if hasattr(found, "__dict__") else None
+        if compiled is not None:
+            return compiled  # type: ignore[no-any-return]
+        found = getattr(found, "__wrapped__", None)
+    return None
 
 
 def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:

@@ -72,21 +72,25 @@ def boundaries() -> list[str]:
 class Crashes:
     """Counts the boundaries that come by, and strikes at one of them, once.
 
+    `strike` ends the process, or raises Killed; or it returns, and the delivery goes on: a pause.
+
     Attributes:
         at: the boundary to strike at; `"ledger.renew asked#2"` is its second time. None: nowhere.
         seen: the boundaries that came by, in their order.
+        struck: whether `at` came by.
     """
 
     def __init__(self, strike: Callable[[], None] = kill_process) -> None:
         self.at: str | None = None
         self.seen: list[str] = []
+        self.struck = False
         self._strike = strike
         self._times: Counter[str] = Counter()
         self._dead = False
 
     def reset(self, at: str | None = None) -> None:
         """For the next delivery."""
-        self.at, self.seen, self._dead = at, [], False
+        self.at, self.seen, self.struck, self._dead = at, [], False, False
         self._times.clear()
 
     def reach(self, boundary: str) -> None:
@@ -98,9 +102,12 @@ class Crashes:
         name = boundary if times == 1 else f"{boundary}#{times}"
         self.seen.append(name)
         if name == self.at:
-            self._dead = True
-            self._strike()
-            raise Killed
+            self.struck = True
+            try:
+                self._strike()
+            except Killed:
+                self._dead = True
+                raise
 
     @contextmanager
     def around(self, call: str) -> Iterator[None]:
@@ -153,11 +160,13 @@ class _PortLedger(_Port):
         """BEGIN, each statement, what the holder's side asks for, COMMIT."""
         crashes = self._crashes
         opened = self._target.transaction(*args, **kwargs)
-        with crashes.around("transaction.begin"):
-            tx = opened.__enter__()
-        stop = _listen(tx.db, crashes)
+        crashes.reach("transaction.begin asked")
+        tx = opened.__enter__()
+        stop: Callable[[], None] = lambda: None  # noqa: E731
         try:
             try:
+                crashes.reach("transaction.begin done")
+                stop = _listen(tx.db, crashes)
                 yield _Port(tx, "transaction", _calls(LedgerTransaction), crashes)
                 stop()
                 crashes.reach("transaction.commit asked")

@@ -1,0 +1,91 @@
+"""One message of a task, as often as it takes, in the process of the test.
+
+A Celery task goes the way of `.apply()`: with its id, retries, `bind`, `autoretry_for`. An RQ job
+is a real `Job` in a Redis in memory, performed here. A function under `@tg.guarded` is called.
+
+Guarantees: all deliveries of a `Message` have one identity, as those of a queue do. Does not
+guarantee what brokers and workers do around a task: time limits, acknowledgements, delays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["Message"]
+
+_numbers = itertools.count(1)
+
+
+class Message:
+    """A message of `task` with its arguments; `deliver()` it as often as you like."""
+
+    def __init__(
+        self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.id = f"test-{os.getpid()}-{next(_numbers)}"
+        self._deliver = _way_of(task, self.id, tuple(args), dict(kwargs or {}))
+
+    def deliver(self) -> Any:
+        """What the task's caller gets. Raises what the task raises."""
+        return self._deliver()
+
+
+def _way_of(
+    task: Any, message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    # Whoever has a task or a job at hand has its queue's package loaded.
+    if "taskguard_celery" in sys.modules:
+        from celery import Task
+
+        if isinstance(task, Task):
+            return _celery_message(task, message, args, kwargs)
+    if "taskguard_rq" in sys.modules:
+        from taskguard_rq import guarded_function_of
+
+        if guarded_function_of(task) is not None:
+            return _job(task, message, args, kwargs)
+    if not callable(task):
+        raise TypeError(f"{task!r} is neither a Celery task, an RQ job nor a function.")
+    return lambda: task(*args, **kwargs)
+
+
+def _celery_message(
+    task: Any, message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    from celery.signals import task_prerun
+
+    # `.apply()` runs retries at once. Delivered again after one had begun it is that one's message.
+    begun = 0
+
+    def note(task_id: str | None = None, task: Any = None, **_: Any) -> None:
+        nonlocal begun
+        if task_id == message:
+            begun = task.request.retries
+
+    def apply() -> Any:
+        task_prerun.connect(note)
+        try:
+            return task.apply(args, kwargs, task_id=message, retries=begun).get()
+        finally:
+            task_prerun.disconnect(note)
+
+    return apply
+
+
+def _job(
+    function: Callable[..., Any], message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    import fakeredis  # with RQ here, no server is there
+    from rq.job import Job
+
+    redis = fakeredis.FakeRedis()
+    Job.create(function, args, kwargs, id=message, origin="tests", connection=redis).save()
+
+    def perform() -> Any:
+        return Job.fetch(message, connection=redis).perform()
+
+    return perform

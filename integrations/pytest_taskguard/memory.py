@@ -1,0 +1,100 @@
+"""Guards without servers: a Redis in memory and a ledger on a test's database.
+
+Guarantees: every guard of the process uses them for the time of a test, whatever it was configured
+with, and nothing of taskguard's is left in them at the end.
+
+Does not guarantee what only several processes show: for that there are real servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.events import Event
+from taskguard.ledger.engine import make_engine
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
+from taskguard.locks.redis import RedisLocks
+from taskguard.substitutes import Substitutes, substituted
+from taskguard.testing.crashes import Crashes
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """What the guards of a test stand on.
+
+    Attributes:
+        engine: the ledger's database; the tables of your effects belong there, too.
+        redis: the lock server, a fakeredis client.
+        events: what has happened, oldest first; see `taskguard.events`.
+    """
+
+    engine: sa.Engine
+    redis: Any
+    events: list[Event]
+
+    def __init__(self, database: Any) -> None:
+        import fakeredis  # an extra: only those who test with it need it
+
+        self.redis = fakeredis.FakeRedis()
+        self._locks = RedisLocks(self.redis)
+        self._own = not isinstance(database, sa.Engine)
+        if self._own and sa.make_url(database).get_backend_name() == "sqlite":
+            self.engine = make_engine(database, lock_timeout_s=0)
+            sa.event.listen(self.engine, "connect", _spare_the_disk)
+            self._ledger = SqlLedger(self.engine)
+        else:
+            # A URL gets the ledger's own settings, an Engine keeps those that it has.
+            self.engine = sa.create_engine(database) if self._own else database
+            self._ledger = SqlLedger(database)
+        self._ledger.create_schema()
+        self.events = []
+
+    @contextmanager
+    def process(self, crashes: Crashes | None = None) -> Iterator[None]:
+        """Guards run on these for a `with` block, as in a new process; `crashes` sees each call."""
+        locks, ledger = self._locks, self._ledger
+        by = Substitutes(
+            locks if crashes is None else crashes.locks(locks),
+            ledger if crashes is None else crashes.ledger(ledger),
+            self.events.append,
+            renewing=crashes is None,
+        )
+        with substituted(by):
+            yield
+
+    def expire_leases(self) -> None:
+        """Time passes: whoever holds a lease now is too late from here on."""
+        self.redis.flushall()
+        with self.engine.begin() as db:
+            for table in (KEYS, WORKS):
+                held = sa.update(table).where(table.c.lease_until > 0)
+                db.execute(held.values(lease_until=1))
+
+    def forget(self) -> None:
+        """No work was ever done, no key was ever held."""
+        self.redis.flushall()
+        with self.engine.begin() as db:
+            for table in METADATA.sorted_tables:
+                if table is not SCHEMA:
+                    db.execute(sa.delete(table))
+        self.events.clear()
+
+    def close(self) -> None:
+        """Forget everything, and close what was opened here."""
+        self.forget()
+        self._locks.close()
+        self._ledger.close()
+        self.redis.close()
+        if self._own:
+            self.engine.dispose()
+
+
+def _spare_the_disk(connection: Any, _record: Any) -> None:
+    """No test survives a power failure."""
+    connection.execute("PRAGMA synchronous=OFF")

@@ -1,0 +1,251 @@
+"""`pytest_taskguard`: tasks of each kind, delivered twice, overtaken, killed at each boundary."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from pytest_taskguard import EffectsError, Memory
+from support import plugin_tasks as tasks
+from taskguard import Guard
+from taskguard.errors import ConfigurationError, TransactionUsageError
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def taskguard_ledger(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Overridden as users do it: a file by its URL, and an Engine of the program's own."""
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_url")
+        return
+    engine = sa.create_engine(request.getfixturevalue("pg_url"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def rows(taskguard_memory: Memory) -> Any:
+    """Counts the rows that all tasks together have written."""
+    tasks.ROWS.metadata.create_all(taskguard_memory.engine)
+
+    def count() -> int:
+        with taskguard_memory.engine.connect() as db:
+            return int(db.execute(sa.select(sa.func.count()).select_from(tasks.ROWS)).scalar_one())
+
+    return count
+
+
+def plain(item: str, guard: Guard) -> str:
+    """What `tg.guarded` stands on."""
+    with guard.transaction() as db:
+        db.execute(sa.insert(tasks.ROWS).values(item=item))
+    return f"did {item}"
+
+
+@pytest.fixture
+def guarded_plain() -> Any:
+    """A plain function whose servers are not there."""
+    tg = taskguard.connect(
+        locks="redis://127.0.0.1:1/0", ledger="postgresql+psycopg://nobody@127.0.0.1:1/nothing"
+    )
+    return tg.guarded(key="item:<item>")(plain)
+
+
+@pytest.fixture(params=["celery", "rq", "plain"])
+def task(request: pytest.FixtureRequest) -> Any:
+    """One of each kind."""
+    if request.param == "plain":
+        return request.getfixturevalue("guarded_plain")
+    return tasks.celery_task if request.param == "celery" else tasks.rq_job
+
+
+def test_the_second_delivery_gets_the_first_ones_result(
+    task: Any, rows: Any, deliver_twice: Any, taskguard_memory: Memory
+) -> None:
+    """One effect, and an event that says so."""
+    assert deliver_twice(task, ("a",)) == ("did a", "did a")
+    assert rows() == 1
+    assert [event.name for event in taskguard_memory.events].count("duplicate") == 1
+
+
+@pytest.mark.parametrize("task", [tasks.every_message, tasks.rq_every_message])
+def test_both_deliveries_are_of_one_message(task: Any, rows: Any, deliver_twice: Any) -> None:
+    """Where each message is work of its own, two messages are two effects and a copy is none."""
+    deliver_twice(task, (), {"item": "a"})
+    assert rows() == 1
+    deliver_twice(task, ("a",))
+    assert rows() == 2
+
+
+def test_a_holder_that_is_overtaken_is_refused(task: Any, rows: Any, lose_lease_at: Any) -> None:
+    """Its caller gets what the other one stored."""
+    lost = lose_lease_at(task, ("a",), at="transaction.begin asked")
+    assert (lost.result, lost.overtaker, lost.refused) == ("did a", "did a", True)
+    assert rows() == 1
+
+
+def test_a_holder_is_paused_before_its_body_unless_told_otherwise(
+    task: Any, rows: Any, lose_lease_at: Any
+) -> None:
+    """So every body of a task that has a ledger can be overtaken."""
+    assert lose_lease_at(task, ("a",)).refused
+    assert rows() == 1
+
+
+def test_a_boundary_that_does_not_come_by_is_an_error_with_those_that_do(
+    rows: Any, lose_lease_at: Any
+) -> None:
+    """A misspelt one would else prove nothing."""
+    with pytest.raises(ValueError, match=r"'ledger\.clam'.*ledger\.claim done, transaction\.begin"):
+        lose_lease_at(tasks.celery_task, ("a",), at="ledger.clam")
+
+
+@pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
+def test_inside_a_transaction_of_sqlite_nobody_overtakes(rows: Any, lose_lease_at: Any) -> None:
+    """One writer at a time: the error names a boundary that does."""
+    with pytest.raises(ValueError, match=r"transaction\.begin asked"):
+        lose_lease_at(tasks.celery_task, ("a",), at="transaction.statement done")
+
+
+def test_a_right_task_has_one_effect_wherever_it_dies(
+    task: Any, rows: Any, explore_crashes: Any
+) -> None:
+    """Every boundary of the lock server, the ledger and the transaction is a line."""
+    report = explore_crashes(task, ("a",), effects=rows)
+    points = [line.point for line in report.lines]
+    assert points[0] == "(none)"
+    for call in ("locks.acquire", "ledger.claim", "transaction.statement", "transaction.commit"):
+        assert {f"{call} asked", f"{call} done"} <= set(points)
+    assert {line.deliveries for line in report.lines[1:]} == {2}
+    assert str(report).count("\n") == len(points)
+
+
+def test_retries_within_a_delivery_are_part_of_it(rows: Any, explore_crashes: Any) -> None:
+    """bind, autoretry_for and atomic: the second try's boundaries are killed at, too."""
+    report = explore_crashes(tasks.retried, ("a",), effects=rows)
+    assert "ledger.claim done#2" in [line.point for line in report.lines]
+
+
+def test_each_part_of_a_body_has_its_effect_once(rows: Any, explore_crashes: Any) -> None:
+    """Two for the whole: `expected` says so."""
+    explore_crashes(tasks.in_parts, ("a",), effects=rows, expected=2)
+
+
+def test_what_a_task_finds_changed_is_put_back(
+    taskguard_memory: Memory, rows: Any, explore_crashes: Any
+) -> None:
+    """`before_each` comes before the effects are counted."""
+
+    def clear() -> None:
+        with taskguard_memory.engine.begin() as db:
+            db.execute(sa.delete(tasks.ROWS))
+
+    report = explore_crashes(tasks.celery_task, ("a",), effects=rows, before_each=clear)
+    assert rows() == 1
+    assert len(report.lines) > 10
+
+
+def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashes: Any) -> None:
+    """Before it: two. After it: none. The table marks the lines, and the error says what to do."""
+    calls: list[str] = []
+
+    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
+    def around(item: str, guard: Guard) -> None:
+        calls.append("before")
+        with guard.transaction() as db:
+            db.execute(sa.insert(tasks.ROWS).values(item=item))
+        calls.append("after")
+
+    with pytest.raises(EffectsError) as found:
+        explore_crashes(around, ("a",), effects=lambda: calls.count("before"))
+    text = str(found.value)
+    assert re.search(
+        r"\nledger\.claim done +2 +1\ntransaction\.begin asked +2 +2  <- not 1\n", text
+    )
+    assert "move it in, or hand `guard.idempotency_key`" in text
+    assert "fewer" not in text
+    with pytest.raises(EffectsError, match="Where there are fewer, DONE is committed") as found:
+        explore_crashes(around, ("a",), effects=lambda: calls.count("after"))
+    assert [line.point for line in found.value.report.wrong] == ["transaction.commit done"]
+
+
+def test_a_task_that_fails_fails_the_test(explore_crashes: Any, taskguard_memory: Memory) -> None:
+    """Its own error, not a table."""
+
+    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
+    def wrong(item: str) -> None:
+        raise KeyError(item)
+
+    with pytest.raises(KeyError, match="a"):
+        explore_crashes(wrong, ("a",), effects=lambda: 0)
+
+
+def test_what_is_no_task_is_said(deliver_twice: Any) -> None:
+    """Instead of an error from deep within."""
+    with pytest.raises(TypeError, match="neither a Celery task, an RQ job nor a function"):
+        deliver_twice("celery_task", ("a",))
+
+
+@pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
+def test_guards_with_locks_only_stay_so(taskguard_memory: Memory) -> None:
+    """A test must not give them the transaction that production does not have."""
+    tg = taskguard.connect(locks="redis://127.0.0.1:1/0", ledger=None)
+    with pytest.raises(ConfigurationError, match="there is no ledger"):
+        tg.guarded(key="item:<item>")(plain)("a")
+    with tg.lock("item:b") as lease:
+        assert taskguard_memory.redis.keys("*item:b*")
+        assert lease.fence > 0
+
+
+def test_afterwards_guards_are_as_they_were_configured(
+    taskguard_ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is configured nowhere says so again, also if it was first used in the test."""
+    monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
+    monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
+    memory = Memory(taskguard_ledger)
+    threads = threading.active_count()
+    with memory.process():
+        tg = taskguard.connect()
+        with tg.lock("item:a"):
+            pass
+        assert memory.events[0].name == "acquired"
+    with pytest.raises(ConfigurationError, match="TASKGUARD_LOCKS_URL"):
+        tg.lock("item:a")
+    tg.close()
+    memory.close()
+    with (
+        sa.create_engine(taskguard_ledger).connect()
+        if isinstance(taskguard_ledger, str)
+        else taskguard_ledger.connect() as db
+    ):
+        assert db.execute(sa.text("select count(*) from taskguard_keys")).scalar_one() == 0
+        db.connection.invalidate()
+    assert threading.active_count() == threads
+
+
+def test_outside_of_a_body_there_is_no_guard_left(rows: Any, explore_crashes: Any) -> None:
+    """What "died" in its body does not stay the current guard."""
+    explore_crashes(tasks.celery_task, ("a",), effects=rows)
+    with pytest.raises(TransactionUsageError):
+        taskguard.current_guard()
+
+
+def test_pytest_loads_nothing_before_a_fixture_is_used() -> None:
+    """Everybody who has the package installed pays for the plugin at each start of pytest."""
+    code = (
+        "import sys, pytest_taskguard.plugin as p; "
+        "print([n for n in ('sqlalchemy', 'redis', 'fakeredis', 'celery', 'rq', 'taskguard') "
+        "if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
