@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from support.guarded_shop import GuardedShop, write
 from taskguard import Guard
+from taskguard.errors import KeyBusyError
 
-__all__ = ["Rivals", "rivals"]
+__all__ = ["Rivals", "expect_one_effect", "rivals"]
 
 
 class Rivals:
@@ -52,10 +55,9 @@ class Rivals:
         ship = _shipping(self.second, "second", during, ttl_s=ttl_s, **options)
         return contextvars.Context().run(ship, order)
 
-    @property
-    def effects(self) -> list[str]:
-        """Who shipped."""
-        return self.first.effects
+    def shipped(self, order: int = 1) -> list[str]:
+        """Who shipped it."""
+        return [who for who, what in map(str.split, self.first.effects) if what == str(order)]
 
     def close(self) -> None:
         self.first.close()
@@ -73,7 +75,8 @@ def _shipping(
     def ship(order: int, guard: Guard) -> str:
         during(guard)
         with guard.transaction() as db:
-            write(db, name)
+            write(db, f"{name} {order}")
+            guard.result = name
         return name
 
     return ship  # type: ignore[no-any-return,unused-ignore]
@@ -86,3 +89,18 @@ def rivals(url: str, **options: Any) -> Iterator[Rivals]:
         yield made
     finally:
         made.close()
+
+
+def expect_one_effect(rivals: Rivals, fault: Callable[[], object]) -> None:
+    """The fault strikes in the first one's body; the second one is refused, later answered."""
+
+    def during(guard: Guard) -> None:
+        fault()
+        with pytest.raises(KeyBusyError):
+            rivals.ship_too()
+        guard.check()
+
+    assert rivals.ship(during) == "first"
+    assert rivals.ship_too() == "first"
+    assert rivals.shipped() == ["first"]
+    assert "takeover" not in rivals.first.happened + rivals.second.happened
