@@ -86,7 +86,7 @@ class TestPaused:
             server.pause()
             wait_until(lambda: "renewal_failed" in [event.name for event in events])
             deadline_s = lease.trusted_until_s
-            wait_until(lambda: lease.lost.is_set(), timeout_s=60)
+            wait_until(lease.lost.is_set, timeout_s=60)
             assert SYSTEM_CLOCK.monotonic_s() >= deadline_s == lease.trusted_until_s
             with pytest.raises(LeaseLostError):
                 lease.check()
@@ -146,9 +146,7 @@ class TestFull:
         rivals = make_rivals(locks=full.url)
         callers = 8
         with ThreadPoolExecutor(callers) as pool:
-            asked = [
-                pool.submit(rivals.ship_too, busy="wait", wait_s=60.0) for _ in range(callers)
-            ]
+            asked = [pool.submit(rivals.ship_too, busy="wait", wait_s=60.0) for _ in range(callers)]
             assert [each.result() for each in asked] == ["second"] * callers
         assert rivals.shipped() == ["second"]
         assert "lock_unavailable" in rivals.second.happened
