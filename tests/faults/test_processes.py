@@ -150,9 +150,10 @@ def test_a_starved_holder_is_told_and_refused(
     """
     rivals = make_rivals(locks=None)
     process, group = starved(3.0)
-    with rivals.first.engine.begin() as db:  # as if it had been frozen for longer than its lease
+    with rivals.first.engine.begin() as db:  # as after a holder that took it over, and vanished
         for table in ("taskguard_keys", "taskguard_works"):
-            db.execute(sa.text(f"update {table} set lease_until = 0"))
+            taken = f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0"
+            db.execute(sa.text(taken))
         began_s = time.monotonic()
     assert rivals.ship_too(busy="wait", wait_s=60.0) == "second"
     assert process.stdout.readline() == "lost\n"
