@@ -64,6 +64,11 @@ class Shop:
         log = self.folder / f"worker-{self._workers}.log"
         return CeleryWorker({**self.environment, **(environment or {})}, log=log, **options)
 
+    def logs(self) -> str:
+        """What all workers said."""
+        logs = sorted(self.folder.glob("worker-*.log"))
+        return "".join(log.read_text(errors="replace") for log in logs)
+
     # -- what happened
 
     def effects(self) -> Counter[str]:
