@@ -42,7 +42,7 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
-from taskguard.ledger.database import Database, LockTimeoutError, driver_of
+from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
 from taskguard.ledger.tables import (
     FREE,
@@ -290,7 +290,13 @@ class SqlLedger:
             return
         if broken or getattr(error, "connection_invalidated", False):
             raise _broken(claim) from error
-        if isinstance(mapped, TransactionRetryError):
+        if isinstance(mapped, LockTimeoutError):
+            raise TransactionRetryError(
+                f"A lock that the transaction of {_key(claim)} wanted was not given in time.",
+                key=_key(claim),
+                fence=claim.fence,
+            ) from error
+        if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
 
     def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
