@@ -4,6 +4,7 @@
 #   make lint    ruff, mypy, import-linter
 #   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
+#   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
 
 SHELL := /bin/sh
@@ -15,6 +16,8 @@ DATA ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SCHEDULES ?= 100000
+SECONDS ?= 60
+STORM_ARGS ?=
 SEED ?= 1
 MODEL_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
@@ -34,7 +37,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate model debian-servers clean
+.PHONY: setup demo test lint format bench simulate storm model debian-servers clean
 
 setup: $(STAMP)
 
@@ -73,6 +76,11 @@ bench:
 
 simulate: setup
 	@cd tests && "$(BIN)/python" -m simulation.explore --schedules $(SCHEDULES) --seed $(SEED)
+
+# With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
+storm:
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
+	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(if $(filter command line,$(origin SEED)),$(SEED),7) $(STORM_ARGS)
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
