@@ -35,6 +35,7 @@ from taskguard.ledger.base import (
     WorkView,
 )
 from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
 from taskguard.ledger.tables import (
     FREE,
@@ -277,6 +278,17 @@ class SqlLedger:
 
         row = self._database.twice(read)
         return None if row is None else view_of(row)
+
+    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+        """Forget works that ended so long ago, their messages, and keys that are free since.
+
+        Args:
+            older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for
+                a message of a forgotten work that is younger than that would run it again.
+            batch: how many rows go in one transaction.
+            dead: DEAD works, too, which wait for a person. NEW and PROCESSING ones never go.
+        """
+        return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
     def check_schema(self) -> None:
         """Raise LedgerSchemaError unless the tables are there in this library's version."""
