@@ -5,6 +5,7 @@
 #   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
+#   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -16,6 +17,8 @@ BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SCHEDULES ?= 100000
 SEED ?= 1
+SECONDS ?= 60
+INPUT ?=
 MODEL_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
@@ -34,7 +37,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate model debian-servers clean
+.PHONY: setup demo test lint format bench simulate fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -74,9 +77,14 @@ bench:
 simulate: setup
 	@cd tests && "$(BIN)/python" -m simulation.explore --schedules $(SCHEDULES) --seed $(SEED)
 
+# In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
+fuzz:
+	@$(MAKE) --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
+	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
+
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
 	@sh .ci/debian-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz
