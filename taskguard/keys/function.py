@@ -46,8 +46,9 @@ def key(template: str, /, **values: object) -> str:
         KeyTemplateError: the template cannot be read, or names a value that was not given.
         KeyArgumentError: a value cannot be part of a key.
     """
+    template_is_text = isinstance(template, str)
     try:
-        if not isinstance(template, str):
+        if not template_is_text:
             raise TemplateProblemError(f"a template is text, not {type(template).__name__}")
         parsed = _parse_once(str.__str__(template))
         for placeholder, _ in parsed.tail:
@@ -56,7 +57,7 @@ def key(template: str, /, **values: object) -> str:
         given = ", ".join(values) or "none"
         raise KeyTemplateError(
             f"key {_describe(template)}: {problem}. Values given: {given}.",
-            template=template if isinstance(template, str) else _describe(template),
+            template=template if template_is_text else _describe(template),
         ) from None
     return _FinishedKey(parsed.fill(values, task=None, allowance=Allowance()))
 

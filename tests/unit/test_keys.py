@@ -845,6 +845,8 @@ class TestSeveralKeys:
         assert "not list" in template_problem(cyclic)
         assert "not list" in template_problem(deep)
         assert "not int" in template_problem([10**5000])
+        with pytest.raises(KeyTemplateError, match="a template is text, not list"):
+            key(deep, x=1)
         problem = template_problem(["<order_id>"] * 1_000_000)
         assert "the list has 1000000 keys" in problem
         assert len(problem) < 10_000
