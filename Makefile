@@ -79,7 +79,7 @@ simulate: setup
 
 # In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
 fuzz:
-	@$(MAKE) --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
+	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
 	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.

@@ -13,6 +13,7 @@ Read next: `properties.py`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import struct
 from collections import UserString, defaultdict, deque
@@ -24,6 +25,7 @@ from enum import Enum, IntEnum
 from numbers import Integral
 from types import SimpleNamespace
 from typing import Protocol, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
 from pydantic import BaseModel, SecretStr
@@ -33,6 +35,7 @@ __all__ = [
     "Choices",
     "FromBytes",
     "OwnError",
+    "Plan",
     "any_calls",
     "any_result",
     "any_spec",
@@ -499,10 +502,14 @@ _FORMATS: tuple[tuple[str, Callable[[Choices], Value]], ...] = (
 
 @dataclass(frozen=True)
 class Call:
-    """One call's arguments, and each placeholder's text; None where any is unknown."""
+    """One call's arguments, each placeholder's text, and the key, unless it has to be shortened.
+
+    None where a text is unknown.
+    """
 
     arguments: Mapping[str, object]
     texts: tuple[str, ...] | None = None
+    whole_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -514,6 +521,12 @@ class _Placeholder:
     def value(self, choices: Choices) -> Value:
         drawn = self.draw(choices)
         return Value(self.shape(drawn.value), drawn.text)
+
+    def part(self, text: str) -> str:
+        """What stands in a key for this text."""
+        if "|hash" in self.source:
+            return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return quote(text, safe="-_.~@+")
 
 
 _NAMES = ("x", "y", "z")
@@ -529,36 +542,56 @@ def _placeholder(choices: Choices, name: str) -> _Placeholder:
     return _Placeholder(f"<{name}{path}{filters}>", shape, draw)
 
 
-def planned(choices: Choices) -> tuple[str, list[Call]]:
-    """A template that is right, and calls whose texts are known, some of them near each other."""
+@dataclass(frozen=True)
+class Plan:
+    """A template made of its parts; `literals` stand around and between the placeholders."""
+
+    placeholders: Sequence[_Placeholder]
+    literals: Sequence[str]
+
+    @property
+    def template(self) -> str:
+        """As a user would write it."""
+        return self._joined([p.source for p in self.placeholders])
+
+    @property
+    def is_right(self) -> bool:
+        """Whether no value can hold what stands between two placeholders."""
+        return not {"", "_"}.intersection(self.literals[1:-1])
+
+    def call(self, values: Sequence[Value]) -> Call:
+        """A call with these values."""
+        arguments = dict(zip(_NAMES, (v.value for v in values), strict=False))
+        texts = tuple(v.text for v in values if v.text is not None)
+        if len(texts) < len(values):
+            return Call(arguments)
+        parts = [p.part(text) for p, text in zip(self.placeholders, texts, strict=True)]
+        return Call(arguments, texts, self._joined(parts).replace("<<", "<"))
+
+    def _joined(self, parts: Sequence[str]) -> str:
+        pairs = zip(parts, self.literals[1:], strict=True)
+        return self.literals[0] + "".join(part + literal for part, literal in pairs)
+
+
+def planned(choices: Choices) -> tuple[Plan, list[Call]]:
+    """A template, and calls whose texts are known, some of them near each other."""
     placeholders = [_placeholder(choices, n) for n in _NAMES[: choices.integer(1, len(_NAMES))]]
-    template = pick(choices, ("", "k:", "a", "ü<<"))
-    for placeholder in placeholders[:-1]:
-        template += placeholder.source + pick(choices, (":", "/", "_:_", "é", "a,a", "[#", "<<"))
-    template += placeholders[-1].source + pick(choices, ("", "z", ":z", "年"))
-    calls = []
-    for _ in range(choices.integer(1, 3)):
-        drawn = [p.value(choices) for p in placeholders]
-        texts = tuple(d.text for d in drawn if d.text is not None)
-        calls.append(
-            Call(
-                dict(zip(_NAMES, (d.value for d in drawn), strict=False)),
-                texts if len(texts) == len(drawn) else None,
-            )
-        )
-    if all(p.draw is _scalar for p in placeholders) and len(placeholders) > 1:
-        calls.extend(_moved(call, placeholders) for call in calls[:1] if call.texts)
-    return template, calls
-
-
-def _moved(call: Call, placeholders: Sequence[_Placeholder]) -> Call:
-    """The same characters, the first argument's last one moved into the second argument."""
-    assert call.texts is not None
-    first, second, *rest = call.texts
-    texts = (first[:-1] or "0", first[-1] + second, *rest)
-    values = [p.shape(text) for p, text in zip(placeholders, texts, strict=True)]
-    short_enough = len(texts[1]) < _LONGEST
-    return Call(dict(zip(_NAMES, values, strict=False)), texts if short_enough else None)
+    between = [
+        pick(choices, (":", "/", "_:_", "é", "a,a", "[#", "<<", "_", "")) for _ in placeholders
+    ]
+    first, last = pick(choices, ("", "k:", "a", "ü<<")), pick(choices, ("", "z", ":z", "年"))
+    plan = Plan(placeholders, (first, *between[1:], last))
+    calls = [
+        plan.call([p.value(choices) for p in placeholders]) for _ in range(choices.integer(1, 3))
+    ]
+    texts = calls[0].texts
+    if texts is not None and len(texts) > 1 and all(p.draw is _scalar for p in placeholders):
+        # The same characters, the first argument's last one moved into the second argument.
+        moved = (texts[0][:-1] or "0", texts[0][-1] + texts[1], *texts[2:])
+        if len(moved[1]) <= _LONGEST:
+            shaped = zip(placeholders, moved, strict=True)
+            calls.append(plan.call([Value(p.shape(text), text) for p, text in shaped]))
+    return plan, calls
 
 
 _PIECES = (

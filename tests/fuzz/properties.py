@@ -6,6 +6,8 @@ Guarantees, for every input that `check_input` makes of its choices:
   `TypeError` that the call itself would be. What an argument's own code raises goes on unchanged.
 * A key has 1 to 200 bytes of UTF-8, no blank, control character or brace, and every `%` in it is an
   escape or the mark of a shortened key.
+* A key is its template with the placeholders' texts percent-encoded, as long as that is short
+  enough.
 * Within a run, one template never makes one key of two different texts, nor two keys of one text.
 * `taskguard.key`, a template, a list and a callable make the same keys, whatever `decimal` context
   is set where they are made.
@@ -180,10 +182,12 @@ def made_by(keys: KeyFunction, arguments: Mapping[str, object], record: Record) 
     return found
 
 
-def check(template: str, calls: Sequence[Call], record: Record) -> None:
+def check(template: str, calls: Sequence[Call], record: Record, *, is_right: bool = False) -> None:
     """One template, and calls with its arguments, in every way in which a key can be made."""
     keys = compiled(template, record)
     if keys is None:
+        if is_right:
+            raise FindingError("the template is right, and refused")
         return
     listed = compiled([template, "fixed"], record)
     called = compiled(lambda **values: key(template, **values), record)
@@ -198,6 +202,9 @@ def check(template: str, calls: Sequence[Call], record: Record) -> None:
             continue
         if call.texts is not None:
             record.remember(template, call.texts, made[0])
+        whole = call.whole_key
+        if whole is not None and len(whole.encode()) <= MAX_KEY_BYTES and made != (whole,):
+            raise FindingError(f"{made} instead of {whole!r}")
         with decimal.localcontext() as context:
             context.prec, context.capitals, context.rounding = 2, 0, decimal.ROUND_UP
             ways = {
@@ -263,9 +270,9 @@ def check_input(choices: Choices, record: Record) -> None:
     described: tuple[object, ...] = ()
     try:
         if kind < 5:
-            template, calls = planned(choices)
-            described = (template, calls)
-            check(template, calls, record)
+            plan, calls = planned(choices)
+            described = (plan.template, calls)
+            check(plan.template, calls, record, is_right=plan.is_right)
         elif kind < 7:
             template, calls = any_template(choices), any_calls(choices)
             described = (template, calls)
