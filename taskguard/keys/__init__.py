@@ -7,6 +7,8 @@ Guarantees, for one template:
   the message went as JSON (kombu's) or as pickle.
 * A key has at most 200 bytes and holds no whitespace, control character or brace: it can be stored
   and logged as it is.
+* Work is bounded whatever comes: a template has at most 1,000 characters, the texts of one call
+  65,536 together, and it makes at most 100 keys. More is refused, uncopied.
 * A value marked `|hash` is in no key, no error message and no repr. No error message holds any
   other value either: it says what the argument is, not what it holds.
 * A template that does not fit is refused when the task is decorated, with `KeyTemplateError`; an

@@ -47,7 +47,7 @@ def test_whatever_comes(data: st.DataObject) -> None:
     check_input(choices, RECORD)
 
 
-@fuzzed(1500)
+@fuzzed(1000)
 @given(st.binary(max_size=300))
 def test_whatever_bytes_come(data: bytes) -> None:
     """The same of inputs as `make fuzz` reads them."""
