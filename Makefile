@@ -6,6 +6,7 @@
 #   make bench   the figures of the README
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
+#   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -18,7 +19,8 @@ PYTEST_ARGS ?=
 SCHEDULES ?= 100000
 SECONDS ?= 60
 STORM_ARGS ?=
-SEED ?= 1
+SEED ?= 7
+INPUT ?=
 MODEL_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
@@ -37,7 +39,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate storm model debian-servers clean
+.PHONY: setup demo test lint format bench simulate storm fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -80,11 +82,16 @@ simulate: setup
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
 storm:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
-	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(if $(filter command line,$(origin SEED)),$(SEED),7) $(STORM_ARGS)
+	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
+
+# In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
+fuzz:
+	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
+	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
 	@sh .ci/debian-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz
