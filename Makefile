@@ -4,7 +4,9 @@
 #   make lint    ruff, mypy, import-linter
 #   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
+#   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
+#   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -15,7 +17,10 @@ DATA ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SCHEDULES ?= 100000
-SEED ?= 1
+SECONDS ?= 60
+STORM_ARGS ?=
+SEED ?= 7
+INPUT ?=
 MODEL_ARGS ?=
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
@@ -34,7 +39,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate model debian-servers clean
+.PHONY: setup demo test lint format bench simulate storm fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -74,9 +79,19 @@ bench:
 simulate: setup
 	@cd tests && "$(BIN)/python" -m simulation.explore --schedules $(SCHEDULES) --seed $(SEED)
 
+# With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
+storm:
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
+	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
+
+# In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
+fuzz:
+	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
+	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
+
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
 	@sh .ci/debian-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz

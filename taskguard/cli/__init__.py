@@ -1,6 +1,7 @@
 """The command `taskguard`.
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
+taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from taskguard.errors import TaskguardError
 from taskguard.settings import LEDGER_VARIABLE, UNSET, make_ledger
 
 __all__ = ["main"]
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,25 +28,74 @@ def main(argv: Sequence[str] | None = None) -> int:
     ledger = commands.add_parser("ledger", help="the ledger's tables")
     actions = ledger.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create", help="create the tables that are missing")
-    create.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+    _add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    create.set_defaults(run=_create)
+    purge = commands.add_parser(
+        "purge",
+        help="forget works that ended long ago",
+        description="Deletes works that ended so long ago (DONE, FAILED), their messages, and keys "
+        "that nobody has held since. May run at any time, beside workers.",
+    )
+    _add_url(purge)
+    purge.add_argument(
+        "--older-than",
+        type=_duration_s,
+        default="30d",
+        metavar="AGE",
+        help="90s, 15m, 12h or 30d (the default); not less than any task's retention_s, for a "
+        "younger message of a forgotten work would run it again",
+    )
+    purge.add_argument("--batch", type=_count, default=1000, help="rows a transaction; 1000")
+    purge.add_argument("--dead", action="store_true", help="DEAD works, too")
+    purge.set_defaults(run=_purge)
     arguments = parser.parse_args(argv)
     try:
-        return _create(arguments.url, sql=arguments.sql)
+        arguments.run(arguments)
     except TaskguardError as error:
         print(f"taskguard: {error}", file=sys.stderr)
         return 1
+    return 0
 
 
-def _create(url: str | None, *, sql: bool) -> int:
-    if sql:
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+
+
+def _duration_s(text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS_S or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h or 30d")
+    return int(number) * _UNITS_S[unit]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def _create(arguments: argparse.Namespace) -> None:
+    if arguments.sql:
         from taskguard.ledger.sql import ddl
 
-        print(ddl(url or "postgresql+psycopg://"))
-        return 0
+        print(ddl(arguments.url or "postgresql+psycopg://"))
+        return
+    with contextlib.closing(_ledger(arguments.url)) as ledger:
+        ledger.create_schema()
+        print(f"created: {ledger!r}")
+
+
+def _purge(arguments: argparse.Namespace) -> None:
+    with contextlib.closing(_ledger(arguments.url)) as ledger:
+        ledger.check_schema()
+        gone = ledger.purge(
+            older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
+        )
+    print(f"forgotten: {gone.works:,} works, {gone.messages:,} messages, {gone.keys:,} keys")
+
+
+def _ledger(url: str | None) -> Any:
     made = make_ledger(url or UNSET)
     assert made is not None  # noqa: S101  # only None makes None
-    with contextlib.closing(made):
-        made.create_schema()
-    print(f"created: {made!r}")
-    return 0
+    return made

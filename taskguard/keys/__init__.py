@@ -7,6 +7,8 @@ Guarantees, for one template:
   the message went as JSON (kombu's) or as pickle.
 * A key has at most 200 bytes and holds no whitespace, control character or brace: it can be stored
   and logged as it is.
+* Work is bounded whatever comes: a template has at most 1,000 characters, the texts of one call
+  65,536 together, and it makes at most 100 keys. More is refused, uncopied.
 * A value marked `|hash` is in no key, no error message and no repr. No error message holds any
   other value either: it says what the argument is, not what it holds.
 * A template that does not fit is refused when the task is decorated, with `KeyTemplateError`; an
@@ -19,8 +21,8 @@ Does not guarantee:
   (its text is `True`), one instant in two time zones, have different texts and so different keys.
 * Secrecy of what can be guessed: `|hash` is a plain SHA-256, so that it is the same everywhere. Who
   has the key and a list of e-mail addresses can find which one it was.
-* Anything about exceptions that a property, an item or a callable of the user's raises by itself:
-  they go on unchanged, so that a database that is away looks as it does anywhere else.
+* Anything about exceptions that a property, an item, a `__str__` or a callable of the user's raises
+  by itself: they go on unchanged, so that a database that is away looks as it does anywhere else.
 
 Read next: `function.py` (from arguments to keys), `template.py` (the syntax), `values.py` (what
 counts as a text).

@@ -1,7 +1,8 @@
 """Formats in placeholders: `<when:%Y-%m-%d>` of a date or time, `<number:05d>` of a number.
 
-Guarantees: a format gives the same text on every machine, so that producer and worker agree;
-directives that depend on the locale, the platform or a time zone's name are refused at decoration.
+Guarantees: a format gives the same text on every machine, so that producer and worker agree, and
+whatever `decimal` context is set there; years have four digits. Directives that depend on the
+locale, the platform or a time zone's name are refused at decoration.
 Text is never parsed or padded: a format of text is an error that says so.
 Does not guarantee: that different values stay different. That is what a format is for: `%Y-%m-%d`
 puts a whole day under one key.
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import re
 from datetime import date, time
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any, cast
 
-from taskguard.keys.values import RefusedValueError, text_of, unwrap
+from taskguard.keys.values import PLAIN_DECIMALS, RefusedValueError, text_of, unwrap
 
 __all__ = ["explain_format", "format_value"]
 
 _directives = re.compile(r"%(.?)", re.DOTALL).findall
+_each_directive = re.compile(r"%(.)", re.DOTALL).sub
 _SAME_EVERYWHERE = "YmdHIMSfjyzGVuUWwFTR"
+# Before the year 1000 some platforms and versions of Python leave the zeros out.
+_WIDTHS = {"Y": 4, "G": 4, "F": 10}
 _is_number_format = re.compile(r"\+?(0[1-9]\d?)?(\.\d\d?)?[bdeEfFgGoxX%]?").fullmatch
 # Of a Decimal, `f` prints every place: one with an exponent of a billion would fill the memory.
 _MAX_EXPONENT = 1000
@@ -65,13 +69,21 @@ def _fits(number: float, spec: str) -> bool:
 
 
 def _format_date(value: object, spec: str) -> str:
-    for base in (date, time):  # a datetime is a date
-        if issubclass(type(value), base):
-            return cast("Any", base).strftime(value, spec)  # type: ignore[no-any-return]
-    raise RefusedValueError(
-        f"is {_name(value)}, while its format {spec} is one of a date or datetime: parse it before"
-        " the call, or leave the format out"
-    )
+    base = next(
+        (b for b in (date, time) if issubclass(type(value), b)), None
+    )  # datetimes are dates
+    if base is None:
+        raise RefusedValueError(
+            f"is {_name(value)}, while its format {spec} is one of a date or datetime: parse it"
+            " before the call, or leave the format out"
+        )
+
+    def text(directive: re.Match[str]) -> str:
+        made: str = cast("Any", base).strftime(value, directive[0])
+        return made.zfill(_WIDTHS.get(directive[1], 0))
+
+    # One by one: the text between them would pass through the platform's encoding.
+    return _each_directive(text, spec)
 
 
 def _format_number(value: object, spec: str) -> str:
@@ -85,7 +97,8 @@ def _format_number(value: object, spec: str) -> str:
         raise RefusedValueError(f"is a Decimal too large or too small for its format {spec}")
     try:
         # The base's own method, since JSON brings the worker the base's value.
-        return cast("Any", base).__format__(value, spec)  # type: ignore[no-any-return]
+        with localcontext(PLAIN_DECIMALS):
+            return cast("Any", base).__format__(value, spec)  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
         pass
     raise RefusedValueError(f"is {_name(value)}, which the format {spec} does not take")

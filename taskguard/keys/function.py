@@ -12,23 +12,22 @@ Read next: `template.py` for the syntax, `values.py` for what counts as a text.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from taskguard.errors import KeyTemplateError
 from taskguard.keys.arguments import Arguments, check_name
-from taskguard.keys.template import Template, TemplateProblemError, parse
-from taskguard.keys.values import RefusedValueError, escape, shorten, text_of
+from taskguard.keys.template import MAX_TEMPLATE_CHARS, Template, TemplateProblemError, parse
+from taskguard.keys.values import BYTES, Allowance, RefusedValueError, escape, shorten, text_of
 
 __all__ = ["MAX_KEYS", "KeyFunction", "KeySpec", "compile_key", "key"]
 
 MAX_KEYS = 100
+# A callable may name a key more than once; a generator that only repeats itself has no end either.
+_MAX_TEXTS = 10 * MAX_KEYS
 
 KeyCallable = Callable[..., str | Iterable[str]]
 KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
-
-_between_separators = re.compile(r"[^:/]+")
 
 
 class _FinishedKey(str):
@@ -47,18 +46,20 @@ def key(template: str, /, **values: object) -> str:
         KeyTemplateError: the template cannot be read, or names a value that was not given.
         KeyArgumentError: a value cannot be part of a key.
     """
+    template_is_text = isinstance(template, str)
     try:
-        if not isinstance(template, str):
+        if not template_is_text:
             raise TemplateProblemError(f"a template is text, not {type(template).__name__}")
-        parsed = _parse_once(template)
+        parsed = _parse_once(str.__str__(template))
         for placeholder, _ in parsed.tail:
             check_name(placeholder, values)
     except TemplateProblemError as problem:
         given = ", ".join(values) or "none"
         raise KeyTemplateError(
-            f"key {template!r}: {problem}. Values given: {given}.", template=str(template)
+            f"key {_describe(template)}: {problem}. Values given: {given}.",
+            template=template if template_is_text else _describe(template),
         ) from None
-    return _FinishedKey(parsed.fill(values, task=None))
+    return _FinishedKey(parsed.fill(values, task=None, allowance=Allowance()))
 
 
 _parse_once = lru_cache(maxsize=256)(parse)
@@ -114,12 +115,13 @@ class KeyFunction:
             TypeError: the arguments do not fit the task's signature.
         """
         values = self._arguments.bind(args, kwargs)
+        allowance = Allowance()
         found: list[str] = []
         for part in self._parts:
             if isinstance(part, Template):
-                found.append(part.fill(values, task=self.task))
+                found.append(part.fill(values, task=self.task, allowance=allowance))
             else:
-                found.extend(part.keys(values, task=self.task))
+                found.extend(part.keys(values, task=self.task, allowance=allowance))
         if len(found) == 1:
             return (found[0],)
         keys = sorted(set(found))
@@ -148,9 +150,18 @@ def _parts(spec: object) -> Sequence[object]:
 
 
 def _describe(spec: object) -> str:
-    if isinstance(spec, (list, tuple)):
-        return f"[{', '.join(map(_describe, spec))}]"
-    return _callable_name(spec) if callable(spec) else repr(spec)
+    if not isinstance(spec, (list, tuple)):
+        return _describe_part(spec)
+    shown = [*map(_describe_part, spec[:MAX_KEYS]), *(["…"] if len(spec) > MAX_KEYS else [])]
+    return f"[{', '.join(shown)}]"
+
+
+def _describe_part(part: object) -> str:
+    # What is none of these is not printed: it may be cyclic, or of megabytes.
+    if isinstance(part, str):
+        text = str.__str__(part)
+        return repr(text) if len(text) <= MAX_TEMPLATE_CHARS else f"{text[:100]!r}…"
+    return _callable_name(part) if callable(part) else f"<{type(part).__name__}>"
 
 
 def _callable_name(function: object) -> str:
@@ -192,13 +203,17 @@ class _Callable:
         self.source = _callable_name(function)
         self._check()
 
-    def keys(self, values: Mapping[str, object], *, task: str) -> Iterable[str]:
+    def keys(
+        self, values: Mapping[str, object], *, task: str, allowance: Allowance
+    ) -> Iterable[str]:
         """The keys that the callable names for these arguments."""
         result = self._call(values)
         found: set[str] = set()
         try:
-            for text in _texts(result):
-                found.add(finish_key(text))
+            for count, text in enumerate(_texts(result)):
+                if count == _MAX_TEXTS:
+                    raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
+                found.add(finish_key(text, allowance))
                 if len(found) > MAX_KEYS:  # before a generator without an end fills the memory
                     raise _too_many()
             if found:
@@ -234,17 +249,18 @@ class _Callable:
 def _texts(result: object) -> Iterable[object]:
     if isinstance(result, str):
         return (result,)
-    if isinstance(result, Iterable) and not isinstance(result, (bytes, Mapping)):
+    if isinstance(result, Iterable) and not isinstance(result, (*BYTES, Mapping)):
         return result
     raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
 
 
-def finish_key(text: object) -> str:
+def finish_key(text: object, allowance: Allowance | None = None) -> str:
     """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
     if isinstance(text, _FinishedKey):
         return str(text)
     if not isinstance(text, str):
         raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
-    if not text:
+    if not str.__len__(text):
         raise RefusedValueError("returned empty text: all such calls would share one key")
-    return shorten(_between_separators.sub(lambda part: escape(part[0]), text_of(text)))
+    escaped = escape((allowance or Allowance()).take(text_of(text)))
+    return shorten(escaped.replace("%3A", ":").replace("%2F", "/"))

@@ -29,7 +29,9 @@ from dataclasses import dataclass
 
 from taskguard.keys.formats import explain_format, format_value
 from taskguard.keys.values import (
+    BYTES,
     VALUE_ALPHABET,
+    Allowance,
     RefusedValueError,
     digest,
     escape,
@@ -37,7 +39,10 @@ from taskguard.keys.values import (
     text_of,
 )
 
-__all__ = ["Placeholder", "Template", "TemplateProblemError", "parse"]
+__all__ = ["MAX_TEMPLATE_CHARS", "Placeholder", "Template", "TemplateProblemError", "parse"]
+
+# Five times what a key can hold. Also the bound on the work of reading one.
+MAX_TEMPLATE_CHARS = 1_000
 
 _FILTERS = {
     "hash": "a digest instead of the value",
@@ -70,10 +75,10 @@ class Placeholder:
     hidden: bool
     by_str: bool
 
-    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
+    def fill(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
         """The text for the key that this placeholder makes of the call's arguments."""
         try:
-            text = self._text(values)
+            text = allowance.take(self._text(values))
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
             problem = refusal
@@ -100,7 +105,7 @@ class Template:
     head: str
     tail: tuple[tuple[Placeholder, str], ...]
 
-    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
+    def fill(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
         """The key for these arguments.
 
         Raises:
@@ -108,7 +113,7 @@ class Template:
         """
         pieces = [self.head]
         for placeholder, literal in self.tail:
-            pieces.append(placeholder.fill(values, task=task))
+            pieces.append(placeholder.fill(values, task=task, allowance=allowance))
             pieces.append(literal)
         return shorten("".join(pieces))
 
@@ -119,8 +124,19 @@ def parse(source: str) -> Template:
     Raises:
         TemplateProblemError: it cannot be read, or two different calls could make one key.
     """
+    source = str.__str__(source)  # a subclass may measure itself otherwise
     if not source:
         raise TemplateProblemError("the template is empty")
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise TemplateProblemError(
+            f"the template has {len(source):,} characters, at most {MAX_TEMPLATE_CHARS:,} are read"
+        )
+    bad = next((c for c in source if not c.isprintable()), None)
+    if bad is not None:
+        raise TemplateProblemError(
+            f"the template has the character {bad!r} (U+{ord(bad):04X}); there are no control"
+            " characters, and no spaces but the usual one"
+        )
     literals = [""]
     placeholders: list[Placeholder] = []
     for match in _tokens(source):
@@ -142,11 +158,11 @@ def parse(source: str) -> Template:
 
 def _check_literals(literals: list[str], placeholders: list[Placeholder]) -> None:
     for literal in literals:
-        bad = next((c for c in literal if c in "{}%" or not c.isprintable() or c.isspace()), None)
+        bad = next((c for c in literal if c in " {}%"), None)
         if bad is not None:
             raise TemplateProblemError(
                 f"the text {literal!r} has the character {bad!r} (U+{ord(bad):04X}); outside"
-                " placeholders there are no spaces, control characters, '{', '}' or '%'"
+                " placeholders there are no spaces, '{', '}' or '%'"
             )
     for first, between, second in zip(placeholders, literals[1:], placeholders[1:], strict=False):
         if VALUE_ALPHABET.issuperset(between):
@@ -213,13 +229,13 @@ def _item(text: str) -> Callable[[object], object]:
         try:
             if issubclass(kind, Mapping):
                 return _mapping_item(value, text, index)  # type: ignore[arg-type]
-            if not issubclass(kind, (str, bytes)):
+            if not issubclass(kind, (str, *BYTES)):
                 return value[text if index is None else index]  # type: ignore[index]
         except (LookupError, TypeError) as error:
             raise RefusedValueError(
                 f"cannot be read: {kind.__name__} has no item {text!r}"
             ) from error
-        # A text's characters: never meant, and what a dict sent as JSON text would give.
+        # A text's characters, or a byte: never meant, and what a dict sent as JSON text would give.
         raise RefusedValueError(f"cannot be read: {kind.__name__} has no item {text!r}")
 
     return step

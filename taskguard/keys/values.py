@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 from enum import Enum
 from math import isfinite
 from numbers import Integral
@@ -37,9 +37,12 @@ from uuid import UUID
 from taskguard.errors import KeyArgumentError
 
 __all__ = [
+    "BYTES",
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
+    "PLAIN_DECIMALS",
     "VALUE_ALPHABET",
+    "Allowance",
     "RefusedValueError",
     "digest",
     "encode_value",
@@ -50,13 +53,21 @@ __all__ = [
 ]
 
 MAX_KEY_BYTES = 200
-# Longer texts are documents rather than names of something. Also the bound on the work of a call.
+# Longer texts are documents rather than names of something. Also the bound on all texts of a call
+# together, and so on its work.
 MAX_TEXT_CHARS = 65_536
 # Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
 # Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
 _SHORTENED = "%~"
+
+# Neither a text nor a list of texts, though they have lengths and items.
+BYTES = (bytes, bytearray, memoryview)
+# A process may round its own decimals otherwise, or print 1e+2 for 1E+2: keys are the same for all.
+PLAIN_DECIMALS = Context(
+    prec=MAX_PREC, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, traps=[]
+)
 
 VALUE_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~@+")
 _is_plain = re.compile(r"[A-Za-z0-9\-_.~@+]+").fullmatch
@@ -74,6 +85,25 @@ class RefusedValueError(Exception):
         """The public error, with the placeholder as written and the task."""
         where = f"task {task}: " if task else ""
         return KeyArgumentError(f"{where}{source} {self}", task=task, placeholder=source)
+
+
+class Allowance:
+    """How much text one call's keys may be made of: 65,536 characters together."""
+
+    __slots__ = ("_left_chars",)
+
+    def __init__(self) -> None:
+        self._left_chars = MAX_TEXT_CHARS
+
+    def take(self, text: str) -> str:
+        """`text`, if the call may have that too."""
+        self._left_chars -= len(text)
+        if self._left_chars < 0:
+            raise RefusedValueError(
+                f"makes the texts of this call's keys more than {MAX_TEXT_CHARS:,} characters"
+                " together: pass ids, or hashes"
+            )
+        return text
 
 
 def encode_value(value: object, *, task: str | None = None, placeholder: str = "value") -> str:
@@ -190,7 +220,7 @@ def _text_of_decimal(value: Decimal) -> str:
     # More bytes than characters are allowed is certainly more digits: no need to print them.
     if Decimal.__sizeof__(value) > MAX_TEXT_CHARS:
         raise RefusedValueError("is a number of too many digits: pass an id")
-    return _text_of_str(Decimal.__str__(value))
+    return _text_of_str(PLAIN_DECIMALS.to_sci_string(value))
 
 
 def _text_of_other(value: object, *, by_str: bool) -> str:
@@ -199,7 +229,7 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
         raise RefusedValueError(
             "is None: all such calls would share one key. Pass a value, or leave it out of the key"
         )
-    if issubclass(kind, (bytes, bytearray, memoryview)):
+    if issubclass(kind, BYTES):
         raise RefusedValueError(
             f"is {kind.__name__}: decode it, or pass its hex(), before the call"
         )
@@ -218,7 +248,12 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
             f"is an object of class {kind.__name__}, which has no __str__ of its own: name an"
             " attribute, as in <order.id>"
         )
-    return _text_of_str(str(value))
+    said = cast("Any", kind).__str__(value)  # `str()` would raise a TypeError of its own
+    if not issubclass(type(said), str):
+        raise RefusedValueError(
+            f"is an object of class {kind.__name__}, whose __str__ returns {type(said).__name__}"
+        )
+    return _text_of_str(said)
 
 
 # In the order in which a subclass is looked for: a datetime is a date too.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 import inspect
+import itertools
 import pickle
+import time as clock
 import tracemalloc
 from collections import defaultdict
 from datetime import date, datetime, time, timedelta, timezone
@@ -221,6 +224,9 @@ class TestPaths:
             ("<x[sku]>", [1], "list has no item 'sku'"),
             ("<x[0]>", "text", "str has no item '0'"),
             ("<x[0]>", 42, "int has no item '0'"),
+            ("<x[0]>", b"ab", "bytes has no item '0'"),
+            ("<x[0]>", bytearray(b"ab"), "bytearray has no item '0'"),
+            ("<x[0]>", memoryview(b"abcd").cast("B", [2, 2]), "memoryview has no item '0'"),
         ],
     )
     def test_what_is_not_there(self, template, value, said):
@@ -424,6 +430,21 @@ class TestValues:
         assert "SimpleNamespace, which has no __str__ of its own" in said
         assert " at 0x" not in said
 
+    def test_a_str_that_returns_no_text(self):
+        """A `__str__` that is wrong is the argument's fault, named like any other."""
+
+        nameless = type("Nameless", (), {"__str__": lambda self: None})()
+        assert "class Nameless, whose __str__ returns NoneType" in refusal("<x|str>", nameless)
+
+    def test_decimals_under_another_context(self):
+        """What a process sets for its own decimals (rounding, `e` for `E`) changes no key."""
+        with decimal.localcontext() as context:
+            context.prec, context.capitals, context.rounding = 2, 0, decimal.ROUND_UP
+            assert one("<x>", Decimal("1E+2")) == "1E+2"
+            assert one("<x:.1f>", Decimal("123.41")) == "123.4"
+            assert one("<x:.1E>", Decimal("123.41")) == "1.2E+2"
+            assert decimal.getcontext().prec == 2
+
     def test_a_proxy_is_not_believed(self):
         """What claims another type in `__class__` is what it is, not what it claims."""
 
@@ -511,6 +532,31 @@ class TestEncoding:
         assert "65,537 characters" in refusal("<x>", "é" * (MAX_TEXT_CHARS + 1))
         assert "65,537 characters" in refusal("<x|hash>", "é" * (MAX_TEXT_CHARS + 1))
 
+    def test_a_call_at_the_limit(self):
+        """The limit is one for all of a call's texts, however many keys they go into."""
+        half = "é" * (MAX_TEXT_CHARS // 2)
+        assert "%~" in key("<x>:<y>", x=half, y=half)
+        said = r"<y.*> makes .* more than 65,536 characters together"
+        for template in ("<x>:<y>", "<x>:<y|hash>"):
+            with pytest.raises(KeyArgumentError, match=said):
+                key(template, x=half, y=half + "a")
+        with pytest.raises(KeyArgumentError, match=r"<region> makes .* together"):
+            compiled(["<order_id>", "<region>"])((half, half + "a"), {})
+        with pytest.raises(KeyArgumentError, match=r"callable .* makes .* together"):
+            compiled(lambda **_: [half, half + "a"])((1,), {})
+
+    @pytest.mark.parametrize("separators", ["é:", "a/", "::"])
+    def test_many_separators(self, separators):
+        """A callable's text costs the same whatever is in it."""
+        text = separators * (MAX_TEXT_CHARS // 2)
+        keys = compiled(lambda **_: text)
+        took_s = []
+        for _ in range(3):
+            started_s = clock.thread_time()
+            assert len(keys((1,), {})[0]) <= MAX_KEY_BYTES
+            took_s.append(clock.thread_time() - started_s)
+        assert min(took_s) < 0.05
+
     @pytest.mark.parametrize(
         "value",
         [
@@ -552,6 +598,11 @@ class TestFormats:
             ("<x:%H.%M>", time(12, 30), "12.30"),
             ("<x:%G-W%V>", date(2024, 12, 30), "2025-W01"),
             ("<x:%Y%%>", date(2024, 5, 1), "2024%25"),
+            ("<x:%%Y%m>", date(2024, 5, 1), "%25Y05"),
+            ("<x:%Y年%m>", date(2024, 5, 1), "2024%E5%B9%B405"),
+            ("<x:%Y%m>", date(42, 5, 1), "004205"),
+            ("<x:%F>", date(42, 5, 1), "0042-05-01"),
+            ("<x:%G-%V>", date(42, 5, 1), "0042-18"),
             ("<x:05d>", 42, "00042"),
             ("<x:05d>", Level.HIGH, "00003"),
             ("<x:05d>", LoudInt(1), "00001"),
@@ -598,6 +649,9 @@ class TestFormats:
             ("<order_id:%b>", "the directive %b, whose text depends on locale"),
             ("<order_id:%Y %Z>", "the directive %Z, whose text depends on locale"),
             ("<order_id:%Y%>", "the directive %, whose text"),
+            ("<order_id:%Y\x00%m>", "the template has the character '\\x00' (U+0000)"),
+            ("<order_id:%Y\ud800>", "the template has the character '\\ud800' (U+D800)"),
+            ("<order_id:%Y\n>", "the template has the character '\\n' (U+000A)"),
             ("<order_id:%-d>", "the format '%-d', neither one of a date"),
             ("<order_id:abc>", "the format 'abc', neither one of a date"),
             ("<order_id:>10>", "<order_id:> has an empty format"),
@@ -713,6 +767,7 @@ class TestTemplateChecks:
             ("order}:<order_id>", "has the character '}'"),
             ("100%:<order_id>", "has the character '%'"),
             ("\ud800", "(U+D800)"),
+            ("<order_id[a\n]>", "(U+000A)"),
         ],
     )
     def test_refused(self, template, said):
@@ -734,6 +789,14 @@ class TestTemplateChecks:
         keys = compiled(f"<order_id>{between}<region>")
         assert keys(("a_b", "c"), {}) != keys(("a", "b_c"), {})
         assert keys((f"a{between}b", "c"), {}) != keys(("a", f"b{between}c"), {})
+
+    @pytest.mark.parametrize("template", ["<order_id>:", "<<", "a", "<order_id"])
+    def test_a_template_at_the_limit(self, template):
+        """1,000 characters are a template; a longer one is not even read."""
+        assert compiled("<order_id>:" + "a" * 989)((1,), {})
+        problem = template_problem(template * 1_000_000)
+        assert f"has {len(template)},000,000 characters, at most 1,000" in problem
+        assert len(problem) < 10_000
 
     def test_a_constant(self):
         """No placeholder is needed: one lock for all calls."""
@@ -771,6 +834,22 @@ class TestSeveralKeys:
         assert "holds templates and callables, not int" in template_problem(["k", 42])
         assert "not list" in template_problem([["k"]])
         assert "<nope> is not one of the arguments" in template_problem(["k", "<nope>"])
+
+    def test_lists_that_cannot_be_printed(self):
+        """Cyclic, deep and very long ones get the same errors, of a length that can be read."""
+        cyclic: list[object] = []
+        cyclic.append(cyclic)
+        deep: list[object] = []
+        for _ in range(100_000):
+            deep = [deep]
+        assert "not list" in template_problem(cyclic)
+        assert "not list" in template_problem(deep)
+        assert "not int" in template_problem([10**5000])
+        with pytest.raises(KeyTemplateError, match="a template is text, not list"):
+            key(deep, x=1)
+        problem = template_problem(["<order_id>"] * 1_000_000)
+        assert "the list has 1000000 keys" in problem
+        assert len(problem) < 10_000
 
 
 class TestCallables:
@@ -828,6 +907,7 @@ class TestCallables:
             (None, "returned NoneType"),
             (42, "returned int"),
             (b"k", "returned bytes"),
+            (memoryview(b"abcd").cast("B", [2, 2]), "returned memoryview"),
             ({"k": 1}, "returned dict"),
             ([], "returned no key"),
             ("", "returned empty text"),
@@ -849,6 +929,14 @@ class TestCallables:
         assert f"task shop.ship: the key callable {by_code.__qualname__} {said}" in str(
             caught.value
         )
+
+    @pytest.mark.parametrize("make", [str, lambda n: key("<n>", n=n)])
+    def test_an_endless_result_of_repeats(self, make):
+        """Repeats count too, in the end: such a generator ran for ever."""
+        repeated = itertools.cycle([make(1), make(2)])
+        with pytest.raises(KeyArgumentError, match="more than 1,000 texts"):
+            compiled(lambda **_: repeated)((1,), {})
+        assert compiled(lambda **_: [make(1), make(2)] * 500)((1,), {}) == ("1", "2")
 
     def test_an_endless_result(self):
         """A generator without an end is stopped at the limit."""
@@ -891,6 +979,15 @@ class TestKey:
     def test_any_name_and_any_further_value(self):
         """A value may be called template; values that the template does not name are ignored."""
         assert key("<template>", template=1, other=None) == "1"
+
+    def test_a_template_of_a_class_of_its_own(self):
+        """A subclass of text is the text that it holds, also where it cannot be hashed."""
+
+        class Unhashable(str):
+            __slots__ = ()
+            __hash__ = None
+
+        assert key(Unhashable("k:<x>"), x=1) == "k:1"
 
     @pytest.mark.parametrize("template", ["", "<a", None, ["<a>"]])
     def test_bad_templates(self, template):

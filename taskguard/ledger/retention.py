@@ -1,0 +1,86 @@
+"""Forgetting what is long done: works, their messages, and keys that nobody has held since.
+
+Guarantees: only works that have ended (DONE, FAILED; DEAD if asked for) and free keys go, each by a
+statement that says so again; a batch is a transaction of its own, and rows that somebody has locked
+are left for the next time. No token goes back: the next one of a key that is gone is the database's
+clock, which is ahead of every token from before the cut-off.
+
+Does not guarantee that a message older than the cut-off is known: tasks refuse those that are older
+than their `retention_s`, so a cut-off has to be at least that long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.database import Database
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
+from taskguard.states import State
+
+__all__ = ["Purged", "purge"]
+
+_LOCK_TIMEOUT_S = 5.0
+_ENDED = (State.DONE.value, State.FAILED.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many rows are gone."""
+
+    works: int
+    messages: int
+    keys: int
+
+
+def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:
+    """Delete in batches; see `SqlLedger.purge`."""
+    with database.transaction() as db:
+        before_us = database.now_us(db) - int(older_than_s * 1e6)
+    states = (*_ENDED, State.DEAD.value) if dead else _ENDED
+    works = _in_batches(
+        database,
+        WORKS.c.id,
+        lambda: sa.and_(WORKS.c.state.in_(states), WORKS.c.finished < before_us),
+        batch,
+    )
+    messages = _in_batches(
+        database,
+        MESSAGES.c.message,
+        lambda: sa.and_(
+            MESSAGES.c.updated < before_us,
+            ~sa.exists().where(WORKS.c.id == MESSAGES.c.work),
+        ),
+        batch,
+    )
+    keys = _in_batches(
+        database,
+        KEYS.c.key,
+        lambda: sa.and_(KEYS.c.owner == FREE, KEYS.c.fence < before_us),
+        batch,
+    )
+    return Purged(works=works, messages=messages, keys=keys)
+
+
+def _in_batches(database: Database, column: Any, condition: Callable[[], Any], batch: int) -> int:
+    """How many rows went. One walk along the primary key, so that no index has to be kept."""
+    table, deleted, after = column.table, 0, ""
+    while True:
+        page = (
+            sa.select(column)
+            .where(column > after, condition())
+            .order_by(column)
+            .limit(batch)
+            .with_for_update(skip_locked=True, of=table)
+        )
+        with database.transaction(lock_timeout_s=_LOCK_TIMEOUT_S) as db:
+            found = db.execute(page).scalars().all()
+            if found:
+                gone = db.execute(sa.delete(table).where(column.in_(found), condition()))
+                deleted += gone.rowcount
+        if len(found) < batch:
+            return deleted
+        after = found[-1]

@@ -1,0 +1,355 @@
+"""A holder's transaction: its effects and its end are committed together, or not at all.
+
+Guarantees: what is written on the connection is committed only if key and work still carry the
+claim's fence and owner at the end; nobody but the block ends the transaction; a COMMIT that got no
+answer is resolved before anything is reported.
+
+Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on an Engine of the
+user's whose driver does not tell its state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    LedgerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+    TransactionUsageError,
+)
+from taskguard.ledger import postgresql
+from taskguard.ledger.base import Claim
+from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
+from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
+from taskguard.states import State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SqlTransaction", "Transactions", "stale"]
+
+_IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
+# A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
+_parents: list[Any] = []
+# Connections in the hands of bodies. A body must not end its transaction: what it wrote
+# would be committed without DONE, or what came after would.
+_lent: WeakKeyDictionary[sa.Connection, Claim] = WeakKeyDictionary()
+
+
+def _refuse_an_end(db: sa.Connection) -> None:
+    """Before a COMMIT, and before the BEGIN that follows any end."""
+    claim = _lent.get(db)
+    if claim is not None:
+        raise _ended(claim)
+
+
+class SqlTransaction:
+    """One transaction of a holder, for the time of a `with` block."""
+
+    db: sa.Connection
+
+    def __init__(self, transactions: Transactions, claim: Claim, *, look_first: bool) -> None:
+        self._transactions = transactions
+        self._claim = claim
+        self._look_first = look_first
+
+    def __enter__(self) -> Self:
+        self.db = self._transactions.begin(self._claim, look_first=self._look_first)
+        self._pid = os.getpid()
+        self._xid: str | None = None
+        self._root = self.db.get_transaction()
+        _lent[self.db] = self._claim
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pid != os.getpid():
+            _parents.append(self.db)
+            return
+        _lent.pop(self.db, None)
+        try:
+            if error is None:
+                self._transactions.commit(self.db, self._claim, self._xid)
+            else:
+                self._transactions.roll_back(self.db, self._claim, error)
+        finally:
+            self.db.close()
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        self._refuse_ended()
+        self._transactions.complete(self.db, claim, result_json)
+
+    def _refuse_ended(self) -> None:
+        if self.db.invalidated:
+            raise _broken(self._claim)
+        ended = (
+            self._pid != os.getpid()
+            or self.db.closed
+            or self.db.get_transaction() is not self._root
+            or self._root is None
+            or not self._root.is_active
+        )
+        if not ended:
+            driver = driver_of(self.db)
+            status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
+            ended = status is not None and status != _IN_TRANSACTION
+        if ended:
+            raise _ended(self._claim)
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        self._refuse_ended()
+        # The keys, too: other work may hold them by now, and this work's row does not tell.
+        self._transactions.lock_keys(self.db, claim)
+        self._xid = self._transactions.xid(self.db)
+        done = self.db.execute(
+            sa.update(WORKS).where(standing(claim)).values(progress=progress_json)
+        )
+        if done.rowcount != 1:
+            raise stale(claim)
+
+
+class Transactions:
+    """How holders' transactions on one database begin, complete and end.
+
+    Args:
+        database: where.
+        one_statement: completes by PostgreSQL's one statement, where there is one key.
+        idle_in_transaction_s: see `SqlLedger`.
+        resolve_timeout_s: see `SqlLedger`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        one_statement: bool,
+        idle_in_transaction_s: float,
+        resolve_timeout_s: float,
+    ) -> None:
+        self._database = database
+        self._one_statement = one_statement
+        self._idle_in_transaction_s = idle_in_transaction_s
+        self._resolve_timeout_s = resolve_timeout_s
+        self._snapshots: bool | None = None
+        for event in ("commit", "begin"):
+            if not sa.event.contains(database.engine, event, _refuse_an_end):
+                sa.event.listen(database.engine, event, _refuse_an_end)
+
+    def open(self, claim: Claim, *, look_first: bool) -> SqlTransaction:
+        """A transaction for a `with` block."""
+        return SqlTransaction(self, claim, look_first=look_first)
+
+    def begin(self, claim: Claim, *, look_first: bool) -> sa.Connection:
+        """A connection in a transaction; refuses a claim that is seen to be stale."""
+        with self._database.translated():
+            db = self._begin()
+            try:
+                if self._keeps_snapshot(db):
+                    # A renewal in between would make the completion a serialization failure.
+                    self._lock(db, claim)
+                elif look_first and not self._stands(db, claim):
+                    raise stale(claim)
+            except BaseException:
+                db.close()
+                raise
+        return db
+
+    def _begin(self) -> sa.Connection:
+        if self._database.one_statement:
+            idle_s = self._idle_in_transaction_s
+            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        else:
+            db = self._database.connect()
+        if not db.in_transaction():
+            db.begin()  # else a Session on it would take a transaction of its own, and commit it
+        driver = driver_of(db)
+        autocommit = getattr(driver, "autocommit", False) is True or (
+            # SQLite: nothing begins by itself, and nobody said BEGIN.
+            getattr(driver, "isolation_level", "") is None
+            and getattr(driver, "in_transaction", True) is False
+        )
+        if autocommit and not self._database.begins_itself:
+            db.close()
+            raise ConfigurationError(
+                'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
+                "effects and DONE cannot commit together. Give the ledger an Engine without it."
+            )
+        return db
+
+    def _keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether transactions on the user's own Engine see the rows of their beginning."""
+        if self._snapshots is None:
+            levels = ("REPEATABLE READ", "SERIALIZABLE")
+            ours = self._database.begins_itself or not self._database.postgresql
+            self._snapshots = not ours and db.get_isolation_level() in levels
+        return self._snapshots
+
+    def _lock(self, db: sa.Connection, claim: Claim) -> None:
+        self.lock_keys(db, claim)
+        work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
+        if work is None:
+            raise stale(claim)
+
+    @staticmethod
+    def _stands(db: sa.Connection, claim: Claim) -> bool:
+        return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
+
+    def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
+        """Nothing is written. What the database asked for decides how the body goes on."""
+        broken = db.invalidated
+        if not broken:
+            try:
+                db.rollback()
+            except sa.exc.DBAPIError:
+                broken = True
+        mapped = self._database.map(error)
+        if mapped is None:
+            return
+        if broken or getattr(error, "connection_invalidated", False):
+            raise _broken(claim) from error
+        if isinstance(mapped, LockTimeoutError):
+            raise TransactionRetryError(
+                f"A lock that the transaction of {_key(claim)} wanted was not given in time.",
+                key=_key(claim),
+                fence=claim.fence,
+            ) from error
+        if isinstance(mapped, TransactionRetryError | CannotWriteError):
+            raise mapped from error
+
+    def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
+        """Keep the keys ours until the transaction ends, or refuse."""
+        select = sa.select(KEYS.c.key).where(holding(claim)).order_by(KEYS.c.key)
+        if len(db.execute(select.with_for_update()).all()) != len(claim.keys):
+            raise stale(claim)
+
+    def xid(self, db: sa.Connection) -> str | None:
+        """By what the outcome of the transaction can be asked for later."""
+        if not self._database.postgresql:
+            return None
+        return str(db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one())
+
+    def commit(self, db: sa.Connection, claim: Claim, xid: str | None = None) -> None:
+        """Commit, and find out what became of it."""
+        try:
+            db.commit()
+        except sa.exc.DBAPIError as error:
+            mapped = self._database.map(error)
+            if isinstance(mapped, TransactionRetryError):
+                raise mapped from error
+            if not isinstance(mapped, LedgerUnavailableError):
+                raise  # the database said no: a deferred constraint
+            db.close()  # its row locks and its place in the pool
+            self.resolve(claim, error, xid)
+
+    def resolve(self, claim: Claim, error: BaseException, xid: str | None = None) -> None:
+        """Learn what became of a COMMIT that got no answer."""
+        until_s = time.monotonic() + self._resolve_timeout_s
+        while True:
+            try:
+                with self._database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
+                    select = sa.select(WORKS).where(WORKS.c.id == claim.work)
+                    row = db.execute(select.with_for_update()).first()
+                    committed = xid is not None and (
+                        db.execute(
+                            sa.text("select pg_xact_status(cast(:xid as xid8))"), {"xid": xid}
+                        ).scalar()
+                        == "committed"
+                    )
+                break
+            except LedgerUnavailableError as unavailable:
+                if time.monotonic() >= until_s:
+                    raise CommitUnknownError(
+                        f"COMMIT of {_key(claim)} got no answer and the database stays away.",
+                        key=_key(claim),
+                        fence=claim.fence,
+                    ) from unavailable
+                time.sleep(0.2)
+        mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
+        if committed or (mine and row is not None and row.state == State.DONE.value):
+            return
+        if mine and row is not None and row.state == State.PROCESSING.value:
+            raise TransactionRetryError(
+                f"COMMIT of {_key(claim)} did not happen.", key=_key(claim), fence=claim.fence
+            ) from error
+        raise stale(claim) from error
+
+    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
+        """Keys first, in order; then the work: both still ours, or nothing."""
+        if db.invalidated:  # the body swallowed the error that said so
+            raise _broken(claim)
+        if self.in_one_statement(claim):
+            try:
+                completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
+            except LedgerUnavailableError as error:
+                raise _broken(claim) from error
+            if not completed:
+                raise stale(claim)
+            return
+        for key in claim.keys:
+            ended = db.execute(
+                sa.update(KEYS)
+                .where(KEYS.c.key == key, holding(claim))
+                .values(owner=FREE, lease_until=0)
+            )
+            if ended.rowcount != 1:
+                raise stale(claim)
+        done = db.execute(
+            sa.update(WORKS)
+            .where(standing(claim))
+            .values(
+                state=State.DONE.value,
+                result=result_json,
+                lease_until=0,
+                finished=self._database.now(),
+            )
+        )
+        if done.rowcount != 1:
+            raise stale(claim)
+
+    def in_one_statement(self, claim: Claim) -> bool:
+        """Whether PostgreSQL completes it so."""
+        return self._one_statement and len(claim.keys) == 1
+
+
+def _key(claim: Claim) -> str:
+    return ", ".join(claim.keys)
+
+
+def stale(claim: Claim) -> StaleTokenError:
+    return StaleTokenError(
+        f"The database refused to commit {_key(claim)} with fence {claim.fence}: a newer holder "
+        "exists, or the claim is gone after a crash of the database. Nothing was written.",
+        key=_key(claim),
+        fence=claim.fence,
+    )
+
+
+def _ended(claim: Claim) -> TransactionUsageError:
+    return TransactionUsageError(
+        f"The guarded transaction of {_key(claim)} was ended or left in the block (by commit(), "
+        "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
+        "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
+        key=_key(claim),
+        fence=claim.fence,
+    )
+
+
+def _broken(claim: Claim) -> TransactionRetryError:
+    return TransactionRetryError(
+        f"The connection broke in the guarded transaction of {_key(claim)}; nothing was written.",
+        key=_key(claim),
+        fence=claim.fence,
+    )

@@ -1,0 +1,174 @@
+"""`purge`: what ended long ago is forgotten, in batches, beside workers; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from taskguard.cli import main
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.retention import Purged
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+
+DAY_S = 86_400.0
+
+
+class Store:
+    """A ledger, and a way to make rows older."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.engine = sa.create_engine(url)
+
+    def claim(self, name: str, *, message: str = "") -> Claimed:
+        """A work of its own name and key."""
+        found = self.ledger.claim(self.request(name, message=message))
+        assert isinstance(found, Claimed)
+        return found
+
+    def request(self, name: str, *, message: str = "") -> ClaimRequest:
+        return ClaimRequest(
+            keys=(f"order:{name}",),
+            owner=new_owner(message or name),
+            ttl_s=30.0,
+            work=f"ship order:{name}",
+            task="ship",
+            message=MessageRef(message or name),
+        )
+
+    def age(self, days: float) -> None:
+        """So much time passes, but for leases."""
+        us = int(days * DAY_S * 1e6)
+        with self.engine.begin() as db:
+            db.execute(sa.update(WORKS).values(finished=WORKS.c.finished - us))
+            db.execute(sa.update(WORKS).values(fence=WORKS.c.fence - us))
+            db.execute(sa.update(KEYS).values(fence=KEYS.c.fence - us))
+            db.execute(sa.update(MESSAGES).values(updated=MESSAGES.c.updated - us))
+
+    def left(self) -> list[set[str]]:
+        """The works, messages and keys that there are, by their names."""
+        with self.engine.connect() as db:
+            return [
+                {text.rpartition(":")[2] for text in db.execute(sa.select(column)).scalars()}
+                for column in (WORKS.c.id, MESSAGES.c.message, KEYS.c.key)
+            ]
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.engine.dispose()
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    made = Store(request.getfixturevalue(request.param))
+    yield made
+    made.close()
+
+
+def test_only_what_ended_before_goes(store: Store) -> None:
+    """DONE and FAILED of long ago; not what is young, NEW, in progress or DEAD."""
+    ledger = store.ledger
+    for name in ("done", "failed", "given-back", "running", "dead"):
+        claimed = store.claim(name)
+        if name == "done":
+            ledger.complete(claimed.claim, '"kept until now"')
+        elif name == "failed":
+            ledger.fail(claimed.claim, "boom")
+        elif name == "given-back":
+            ledger.give_back(claimed.claim)
+        ledger.defer(store.request(name), lambda _: None)
+    with store.engine.begin() as db:
+        dead = sa.update(WORKS).where(WORKS.c.id == "ship order:dead")
+        db.execute(dead.values(state="DEAD", finished=WORKS.c.started))
+        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(owner=""))
+    store.age(31)
+    ledger.complete(store.claim("young").claim, None)
+    assert ledger.purge(older_than_s=30 * DAY_S) == Purged(works=2, messages=2, keys=4)
+    works, messages, keys = store.left()
+    assert works == {"given-back", "running", "dead", "young"}
+    assert messages == {"given-back", "running", "dead"}
+    assert keys == {"running", "young"}
+    assert ledger.purge(older_than_s=30 * DAY_S, dead=True) == Purged(1, 1, 0)
+    assert store.left()[0] == {"given-back", "running", "young"}
+
+
+def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) -> None:
+    """A purge in the middle of a work takes nothing from it."""
+    first = store.claim("a")
+    store.ledger.complete(first.claim, None)
+    running = store.claim("b")
+    store.age(31)
+    with store.engine.begin() as db:  # the holder's own token must stay what it has
+        db.execute(sa.update(KEYS).where(KEYS.c.owner != "").values(fence=running.claim.fence))
+        b = sa.update(WORKS).where(WORKS.c.id == "ship order:b")
+        db.execute(b.values(fence=running.claim.fence))
+    store.ledger.purge(older_than_s=30 * DAY_S)
+    store.ledger.complete(running.claim, None)
+    again = store.claim("a", message="another")
+    assert again.claim.fence > first.claim.fence
+
+
+def test_more_than_a_batch_goes(store: Store) -> None:
+    """In as many transactions as it takes."""
+    for number in range(7):
+        store.ledger.complete(store.claim(f"{number}").claim, None)
+    store.age(31)
+    assert store.ledger.purge(older_than_s=30 * DAY_S, batch=3) == Purged(7, 0, 7)
+    assert store.left() == [set(), set(), set()]
+
+
+def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -> None:
+    """PostgreSQL; SQLite has no row locks."""
+    store = Store(pg_url)
+    for name in ("a", "b"):
+        store.ledger.complete(store.claim(name).claim, None)
+    store.age(31)
+    with store.engine.begin() as db:
+        db.execute(sa.select(WORKS).where(WORKS.c.id == "ship order:a").with_for_update())
+        assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
+    assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
+    store.close()
+
+
+def test_a_younger_result_is_still_answered(store: Store) -> None:
+    """The cut-off counts from the end of the work."""
+    store.ledger.complete(store.claim("a").claim, '"result"')
+    store.age(29)
+    store.ledger.purge(older_than_s=30 * DAY_S)
+    found = store.ledger.claim(store.request("a", message="another"))
+    assert isinstance(found, Answer)
+    assert found.result_json == '"result"'
+
+
+def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an age in words."""
+    store.ledger.complete(store.claim("a").claim, None)
+    store.age(2)
+    assert main(["purge", "--url", store.url]) == 0
+    assert capsys.readouterr().out == "forgotten: 0 works, 0 messages, 0 keys\n"
+    assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
+    assert capsys.readouterr().out == "forgotten: 1 works, 0 messages, 1 keys\n"
+
+
+@pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])
+def test_an_age_that_cannot_be_read_is_refused(
+    age: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is asked of a database."""
+    with pytest.raises(SystemExit):
+        main(["purge", "--url", "sqlite://", "--older-than", age])
+    assert "is not an age like 90s" in capsys.readouterr().err
+
+
+def test_without_tables_the_command_says_so(
+    sqlite_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And how to make them."""
+    assert main(["purge", "--url", sqlite_url]) == 1
+    assert "taskguard ledger create" in capsys.readouterr().err

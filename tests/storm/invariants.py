@@ -1,0 +1,228 @@
+"""The record of a storm, read against what must hold: S1 to S8 and L1 to L5.
+
+Each `_s…` and `_l…` yields what it found wrong, in words; the class counts what there was to see,
+for a storm without stale commits and second holders proves nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storm.audit import Change
+    from storm.course import Record
+
+__all__ = ["Findings", "double_and_lost"]
+
+_FINAL = ("DONE", "DEAD")
+
+
+def double_and_lost(record: Record) -> tuple[int, int]:
+    """Effects too many, and items without one."""
+    effects = Counter(item for item, _ in record.effects)
+    expected = {item.name for item in record.items}
+    double = sum(count - 1 for count in effects.values())
+    return double, len(expected - set(effects))
+
+
+class Findings:
+    """Everything that is wrong, and what was seen."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.events: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for line in record.lines:
+            self.events[line["name"]].append(line)
+        self.keys: dict[str, list[Change]] = defaultdict(list)
+        self.works: dict[str, list[Change]] = defaultdict(list)
+        for change in record.changes:
+            (self.keys if change.kind == "key" else self.works)[change.name].append(change)
+        self.wrong = [
+            f"{check.__name__[1:3].upper()}: {text}" for check in self._checks() for text in check()
+        ]
+
+    def _checks(self) -> list[Callable[[], Iterator[str]]]:
+        return [
+            self._s1_tokens_grow, self._s2_one_effect, self._s3_no_late_commit,
+            self._s4_leases_end_by_their_holder, self._s5_leases_are_disjoint,
+            self._s6_ends_are_final, self._s7_answers_are_true, self._s8_ok_is_committed,
+            self._l1_everything_is_done, self._l2_somebody_takes_over,
+            self._l4_nothing_is_left, self._l5_the_late_are_told,
+        ]  # fmt: skip
+
+    # -- safety -------------------------------------------------------------------------------
+
+    def _s1_tokens_grow(self) -> Iterator[str]:
+        """A grant that was answered before another was asked for has the lower token."""
+        grants = defaultdict(list)
+        for line in self.events["claimed"]:
+            grants[line["key"]].append((line["t"] - line["took_s"], line["t"], line["fence"]))
+        for key, several in grants.items():
+            for asked, _, fence in several:
+                before = [other for _, answered, other in several if answered < asked]
+                if before and max(before) >= fence:
+                    yield f"{key}: {fence} was granted after {max(before)}"
+
+    def _s2_one_effect(self) -> Iterator[str]:
+        for item, count in Counter(item for item, _ in self.record.effects).items():
+            if count > 1:
+                yield f"{item} has {count} effects"
+
+    def _s3_no_late_commit(self) -> Iterator[str]:
+        """No end of a work carries a token below its key's last one."""
+        for key, changes in self.works.items():
+            for change in changes:
+                if change.state != "DONE" or change.old_state == "DONE":
+                    continue
+                later = [k.fence for k in self.keys[key] if k.id < change.id]
+                if max(later, default=0) > change.fence:
+                    yield f"{key}: DONE by {change.fence}, and {max(later)} had been granted"
+
+    def _s4_leases_end_by_their_holder(self) -> Iterator[str]:
+        """Whoever was refused had been overtaken, or its lease had run out."""
+        for line in self.events["stale_refused"]:
+            for key in line["key"].split(", "):
+                fence = line["fence"]
+                overtaken = any(change.fence > fence for change in self.keys[key])
+                ended = any(
+                    change.fence == fence and change.owner == "" for change in self.keys[key]
+                )
+                if not overtaken and not ended:
+                    yield f"{key}: {fence} was refused, and nobody else had it"
+
+    def _s5_leases_are_disjoint(self) -> Iterator[str]:
+        """By the database's clock a key passes on only when its lease has run out or was ended."""
+        for key, changes in self.keys.items():
+            for change in changes:
+                passed_on = change.old_owner and change.owner and change.owner != change.old_owner
+                if passed_on and (change.old_until or 0) > change.at_us:
+                    yield f"{key}: taken from {change.old_owner} before its lease ran out"
+
+    def _s6_ends_are_final(self) -> Iterator[str]:
+        for name, changes in (*self.works.items(), *self.keys.items()):
+            for change in changes:
+                if change.old_state in _FINAL and change.state != change.old_state:
+                    yield f"{name}: {change.old_state} became {change.state}"
+                if change.old_fence is not None and change.fence < change.old_fence:
+                    yield f"{name}: the token went back from {change.old_fence} to {change.fence}"
+
+    def _s7_answers_are_true(self) -> Iterator[str]:
+        """Answered as done: it is. Superseded: a copy or a retry of the message came before."""
+        for line in self.events["duplicate"]:
+            key = line["key"]
+            if line["reason"] == "done":
+                if self.record.works.get(key) != "DONE":
+                    yield f"{key}: answered as done, and it is {self.record.works.get(key)}"
+            elif line["reason"] == "superseded":
+                earlier = [
+                    other
+                    for other in (*self.events["deferred"], *self.events["claimed"])
+                    if other["message"] == line["message"] and other["t"] < line["t"]
+                ]
+                if not earlier and self.record.works.get(key) not in _FINAL:
+                    yield f"{key}: {line['message']} was dropped, and nothing had superseded it"
+
+    def _s8_ok_is_committed(self) -> Iterator[str]:
+        """Told "ok": DONE. Refused: nothing of it stands. The effect's token is its work's."""
+        for line in self.events["told"]:
+            state = self.record.works.get(f"item:{line['item']}")
+            if line["how"] == "ok" and state != "DONE":
+                yield f"{line['item']}: told ok, and it is {state}"
+        effects = dict(self.record.effects)
+        for line in self.events["stale_refused"]:
+            item = line["key"].partition(":")[2]
+            if effects.get(item) == line["fence"]:
+                yield f"{item}: the commit of {line['fence']} was called stale, and it stands"
+        for key, changes in self.works.items():
+            item = key.partition(":")[2]
+            if item in effects and changes[-1].fence != effects[item]:
+                yield f"{item}: done by {changes[-1].fence}, its effect is of {effects[item]}"
+
+    # -- liveness -----------------------------------------------------------------------------
+
+    def _l1_everything_is_done(self) -> Iterator[str]:
+        effects = {item for item, _ in self.record.effects}
+        for item in self.record.items:
+            if item.name not in effects:
+                yield f"{item.name} ({item.kind}) has no effect"
+            if item.kind == "halves" and f"{item.name} half" not in effects:
+                yield f"{item.name} lacks its first half"
+            if self.record.works.get(f"item:{item.name}") != "DONE":
+                yield f"{item.name} is {self.record.works.get(f'item:{item.name}')}"
+        # A broker forgets what a worker had just taken from it as it was killed.
+        killed = self.record.faults["worker killed"]
+        if self.record.resent > killed:
+            yield f"{self.record.resent} were sent again for {killed} killed workers"
+        # One that is put off, one that the broker restored, and those that the storm published.
+        if self.record.most_copies > 12:
+            yield f"{self.record.most_copies} live copies of one message"
+
+    def _l2_somebody_takes_over(self) -> Iterator[str]:
+        """Every work of a holder that vanished was claimed again; how soon is reported."""
+        if self.events["takeover"] and not self.takeover_s:
+            yield "takeovers without a claim before"
+
+    def _l4_nothing_is_left(self) -> Iterator[str]:
+        if self.record.lock_keys:
+            yield f"the lock server still has {self.record.lock_keys[:5]}"
+        for key, changes in self.keys.items():
+            if changes[-1].owner:
+                yield f"{key} is still {changes[-1].owner}'s"
+        if len(self.keys) != len(self.works):
+            yield f"{len(self.keys)} keys and {len(self.works)} works"
+
+    def _l5_the_late_are_told(self) -> Iterator[str]:
+        """Whoever completes a work is the last that claimed it."""
+        last = {line["key"]: 0 for line in self.events["claimed"]}
+        for line in self.events["claimed"]:
+            last[line["key"]] = max(last[line["key"]], line["fence"])
+        for line in self.events["completed"]:
+            if line["fence"] < last.get(line["key"], 0):
+                yield f"{line['key']}: {line['fence']} completed, {last[line['key']]} was the last"
+
+    # -- what there was to see ----------------------------------------------------------------
+
+    @property
+    def takeover_s(self) -> list[float]:
+        """From a claim to the one that took it over."""
+        claims = defaultdict(list)
+        for line in self.events["claimed"]:
+            claims[line["key"]].append(line["t"])
+        found = []
+        for line in self.events["takeover"]:
+            before = [t for t in claims[line["key"]] if t < line["t"] - 1e-3]
+            if before:
+                found.append(line["t"] - max(before))
+        return found
+
+    @property
+    def second_holders(self) -> int:
+        """Holders that were overtaken and lived to hear of it."""
+        heard = [*self.events["stale_refused"], *self.events["lost"]]
+        return len({(line["key"], line["fence"]) for line in heard})
+
+    def seen(self) -> dict[str, int | str]:
+        """Counts, for the report."""
+        answers = Counter(line["reason"] for line in self.events["duplicate"])
+        return {
+            "items": len(self.record.items),
+            "messages published": self.record.published,
+            "bodies begun": len(self.events["began"]),
+            "faults": sum(self.record.faults.values()),
+            "answered as done": answers["done"],
+            "dropped as superseded": answers["superseded"],
+            "put off": len(self.events["deferred"]),
+            "takeovers": len(self.events["takeover"]),
+            "takeover after a claim, median s": (
+                f"{statistics.median(self.takeover_s):.1f}" if self.takeover_s else "-"
+            ),
+            "second holders": self.second_holders,
+            "stale commits refused": len(self.events["stale_refused"]),
+            "COMMIT replies lost": self.record.commits_lost,
+            "lock server gave no answer": len(self.events["lock_unavailable"]),
+            "most live copies of a message": self.record.most_copies,
+            "sent again, as a sweep would": self.record.resent,
+        }

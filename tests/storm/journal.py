@@ -1,0 +1,79 @@
+"""What the storm's workers say: a line of JSON for each thing that happens, a file a process.
+
+Guarantees: what was written survives the death of its writer; times are of one clock, that of the
+machine since its start, so that lines of all processes can be put in order.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from taskguard import events
+
+FOLDER_VARIABLE = "STORM_FOLDER"
+BODIES = "bodies"
+
+
+def folder() -> Path:
+    """The storm's folder, from the environment."""
+    return Path(os.environ[FOLDER_VARIABLE])
+
+
+def say(name: str, **values: Any) -> None:
+    """Append a line."""
+    line = {"t": time.clock_gettime(time.CLOCK_MONOTONIC), "pid": os.getpid(), "name": name}
+    with (folder() / f"journal-{os.getpid()}").open("ab", buffering=0) as file:
+        file.write(json.dumps(line | values).encode() + b"\n")
+
+
+def listen(event: events.Event) -> None:
+    """A listener for taskguard's events."""
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    say(event.name, **values)
+
+
+@contextmanager
+def in_body(item: str) -> Iterator[None]:
+    """So that faults find those who are at work."""
+    mark = folder() / BODIES / str(os.getpid())
+    mark.write_text(item)
+    say("began", item=item)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            mark.unlink()
+
+
+def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Around a guarded function: what the queue is told in the end."""
+
+    @functools.wraps(function)
+    def wrapper(item: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            value = function(item, *args, **kwargs)
+        except BaseException as error:
+            say("told", item=item, how=type(error).__name__)
+            raise
+        say("told", item=item, how=type(value).__name__ if value is not None else "ok")
+        return value
+
+    return wrapper
+
+
+def read(where: Path) -> list[dict[str, Any]]:
+    """Every whole line of all processes, in the order of time."""
+    lines = []
+    for file in where.glob("journal-*"):
+        for text in file.read_bytes().split(b"\n"):
+            with suppress(ValueError):  # its writer died in the middle
+                lines.append(json.loads(text))
+    return sorted(lines, key=lambda line: float(line["t"]))

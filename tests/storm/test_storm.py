@@ -1,0 +1,43 @@
+"""A short storm over taskguard keeps every invariant; over unguarded tasks it is seen to harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from storm.course import OURS, run
+from storm.invariants import Findings, double_and_lost
+from support.needs import need
+from taskguard.testing.servers import Postgres, Valkey
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_taskguard_keeps_every_invariant() -> None:
+    """By Celery and RQ, until takeovers, refused commits and lost COMMIT replies were seen."""
+    need(Valkey)
+    need(Postgres)
+
+    def enough(world: object) -> bool:
+        return bool(
+            world.commits_lost and world.said("stale_refused") and world.said("takeover")  # type: ignore[attr-defined]
+        )
+
+    record = run(OURS, seconds=20, seed=1, say=print, until=enough)
+    findings = Findings(record)
+    print(findings.seen())
+    assert findings.wrong == []
+    assert double_and_lost(record) == (0, 0)
+    assert any(item.by_rq for item in record.items)
+    assert len(record.effects) >= len(record.items) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_a_guard_the_same_storm_is_seen_to_double_effects() -> None:
+    """What cannot find a double effect finds none."""
+    need(Valkey)
+    need(Postgres)
+    record = run(
+        "bare", seconds=5, seed=1, say=print, until=lambda world: world.double_effects() > 0
+    )
+    assert double_and_lost(record)[0] > 0
