@@ -76,7 +76,7 @@ class TestPaused:
         server.resume()
         assert rivals.ship_too(order=3) == "second"
 
-    def test_with_locks_only_the_old_deadline_stands_and_then_the_lease_is_lost(
+    def test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost(
         self, server: Valkey
     ) -> None:
         """Renewals get no answer: no trust is added, none is taken away before its time."""
