@@ -20,7 +20,7 @@ from psycopg.errors import DiskFull
 
 from support import small_disk
 from support.guarded_shop import write
-from support.needs import need
+from support.needs import allowed, need
 from support.pgbouncer import PgBouncer
 from support.rivals import Rivals, rivals
 from support.waiting import wait_until
@@ -36,9 +36,7 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="small-") as name:
         path = Path(name)
         path.chmod(0o755)
-        reason = small_disk.unavailable(path)
-        if reason is not None:
-            pytest.skip(reason)
+        allowed(small_disk.unavailable(path))
         yield path
 
 
@@ -154,9 +152,7 @@ class TestPooler:
 
     @pytest.fixture
     def pooled(self, postgres: Postgres, pg_url: str) -> Iterator[Rivals]:
-        reason = PgBouncer.available()
-        if reason is not None:
-            pytest.skip(reason)
+        allowed(PgBouncer.available())
         with PgBouncer(postgres.port) as pooler:
             url = pooler.url_of(pg_url.rpartition("/")[2])
             # What the shops look at by themselves does not go through it.

@@ -22,7 +22,7 @@ import pytest
 import sqlalchemy as sa
 
 from support import cgroups
-from support.needs import missing
+from support.needs import allowed
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
@@ -48,7 +48,7 @@ def _is_stopped(pid: int) -> bool:
 @contextmanager
 def frozen(pids: list[int]) -> Iterator[None]:
     """All at once, by the kernel's freezer."""
-    missing(cgroups.unavailable("freezer"))
+    allowed(cgroups.unavailable("freezer"))
     with cgroups.Cgroup("freezer") as group:
         group.add(*pids)
         group.freeze()
@@ -118,7 +118,7 @@ class TestStuckInC:
 @pytest.fixture
 def starved(pg_url: str) -> Iterator[Callable[[float], Any]]:
     """Starts a process that holds order 1 and computes; it gets 2% of a CPU once it holds it."""
-    missing(cgroups.unavailable("cpu"))
+    allowed(cgroups.unavailable("cpu"))
     with ExitStack() as stack:
 
         def start(ttl_s: float) -> tuple[subprocess.Popen[str], cgroups.Cgroup]:
