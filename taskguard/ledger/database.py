@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
 from taskguard.ledger.engine import begins_itself, make_engine
 
-__all__ = ["Database", "LockTimeoutError", "driver_of", "milliseconds"]
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of", "milliseconds"]
 
 _T = TypeVar("_T")
 
@@ -27,11 +27,16 @@ _T = TypeVar("_T")
 _READ_ONLY = "25006"  # a standby, after a failover
 _RETRYABLE = ("40001", "40P01")
 _LOCKED = "55P03"
+_NO_ROOM = ("53100", "database or disk is full")
 _NO_TABLE = ("42P01", "no such table")
 
 
 class LockTimeoutError(LedgerUnavailableError):
     """Another transaction holds the row."""
+
+
+class CannotWriteError(LedgerUnavailableError):
+    """The database is there, but its disk is full or it is read-only."""
 
 
 class Database:
@@ -196,12 +201,17 @@ class Database:
             return LedgerSchemaError(
                 f"The ledger's tables do not exist in {self.place}. Run `taskguard ledger create`."
             )
-        if (
-            isinstance(origin, driver.OperationalError | driver.InterfaceError)
-            or code == _READ_ONLY
-            or getattr(error, "connection_invalidated", False)
-        ):
-            kind = type(origin).__name__
+        return self._unavailable(error, origin, code)
+
+    def _unavailable(
+        self, error: BaseException, origin: Any, code: str | None
+    ) -> LedgerUnavailableError | None:
+        driver = self.engine.dialect.loaded_dbapi
+        kind, operational = type(origin).__name__, isinstance(origin, driver.OperationalError)
+        if code in (_READ_ONLY, _NO_ROOM[0]) or (operational and _NO_ROOM[1] in str(origin)):
+            return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
+        broken = getattr(error, "connection_invalidated", False)
+        if operational or isinstance(origin, driver.InterfaceError) or broken:
             return LedgerUnavailableError(f"The database {self.place} gave no answer ({kind}).")
         return None
 

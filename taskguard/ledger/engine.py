@@ -80,8 +80,20 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
     engine = sa.create_engine(
         url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, **_POSTGRESQL
     )
+    sa.event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
     sa.event.listen(engine, "reset", _end_transaction)
     return engine
+
+
+def _prepare_nothing_behind_a_pooler(connection: Any, _record: Any) -> None:
+    """PgBouncer gives each transaction another session, where what psycopg prepared is not known.
+
+    It is told by the process id in its greeting, which is not that of any session.
+    """
+    session_pid = connection.execute("select pg_backend_pid()").fetchone()[0]
+    connection.rollback()  # asks nothing where that opened no transaction
+    if session_pid != connection.pgconn.backend_pid:
+        connection.prepare_threshold = None
 
 
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:

@@ -28,7 +28,7 @@ from taskguard.errors import (
 )
 from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
-from taskguard.ledger.database import Database, driver_of
+from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
 from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
 from taskguard.states import State
 
@@ -220,7 +220,13 @@ class Transactions:
             return
         if broken or getattr(error, "connection_invalidated", False):
             raise _broken(claim) from error
-        if isinstance(mapped, TransactionRetryError):
+        if isinstance(mapped, LockTimeoutError):
+            raise TransactionRetryError(
+                f"A lock that the transaction of {_key(claim)} wanted was not given in time.",
+                key=_key(claim),
+                fence=claim.fence,
+            ) from error
+        if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
 
     def lock_keys(self, db: sa.Connection, claim: Claim) -> None:

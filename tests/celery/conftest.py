@@ -2,157 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
-import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kombu.pools
 import pytest
-import redis
-import sqlalchemy as sa
 
-import taskguard_celery.house
-from support.celery_worker import CeleryWorker
-from support.waiting import wait_until
-from taskguard.ledger.sql import SqlLedger
+from support.celery_shop import Shop, shops
 from taskguard.testing.servers import Postgres, RabbitMQ, Valkey
-
-
-@dataclass(frozen=True)
-class Step:
-    """Where a body was: `at_s` by the database's clock."""
-
-    item: str
-    pid: int
-    at_s: float
-
-
-class Shop:
-    """Everything that a test of real workers looks at."""
-
-    def __init__(self, environment: dict[str, str], folder: Path, *, tables: bool = True) -> None:
-        self.environment = environment
-        self.folder = folder
-        self.ledger = SqlLedger(environment["SHOP_DATABASE"])
-        if tables:
-            self.ledger.create_schema()
-        self.engine = sa.create_engine(environment["SHOP_DATABASE"], pool_pre_ping=True)
-        with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
-            db.execute(sa.text("create table effects (item text, fence bigint)"))
-            db.execute(
-                sa.text(
-                    "create table steps (item text, name text, pid int,"
-                    " at timestamptz not null default clock_timestamp())"
-                )
-            )
-        sys.modules.pop("support.shop", None)
-        self.tasks: Any = importlib.import_module("support.shop")
-        self._workers = 0
-
-    def worker(self, environment: dict[str, str] | None = None, **options: Any) -> CeleryWorker:
-        """A worker to be entered with `with`; `environment` differs from the shop's."""
-        self._workers += 1
-        log = self.folder / f"worker-{self._workers}.log"
-        return CeleryWorker({**self.environment, **(environment or {})}, log=log, **options)
-
-    # -- what happened
-
-    def effects(self) -> Counter[str]:
-        """How often each item's effect stands in the database."""
-        with self.engine.connect() as db:
-            return Counter(db.execute(sa.text("select item from effects")).scalars())
-
-    def steps(self, name: str) -> list[Step]:
-        """Who got to the step `name`, in that order."""
-        with self.engine.connect() as db:
-            rows = db.execute(
-                sa.text(
-                    "select item, pid, extract(epoch from at)::float8 as at_s from steps"
-                    " where name = :name order by at"
-                ),
-                {"name": name},
-            )
-            return [Step(row.item, row.pid, row.at_s) for row in rows]
-
-    def now_s(self) -> float:
-        """The database's clock."""
-        with self.engine.connect() as db:
-            select = sa.text("select extract(epoch from clock_timestamp())::float8")
-            return float(db.execute(select).scalar_one())
-
-    def work(self, task: str, order: object) -> Any:
-        """The record of the work of `task` on `order`."""
-        view = self.ledger.view(f"{task} order:{order}")
-        assert view is not None, f"{task} order:{order} is not in the ledger"
-        return view
-
-    # -- messages
-
-    def publish_raw(self, task: Any, args: list[Any], *, times: int, task_id: str) -> None:
-        """The same message, `times` times: same id, same delivery information."""
-        for _ in range(times):
-            task.apply_async(args, task_id=task_id)
-
-    def broker(self) -> redis.Redis:
-        """A client of the Redis that is the broker. The caller closes it."""
-        return redis.Redis.from_url(self.environment["SHOP_BROKER"])
-
-    def messages(self, broker: redis.Redis) -> int:
-        """Messages in the Redis broker at this moment: in the queue, or not acknowledged."""
-        with broker.pipeline(transaction=True) as pipe:
-            pipe.llen(self.tasks.app.conf.task_default_queue)
-            pipe.hlen("unacked")
-            waiting, unacked = pipe.execute()
-        return int(waiting) + int(unacked)
-
-    # -- waiting
-
-    def wait_for_effects(self, count: int, *, timeout_s: float = 60) -> None:
-        wait_until(
-            lambda: sum(self.effects().values()) >= count,
-            timeout_s=timeout_s,
-            message=lambda: f"{count} effects, there are {dict(self.effects())}",
-        )
-
-    def wait_for_steps(self, name: str, count: int = 1, *, timeout_s: float = 60) -> list[Step]:
-        wait_until(
-            lambda: len(self.steps(name)) >= count, timeout_s=timeout_s, message=f"{count} {name}"
-        )
-        return self.steps(name)
-
-    def wait_for_quiet(self, *, timeout_s: float = 60) -> None:
-        """Until the Redis broker has no message left."""
-        with self.broker() as broker:
-            wait_until(
-                lambda: not self.messages(broker),
-                timeout_s=timeout_s,
-                message=lambda: f"no message, there are {self.messages(broker)}",
-            )
-
-    def close(self) -> None:
-        house = taskguard_celery.house._houses.get(self.tasks.app)
-        if house is not None:
-            house.close()
-        # Results unsubscribe when they die: now, while their server is there, or not at all, where
-        # the traceback of a failed test keeps them.
-        gc.collect()
-        app = self.tasks.app
-        app.backend.remove_pending_result = lambda result: result
-        app.backend.result_consumer.stop()
-        app.backend.client.connection_pool.disconnect()
-        kombu.pools.reset()
-        app.close()
-        for engine in self.tasks._engines.values():
-            engine.dispose()
-        self.engine.dispose()
-        self.ledger.close()
 
 
 @pytest.fixture
@@ -160,27 +18,8 @@ def make_shop(
     valkey: Any, redis_url: str, pg_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Shop]]:
     """Makes the test's shop; environment variables are given by name."""
-    made: list[Shop] = []
-
-    def make(*, tables: bool = True, **environment: str) -> Shop:
-        if "SHOP_VISIBILITY_S" in environment and kombu.VERSION < (5, 7):
-            pytest.skip("kombu before 5.7 looks for expired deliveries only every 100 s")
-        defaults = {
-            "SHOP_BROKER": valkey.url_of(2),
-            "SHOP_BACKEND": valkey.url_of(3),
-            "SHOP_LOCKS": valkey.url_of(1),
-            "SHOP_DATABASE": pg_url,
-        }
-        environment = {**defaults, **environment}
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        shop = Shop(environment, tmp_path, tables=tables)
-        made.append(shop)
-        return shop
-
-    yield make
-    for shop in made:
-        shop.close()
+    with shops(valkey, pg_url, tmp_path, monkeypatch) as make:
+        yield make
 
 
 @pytest.fixture

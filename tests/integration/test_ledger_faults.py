@@ -188,7 +188,7 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
 
     def hold(number: int) -> None:
         claimed = bench.claim(number)
-        for attempt in (1, 2):
+        for attempt in range(1, 50):
             try:
                 with bench.ledger.transaction(claimed.claim) as tx:
                     for good in (number, 3 - number):
@@ -208,7 +208,9 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(outcomes) == ["done", "done", "retry"]
+    # The victim may be quick enough to run into the same deadlock again.
+    assert outcomes.count("done") == 2
+    assert "retry" in outcomes
     with bench.engine.connect() as db:
         assert set(db.execute(sa.text("select n from goods")).scalars()) == {2}
 

@@ -14,6 +14,7 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from support.needs import need
+from support.sentinel import SentinelOf
 from support.waiting import wait_until
 from taskguard.errors import (
     ConfigurationError,
@@ -160,28 +161,6 @@ class TestClients:
         ]:
             with pytest.raises(ConfigurationError, match=name):
                 RedisLocks(wrong)
-
-
-class SentinelOf(DebianRedis):
-    """One Sentinel that watches `master`."""
-
-    def __init__(self, master: int) -> None:
-        super().__init__(
-            sentinel=[
-                f"monitor shop 127.0.0.1 {master} 1",
-                "down-after-milliseconds shop 500",
-                "failover-timeout shop 2000",
-            ]
-        )
-
-    def _command(self) -> list[str]:
-        binary, config = super()._command()
-        path = Path(config)
-        # The options of a store are none of Sentinel's.
-        wrong = ("save ", "appendonly ")
-        lines = [line for line in path.read_text().splitlines() if not line.startswith(wrong)]
-        path.write_text("\n".join([*lines, ""]))
-        return [binary, config, "--sentinel"]
 
 
 @pytest.mark.debian

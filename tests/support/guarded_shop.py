@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 import taskguard
 from taskguard.delivery import Delivery, MessageRef
+from taskguard.events import Event, log_event
 from taskguard.ledger.sql import SqlLedger
 from taskguard.policy import Policy
 
@@ -18,16 +19,19 @@ class GuardedShop:
     """A database with a table of effects, and `taskguard.connect()` on it, without a lock server.
 
     `ledger` is what the ledger is made of, if not of the URL: an Engine, or the URL of a proxy.
+    `locks` is its lock server. `events` is what happened.
     """
 
-    def __init__(self, url: str, ledger: Any = None) -> None:
+    def __init__(self, url: str, ledger: Any = None, *, locks: Any = None) -> None:
         self.engine = sa.create_engine(url)
         self.ledger = SqlLedger(ledger or url)
         self.ledger.create_schema()
         with self.engine.begin() as db:
             # No unique index: a double effect has to be seen.
             db.execute(sa.text("create table if not exists effects (item text)"))
-        self.tg = taskguard.connect(locks=None, ledger=self.ledger)
+        self.events: list[Event] = []
+        listeners = (log_event, self.events.append)
+        self.tg = taskguard.connect(locks=locks, ledger=self.ledger, listeners=listeners)
 
     def deliver(self, body: Any, queue: NotingQueue | None = None) -> Any:
         """One delivery of the message "m" about order:1, by a queue that notes copies."""
@@ -50,6 +54,11 @@ class GuardedShop:
     @property
     def states(self) -> list[str]:
         return self._column("select state from taskguard_works")
+
+    @property
+    def happened(self) -> list[str]:
+        """The names of the events."""
+        return [event.name for event in self.events]
 
     def _column(self, select: str) -> list[str]:
         with self.engine.connect() as db:

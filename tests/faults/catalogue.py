@@ -1,0 +1,418 @@
+"""The catalogue of faults: for each, the tests that show what happens, or why there is none yet.
+
+Data only; `test_catalogue.py` sees to it that no fault is left out and that the tests exist. Tests
+stand by file, from the folder of the tests, each with its class if it has one. A fault may have
+both tests and a reason: the reason is then for a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a fault, or a part of it, has no test yet."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row."""
+
+    number: int
+    name: str
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    not_yet: Reason | None = None
+
+    @property
+    def tests(self) -> list[str]:
+        """As pytest names them: `folder/file.py::function`, or with the class between."""
+        return [f"{file}::{test}" for file, tests in self.files.items() for test in tests]
+
+
+FAULTS = (
+    Fault(
+        1,
+        "a worker is paused for longer than its lease",
+        {
+            "celery/test_crashes.py": ("test_a_paused_child_is_refused_and_its_message_answered",),
+            "celery/test_pools.py": ("test_a_paused_worker_is_refused_and_its_message_answered",),
+            "rq/test_rq_workers.py": ("test_a_paused_horse_is_refused",),
+        },
+    ),
+    Fault(
+        2,
+        "parent and children are frozen together",
+        {
+            "faults/test_processes.py": ("test_a_whole_worker_is_frozen_beyond_its_lease",),
+        },
+    ),
+    Fault(
+        3,
+        "a worker is killed in a body",
+        {
+            "celery/test_crashes.py": (
+                "test_a_killed_pool_child_is_replaced_and_its_work_done_again",
+            ),
+            "celery/test_brokers.py": ("test_a_killed_childs_work_is_done_again",),
+            "celery/test_pools.py": ("test_a_killed_workers_messages_are_done_by_another",),
+            "rq/test_rq_workers.py": ("test_a_killed_work_horse_is_done_again",),
+            "rq/test_rq_outages.py": ("test_a_killed_worker_and_horse_lose_nothing",),
+        },
+    ),
+    Fault(
+        4,
+        "a worker is killed between its commit and its acknowledgement",
+        {
+            "crashes/test_crash_points.py": ("test_killed_at_any_boundary_there_is_one_effect",),
+        },
+    ),
+    Fault(
+        5,
+        "a C call keeps the interpreter for longer than the lease",
+        {
+            "faults/test_processes.py": (
+                "TestStuckInC::test_the_holder_is_told_at_once_and_commits_if_nobody_came",
+                "TestStuckInC::test_if_somebody_came_its_commit_is_refused",
+            ),
+            "celery/test_pools.py": ("test_a_greenlet_that_never_yields_keeps_its_lease",),
+        },
+    ),
+    Fault(
+        6,
+        "a body forks",
+        {
+            "unit/test_lease.py": ("test_a_forked_child_holds_nothing",),
+            "unit/test_watchdog.py": (
+                "test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing",
+            ),
+            "integration/test_transactions.py": (
+                "test_a_child_that_leaves_the_block_ends_nothing",
+                "test_a_child_that_unwinds_ends_nothing",
+                "test_a_child_cannot_commit_for_its_parent",
+            ),
+        },
+    ),
+    Fault(
+        7,
+        "a holder gets almost no CPU",
+        {
+            "faults/test_processes.py": ("test_a_starved_holder_is_told_and_refused",),
+        },
+    ),
+    Fault(
+        8,
+        "the lock server is paused",
+        {
+            "faults/test_lock_server.py": (
+                "TestPaused::test_the_ledger_decides_and_work_goes_on",
+                "TestPaused::test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost",
+            ),
+            "integration/test_redis_faults.py": (
+                "TestSilence::test_paused_server",
+                "TestSilence::test_done_later",
+            ),
+        },
+    ),
+    Fault(
+        9,
+        "the lock server's reply is lost",
+        {
+            "integration/test_redis_faults.py": (
+                "TestLostReply::test_of_acquire",
+                "TestLostReply::test_of_acquire_and_of_its_retry",
+                "TestLostReply::test_of_renew",
+                "TestLostReply::test_of_release",
+                "TestLostReply::test_of_give_back",
+            ),
+            "unit/test_watchdog.py": (
+                "test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again",
+            ),
+        },
+    ),
+    Fault(
+        10,
+        "the lock server is emptied",
+        {
+            "celery/test_outages.py": ("test_an_emptied_lock_server_changes_nothing",),
+            "rq/test_rq_outages.py": ("test_an_emptied_lock_server_lets_nobody_in",),
+            "contract/locks/test_locks.py": ("TestTokens::test_after_memory_loss",),
+        },
+    ),
+    Fault(
+        11,
+        "the lock server throws locks away to make room",
+        {
+            "faults/test_lock_server.py": (
+                "TestEviction::test_a_lock_that_was_thrown_away_lets_nobody_in",
+                "TestEviction::test_fences_grow_over_it",
+            ),
+            "celery/test_settings.py": (
+                "test_a_lock_server_that_throws_locks_away_when_it_is_full_is_warned_about",
+            ),
+        },
+    ),
+    Fault(
+        12,
+        "the lock server is full",
+        {
+            "faults/test_lock_server.py": (
+                "TestFull::test_locks_alone_fail_closed",
+                "TestFull::test_the_ledger_alone_decides",
+            ),
+            "integration/test_redis_server_side.py": (
+                "TestFullServer::test_acquire",
+                "TestFullServer::test_what_stands",
+            ),
+        },
+    ),
+    Fault(
+        13,
+        "the lock server is killed, with and without a file of its own",
+        {
+            "faults/test_lock_server.py": (
+                "TestKilled::test_without_persistence_the_ledger_keeps_the_key",
+                "TestKilled::test_without_persistence_fences_grow",
+                "TestKilled::test_with_an_append_only_file_nothing_is_lost",
+            ),
+            "celery/test_outages.py": ("test_work_goes_on_while_the_spare_valkey_is_away",),
+        },
+    ),
+    Fault(
+        14,
+        "a replica is promoted that lacks the last writes",
+        {
+            "faults/test_failover.py": (
+                "TestStaleReplica::test_the_ledger_keeps_the_key",
+                "TestStaleReplica::test_fences_grow_over_it",
+            ),
+            "integration/test_redis_connections.py": ("TestSentinel::test_failover",),
+        },
+    ),
+    Fault(
+        15,
+        "two masters, each on its side of the network",
+        {
+            "faults/test_failover.py": (
+                "TestSplitBrain::test_two_masters_one_effect",
+                "TestSplitBrain::test_after_it_heals_nobody_ends_the_others_lease",
+            ),
+        },
+    ),
+    Fault(
+        16,
+        "a slot of a cluster moves",
+        {
+            "faults/test_cluster.py": (
+                "test_a_lock_moves_with_all_that_belongs_to_it",
+                "test_in_the_middle_the_ledger_decides",
+            ),
+            "integration/test_redis_faults.py": ("TestRefusals::test_cluster",),
+        },
+        Reason("A lock server that is a cluster is refused by name, not used."),
+    ),
+    Fault(
+        17,
+        "a server's clock jumps",
+        {
+            "faults/test_clocks.py": (
+                "TestLockServer::test_a_ledger_lets_one_of_them_in",
+                "TestLockServer::test_fences_grow",
+                "TestLockServer::test_a_far_deadline_is_told",
+                "TestDatabase::test_forward_the_first_one_is_refused",
+                "TestDatabase::test_back_nobody_is_let_in_and_fences_grow",
+            ),
+            "integration/test_redis_server_side.py": ("TestTokens::test_fence_ahead_of_the_clock",),
+        },
+    ),
+    Fault(
+        18,
+        "the lock server forgets its scripts",
+        {
+            "integration/test_redis_server_side.py": (
+                "TestScripts::test_flushed",
+                "TestScripts::test_flushed_all_the_time",
+            ),
+        },
+    ),
+    Fault(
+        19,
+        "some of several independent lock servers are down",
+        not_yet=Reason("Locks over several independent servers (Redlock) do not exist yet."),
+    ),
+    Fault(
+        20,
+        "the reply to COMMIT is lost",
+        {
+            "integration/test_ledger_faults.py": (
+                "test_a_commit_without_an_answer_that_happened_is_done",
+                "test_a_commit_that_never_arrived_is_tried_again",
+                "test_a_commit_that_never_arrived_after_a_takeover_is_stale",
+                "test_an_outcome_that_cannot_be_learnt_is_said",
+                "test_a_lost_reply_to_a_lone_completion_is_done",
+            ),
+            "integration/test_transactions.py": (
+                "test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice",
+            ),
+        },
+    ),
+    Fault(
+        21,
+        "the database ends the session",
+        {
+            "integration/test_ledger_faults.py": (
+                "test_a_session_that_the_server_ends_is_no_effect",
+            ),
+        },
+        Reason("There is no ledger on MariaDB yet, whose KILL would be the same."),
+    ),
+    Fault(
+        22,
+        "a deadlock, a serialization failure, a lock that is not given",
+        {
+            "integration/test_ledger_faults.py": ("test_a_deadlock_is_to_be_run_again",),
+            "integration/test_deliveries.py": (
+                "test_a_deadlock_runs_the_body_again_under_the_same_lease",
+            ),
+            "integration/test_transactions.py": (
+                "test_a_body_longer_than_a_renewal_on_a_snapshot",
+                "test_duplicates_are_put_off_at_once_on_a_snapshot",
+            ),
+            "faults/test_database.py": (
+                "test_a_lock_that_is_not_given_in_time_runs_the_body_again",
+            ),
+        },
+    ),
+    Fault(
+        23,
+        "the database is down",
+        {
+            "celery/test_outages.py": ("test_nothing_is_lost_while_the_database_is_away",),
+            "rq/test_rq_outages.py": (
+                "test_without_its_database_nothing_runs_and_nothing_is_lost",
+            ),
+            "integration/test_ledger_faults.py": (
+                "test_after_a_restart_the_next_claim_goes_through",
+                "test_a_server_that_dies_in_the_block_is_no_effect",
+            ),
+            "integration/test_plain_functions.py": (
+                "test_an_outage_of_the_database_is_no_crash_of_its_holders",
+            ),
+        },
+    ),
+    Fault(
+        24,
+        "the database's disk is full",
+        {
+            "faults/test_database.py": (
+                "TestDiskFull::test_of_postgresql",
+                "TestDiskFull::test_of_sqlite",
+            ),
+        },
+    ),
+    Fault(
+        25,
+        "a body takes longer than the visibility timeout",
+        {
+            "celery/test_copies.py": (
+                "test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost",
+                "test_a_message_never_has_more_than_two_live_copies",
+            ),
+        },
+    ),
+    Fault(
+        26,
+        "RabbitMQ is restarted, or gives a consumer up",
+        {
+            "faults/test_brokers.py": (
+                "test_a_restart_loses_nothing",
+                "test_a_body_longer_than_the_consumer_timeout_has_one_effect",
+            ),
+        },
+    ),
+    Fault(
+        27,
+        "a body is over its time limit",
+        {
+            "faults/test_limits.py": ("test_work_beyond_its_time_limit_can_be_done_again",),
+            "rq/test_rq_messages.py": (
+                "test_a_job_beyond_its_timeout_fails_and_can_be_done_again",
+            ),
+        },
+    ),
+    Fault(
+        28,
+        "a worker is shut down: warm, soft, cold",
+        {
+            "celery/test_workers.py": (
+                "test_a_warm_shutdown_finishes_the_body",
+                "test_a_cold_shutdown_gives_the_work_back",
+            ),
+            "celery/test_brokers.py": ("test_a_warm_shutdown_finishes_the_body",),
+            "faults/test_limits.py": ("test_a_soft_shutdown_gives_the_work_back",),
+            "integration/test_deliveries.py": ("test_a_shutdown_gives_the_work_back",),
+        },
+    ),
+    Fault(
+        29,
+        "one message is delivered fifty times at once",
+        {
+            "celery/test_workers.py": ("test_the_same_message_fifty_times_runs_one_body",),
+            "celery/test_brokers.py": ("test_the_same_message_fifty_times_runs_one_body",),
+            "rq/test_rq_workers.py": ("test_one_job_enqueued_many_times_runs_one_body",),
+            "contract/ledger/test_endings.py": ("test_fifty_duplicates_leave_one_copy",),
+        },
+    ),
+    Fault(
+        30,
+        "PgBouncer pools transactions",
+        {
+            "faults/test_database.py": (
+                "TestPooler::test_the_ledger_works",
+                "TestPooler::test_leases_are_renewed_and_stale_holders_refused",
+            ),
+        },
+        Reason("Advisory locks as a lock server do not exist yet: they would have to refuse it."),
+    ),
+    Fault(
+        31,
+        "a session at a coordination service is lost",
+        not_yet=Reason("Locks on etcd, ZooKeeper and Consul do not exist yet."),
+    ),
+    Fault(
+        32,
+        "hostile arguments",
+        {
+            "faults/test_arguments.py": (
+                "test_what_cannot_be_a_key_is_refused_by_name",
+                "test_what_can_be_a_key_is_one_of_its_own",
+            ),
+            "unit/test_keys.py": ("TestEncoding::test_all_others_are_percent_encoded",),
+            "unit/test_keys_properties.py": ("test_a_key_or_the_documented_error",),
+            "contract/locks/test_locks.py": ("TestAcquire::test_any_key",),
+            "fuzz/test_fuzz.py": ("test_whatever_comes",),
+        },
+    ),
+    Fault(
+        33,
+        "two calls that a naive join takes for one",
+        {
+            "unit/test_keys_properties.py": (
+                "test_one_key_exactly_where_the_texts_agree",
+                "test_moving_the_boundary_makes_another_key",
+                "test_values_meet_their_texts",
+            ),
+        },
+    ),
+    Fault(
+        34,
+        "a database that compares texts in its own way",
+        {
+            "faults/test_database.py": ("test_keys_that_look_alike_are_different_keys",),
+        },
+        Reason("There is no ledger on MariaDB yet, which folds case, accents and spaces."),
+    ),
+)

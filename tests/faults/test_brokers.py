@@ -1,0 +1,86 @@
+"""Fault 26: RabbitMQ is restarted in the middle of bodies, or takes a consumer for dead.
+
+Every accepted message reaches DONE, with one effect.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from support.celery_shop import Shop
+from support.needs import need
+from support.waiting import wait_until
+from taskguard.testing.servers import RabbitMQ
+
+pytestmark = [pytest.mark.debian, pytest.mark.slow]
+
+# Two workers of one name would quarrel over its queue.
+SETTINGS = '{"worker_enable_remote_control": false}'
+
+
+class HastyRabbitMQ(RabbitMQ):
+    """Takes a consumer for dead that has not acknowledged for 3 s, and looks each second."""
+
+    def _environment(self) -> dict[str, str]:
+        name = str(self.folder / "advanced.config")
+        return super()._environment() | {"RABBITMQ_ADVANCED_CONFIG_FILE": name}
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        settings = "[{rabbit, [{channel_tick_interval, 1000}, {consumer_timeout, 3000}]}].\n"
+        (self.folder / "advanced.config").write_text(settings)
+
+
+def is_done(shop: Shop, order: int) -> bool:
+    view = shop.ledger.view(f"shop.ship order:{order}")
+    return view is not None and view.state.value == "DONE"
+
+
+def test_a_restart_loses_nothing(make_shop: Callable[..., Shop]) -> None:
+    """Stopped with bodies running and with messages waiting: their deliveries come again, and
+    nobody's work is done twice or left."""
+    need(RabbitMQ)
+    with RabbitMQ() as broker:
+        shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)
+        orders = range(4)
+        with shop.worker(concurrency=2):
+            for order in orders:
+                shop.tasks.ship.delay(order, 2.0)
+            shop.wait_for_steps("began", 2)
+            broker.restart()
+            # As a supervisor would: a worker that lost its broker may end.
+            with shop.worker(concurrency=2):
+                wait_until(
+                    lambda: all(is_done(shop, order) for order in orders),
+                    timeout_s=120,
+                    message="all done",
+                )
+        assert shop.effects() == Counter({str(order): 1 for order in orders})
+
+
+def test_a_body_longer_than_the_consumer_timeout_has_one_effect(
+    make_shop: Callable[..., Shop],
+) -> None:
+    """RabbitMQ closes the channel and delivers the message again: it is put off, or answered."""
+    need(RabbitMQ)
+    with HastyRabbitMQ() as broker:
+        shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)
+        result = shop.tasks.ship.delay(1, 8.0)
+        with shop.worker(concurrency=1), shop.worker(concurrency=1):
+            shop.wait_for_steps("began")
+            wait_until(
+                lambda: "has timed out waiting for delivery acknowledgement" in broker.log,
+                timeout_s=90,
+                message="the consumer is given up",
+            )
+            assert result.get(timeout=60) == {"order": 1}
+            wait_until(
+                lambda: "answered as a duplicate: done" in shop.logs(),
+                timeout_s=90,
+                message="the message that came again is answered",
+            )
+    assert shop.effects() == Counter({"1": 1})
+    assert len(shop.steps("began")) == 1

@@ -1,0 +1,175 @@
+"""Sentinel promotes a replica that lacks the last writes: the master died, or is only cut off.
+
+A proxy stands before the master. Replica and Sentinel know the master by it, so that when it lets
+nothing through any more they are on one side of the network, and the master with a client of its
+own is on the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from support.needs import need
+from support.proxy import Mode, Proxy
+from support.rivals import expect_one_effect
+from support.sentinel import SentinelOf
+from support.waiting import wait_until
+from taskguard import Guard
+from taskguard.errors import KeyBusyError
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held
+from taskguard.locks.redis import RedisLocks
+from taskguard.testing.servers import DebianRedis
+
+pytestmark = pytest.mark.debian
+
+KEY = ("order:1",)
+LOCK = "taskguard:{order:1}"
+
+
+def take(locks: RedisLocks, owner: Any = None) -> Any:
+    return locks.acquire(KEY, owner or new_owner("m"), ttl_s=600.0, with_fence=True, wait_s=0.0)
+
+
+@dataclass
+class Network:
+    """A master, its replica and a Sentinel, and the way between them."""
+
+    master: DebianRedis
+    replica: DebianRedis
+    way: Proxy
+    sentinel: Sentinel
+
+    def near_the_master(self) -> RedisLocks:
+        return RedisLocks(self.master.url)
+
+    def by_sentinel(self) -> RedisLocks:
+        return RedisLocks(self.sentinel.master_for("shop"))
+
+    def cut(self) -> None:
+        """Packets vanish; nothing is closed."""
+        self.way.mode = Mode.BLACK_HOLE
+
+    def wait_for_promotion(self) -> None:
+        with redis.Redis(port=self.replica.port) as client:
+            wait_until(
+                lambda: client.info("replication")["role"] == "master",
+                timeout_s=60,
+                message="the replica is promoted",
+            )
+        wait_until(self._is_announced, timeout_s=60, message="Sentinel names the new master")
+
+    def _is_announced(self) -> bool:
+        with contextlib.suppress(MasterNotFoundError):
+            return bool(self.sentinel.discover_master("shop")[1] == self.replica.port)
+        return False
+
+    def heal(self) -> None:
+        """The way is open again; Sentinel makes the old master a replica of the new one."""
+        self.way.mode = Mode.PASS
+        self.way.cut()
+        with redis.Redis(port=self.master.port) as client:
+            wait_until(
+                lambda: client.info("replication")["role"] == "slave",
+                timeout_s=60,
+                message="the old master is a replica",
+            )
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    need(DebianRedis)
+    with (
+        DebianRedis(repl_diskless_sync_delay=0) as master,
+        Proxy(master.port) as way,
+        DebianRedis(replicaof=f"127.0.0.1 {way.port}") as replica,
+        SentinelOf(way.port) as watcher,
+    ):
+        sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=0.5)
+        made = Network(master, replica, way, sentinel)
+        # What the replica knows of: an earlier turn.
+        locks, owner = made.near_the_master(), new_owner("m")
+        take(locks, owner)
+        locks.release(KEY, owner)
+        with redis.Redis(port=replica.port) as client:
+            wait_until(lambda: client.exists(f"{LOCK}:fence"), timeout_s=60)
+        wait_until(lambda: sentinel.discover_slaves("shop"), timeout_s=60)
+        yield made
+
+
+class TestStaleReplica:
+    """Fault 14."""
+
+    def test_the_ledger_keeps_the_key(self, network: Network, make_rivals: Any) -> None:
+        """The new master never heard of the lease: a rival asks there, and the ledger says no."""
+        rivals = make_rivals(locks=network.near_the_master, second_locks=network.by_sentinel)
+
+        def during(guard: Guard) -> None:
+            with redis.Redis(port=network.replica.port) as client:
+                assert not client.exists(LOCK)
+            network.master.kill()
+            network.wait_for_promotion()
+            with pytest.raises(KeyBusyError):
+                rivals.ship_too()
+            assert "lock_unavailable" not in rivals.second.happened
+            guard.check()
+
+        network.cut()
+        assert rivals.ship(during) == "first"
+        assert rivals.ship_too() == "first"
+        assert rivals.shipped() == ["first"]
+
+    def test_fences_grow_over_it(self, network: Network) -> None:
+        """The token that only the dead master knew is below the next one."""
+        network.cut()
+        before = take(network.near_the_master())
+        network.master.kill()
+        network.wait_for_promotion()
+        after = take(network.by_sentinel())
+        assert isinstance(after, Granted)
+        assert after.fence > before.fence
+
+
+class TestSplitBrain:
+    """Fault 15."""
+
+    def test_two_masters_one_effect(self, network: Network, make_rivals: Any) -> None:
+        """Each side's lock server lets its own client in; the ledger lets in one of them."""
+        rivals = make_rivals(locks=network.near_the_master, second_locks=network.by_sentinel)
+
+        def fault() -> None:
+            network.cut()
+            network.wait_for_promotion()
+            sides = [network.near_the_master(), network.by_sentinel()]
+            elsewhere = [
+                locks.acquire(("other",), new_owner(), ttl_s=1.0, with_fence=True, wait_s=0.0)
+                for locks in sides
+            ]
+            assert [type(answer) for answer in elsewhere] == [Granted, Granted]
+
+        expect_one_effect(rivals, fault)
+
+    def test_after_it_heals_nobody_ends_the_others_lease(self, network: Network) -> None:
+        """Two holders with tokens of their own: what the old side releases and renews is its own,
+        and what is left is the new side's lease."""
+        network.cut()
+        network.wait_for_promotion()
+        old, new = new_owner("old"), new_owner("new")
+        near, far = network.near_the_master(), network.by_sentinel()
+        assert isinstance(take(near, old), Granted)
+        granted = take(far, new)
+        assert isinstance(granted, Granted)
+        network.heal()
+        assert far.release(KEY, old) is False
+        told = take(far, old)
+        assert isinstance(told, Held)
+        assert told.owner == new
+        assert take(far, new) == granted
+        assert far.release(KEY, new) is True
