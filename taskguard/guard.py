@@ -27,6 +27,7 @@ from taskguard.errors import (
 )
 from taskguard.lease import Lease
 from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
+from taskguard.progress import Progress
 
 __all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
 
@@ -102,6 +103,10 @@ def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
     return text
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 _UNSET = object()
 
 
@@ -135,7 +140,7 @@ class Guard:
         self._result: Any = _UNSET
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
-        self._progress: Any = _UNSET
+        self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self.completed = False
         # The last reason why a transaction was refused, until a later one commits: a body that
         # swallows it must not be taken for one that had nothing to write.
@@ -177,16 +182,20 @@ class Guard:
     @property
     def idempotency_key(self) -> str:
         """Stable for this work over all its deliveries: for a payment provider. 32 hex digits."""
-        work = self._delivery.work or f"{self._delivery.task} {self.key}"
-        return hashlib.sha256(work.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return _digest(self._work)
+
+    def idempotency_key_for(self, step: str) -> str:
+        """The same for one step of the work. 32 hex digits."""
+        return _digest(f"{self._work}\0{step}")
+
+    @property
+    def _work(self) -> str:
+        return self._delivery.work or f"{self._delivery.task} {self.key}"
 
     @property
     def progress(self) -> Any:
         """What the last holder, or this one, stored with `checkpoint()`; None if nothing."""
-        if self._progress is _UNSET:
-            text = None if self._claimed is None else self._claimed.progress_json
-            self._progress = None if text is None else self._codec.loads(text)
-        return self._progress
+        return self._progress.value
 
     @property
     def result(self) -> Any:
@@ -246,11 +255,44 @@ class Guard:
 
         A later holder finds it in `guard.progress` and goes on from there.
         """
-        progress_json = encode(progress, self._codec, what="progress", key=self.key)
+        record = self._progress.with_value(progress)
+        progress_json = encode(record, self._codec, what="progress", key=self.key)
         with self._transaction("checkpoint") as tx:
             yield tx.db
             tx.checkpoint(self._standing.claim, progress_json)
-        self._progress = progress
+        self._progress.committed(progress_json)
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`function(*args, **kwargs)`, once per work: later attempts get its stored result.
+
+        For what happens elsewhere (a payment, a mail) in a body of several parts. The result is
+        committed, fenced, right after the call; a holder that dies in between leaves the next one
+        to call again, so hand `guard.idempotency_key_for(name)` to whoever does it.
+
+        Args:
+            name: tells the work's steps apart; in a loop each turn needs a name of its own.
+            function: called with the other arguments if no attempt has got its result stored yet.
+
+        Returns:
+            The result as it was stored: what JSON makes of it.
+
+        Raises:
+            LeaseLostError: the lease cannot be trusted any more; nothing was called.
+            ResultError: the result is not JSON, or too large. The call has happened.
+            StaleTokenError: a newer holder exists; the result was not stored.
+            TransactionUsageError: inside a transaction, or after DONE was committed.
+            ConfigurationError: the task has no ledger.
+        """
+        self._refuse_transaction("step")
+        if name not in self._progress.steps:
+            self.check()
+            result = function(*args, **kwargs)
+            record = self._progress.with_step(name, result)
+            text = encode(record, self._codec, what=f"result of step {name!r}", key=self.key)
+            with self._transaction("step") as tx:
+                tx.checkpoint(self._standing.claim, text)
+            self._progress.committed(text)
+        return self._progress.steps[name]
 
     @property
     def _standing(self) -> Claimed:
@@ -263,9 +305,9 @@ class Guard:
             )
         return self._claimed
 
-    @contextmanager
-    def _transaction(self, name: str) -> Iterator[LedgerTransaction]:
-        claim = self._standing.claim
+    def _refuse_transaction(self, name: str) -> None:
+        """Where none can begin."""
+        _ = self._standing
         if self.completed:
             raise TransactionUsageError(
                 f"guard.{name}() of {self.key} was called after DONE was committed. A body has "
@@ -274,12 +316,21 @@ class Guard:
                 fence=self.fence,
             )
         if self._open:
+            advice = (
+                "Call it before: its result is committed by itself."
+                if name == "step"
+                else "Use the connection that is open."
+            )
             raise TransactionUsageError(
-                f"guard.{name}() of {self.key} was called inside another one. Use the "
-                "connection that is open.",
+                f"guard.{name}() of {self.key} was called inside a transaction. {advice}",
                 key=self.key,
                 fence=self.fence,
             )
+
+    @contextmanager
+    def _transaction(self, name: str) -> Iterator[LedgerTransaction]:
+        self._refuse_transaction(name)
+        claim = self._standing.claim
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
         if self._lease.is_parents:
             self._lease.check()  # raises: a forked child holds nothing

@@ -1,0 +1,51 @@
+"""What a holder leaves for the next one: the body's own progress, and the results of its steps.
+
+Guarantees: both stand in one JSON text, which is committed whole. Read only when it is asked for,
+so that a text that cannot be read fails a body, not a claim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskguard.delivery import Codec
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """The record of one work, as it was last committed."""
+
+    def __init__(self, text: str | None, codec: Codec) -> None:
+        self._text = text
+        self._codec = codec
+        self._read: dict[str, Any] | None = None
+
+    @property
+    def value(self) -> Any:
+        """The body's own; None if there is none."""
+        return self._record()["progress"]
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """The result of each step by its name."""
+        steps: dict[str, Any] = self._record()["steps"]
+        return steps
+
+    def with_value(self, value: Any) -> dict[str, Any]:
+        """What is to be committed with a checkpoint."""
+        return {"progress": value, "steps": self.steps}
+
+    def with_step(self, name: str, result: Any) -> dict[str, Any]:
+        """What is to be committed after a step."""
+        return {"progress": self.value, "steps": {**self.steps, name: result}}
+
+    def committed(self, text: str) -> None:
+        """This is the record now."""
+        self._text, self._read = text, None
+
+    def _record(self) -> dict[str, Any]:
+        if self._read is None:
+            read = None if self._text is None else self._codec.loads(self._text)
+            self._read = {"progress": None, "steps": {}} if read is None else read
+        return self._read

@@ -1,0 +1,255 @@
+"""`guard.step()`: what happens elsewhere is called once per work, as far as that can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.guarded_shop import GuardedShop, write
+from taskguard import Guard
+from taskguard.delivery import Answered, Completed
+from taskguard.errors import (
+    ConfigurationError,
+    LeaseLostError,
+    ResultError,
+    TransactionUsageError,
+)
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.tables import KEYS, WORKS
+
+
+class Provider:
+    """Somebody elsewhere, who counts how often it is called and knows what it was asked before."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.charges: dict[str, int] = {}
+
+    def charge(self, amount: int, key: str = "") -> dict[str, Any]:
+        self.calls.append(amount)
+        self.charges.setdefault(key, amount)
+        return {"charge": len(self.calls), "amounts": (amount,)}
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def shop(request: pytest.FixtureRequest) -> Iterator[GuardedShop]:
+    made = GuardedShop(request.getfixturevalue(request.param))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def provider() -> Provider:
+    return Provider()
+
+
+def overtake(shop: GuardedShop) -> None:
+    """The lease runs out and somebody else takes the work over."""
+    with shop.engine.begin() as db:
+        for table in (KEYS, WORKS):
+            db.execute(sa.update(table).values(lease_until=1))
+    request = ClaimRequest(
+        keys=("order:1",),
+        owner=new_owner("m"),
+        ttl_s=30.0,
+        work="ship order:1",
+        task="ship",
+        message=MessageRef("m"),
+    )
+    assert isinstance(shop.ledger.claim(request), Claimed)
+
+
+def test_a_later_attempt_gets_the_stored_result(shop: GuardedShop, provider: Provider) -> None:
+    """It is what JSON makes of it, for the first attempt as well."""
+    results: list[Any] = []
+
+    def body(guard: Guard) -> Any:
+        results.append(guard.step("charge", provider.charge, 7, key="k"))
+        if guard.attempt == 1:
+            raise ZeroDivisionError
+        with guard.transaction() as db:
+            write(db)
+        return results[-1]["charge"]
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    assert shop.deliver(body) == Completed(1)
+    assert results == [{"charge": 1, "amounts": [7]}] * 2
+    assert provider.calls == [7]
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+
+
+def test_steps_are_told_apart_by_name_and_stay_beside_progress(
+    shop: GuardedShop, provider: Provider
+) -> None:
+    """A checkpoint keeps the steps, and a step the progress."""
+
+    def body(guard: Guard) -> None:
+        for number in range(guard.progress or 0, 3):
+            guard.step(f"charge {number}", provider.charge, number)
+            with guard.checkpoint(number + 1) as db:
+                write(db, f"{number}")
+            if number == 1 and guard.attempt == 1:
+                raise ZeroDivisionError
+        assert guard.step("charge 0", provider.charge, 99)["amounts"] == [0]
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    assert isinstance(shop.deliver(body), Completed)
+    assert provider.calls == [0, 1, 2]
+    assert shop.effects == ["0", "1", "2"]
+
+
+def test_a_step_within_a_step_is_a_step(shop: GuardedShop, provider: Provider) -> None:
+    """Both are stored."""
+
+    def outer(guard: Guard) -> str:
+        return f"after {guard.step('inner', provider.charge, 1)['charge']}"
+
+    def body(guard: Guard) -> Any:
+        first = guard.step("outer", outer, guard)
+        assert guard.step("inner", provider.charge, 2) == {"charge": 1, "amounts": [1]}
+        return first
+
+    assert shop.deliver(body) == Completed("after 1")
+    assert provider.calls == [1]
+
+
+def test_a_holder_that_was_overtaken_stores_nothing(shop: GuardedShop, provider: Provider) -> None:
+    """Its step is refused, and the delivery is put off; the new holder's claim stands."""
+
+    def body(guard: Guard) -> None:
+        def late() -> str:
+            overtake(shop)
+            return "too late"
+
+        guard.step("charge", late)
+        provider.charge(1)
+
+    shop.deliver(body)
+    assert provider.calls == []
+    assert shop.states == ["PROCESSING"]
+    view = shop.ledger.view("ship order:1")
+    assert view is not None
+    assert view.progress_json is None
+
+
+def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
+    """What it cannot store any more it had better not do."""
+
+    def body(guard: Guard) -> None:
+        guard._lease.mark_lost("for the test")
+        with pytest.raises(LeaseLostError):
+            guard.step("charge", provider.charge, 1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    assert provider.calls == []
+
+
+def test_a_result_that_is_not_json_fails_the_body(shop: GuardedShop) -> None:
+    """It says which step; the call has happened, and happens again at the next attempt."""
+
+    def body(guard: Guard) -> None:
+        guard.step("charge", object)
+
+    with pytest.raises(ResultError, match="result of step 'charge'"):
+        shop.deliver(body)
+    assert shop.states == ["FAILED"]
+
+
+def test_in_a_transaction_or_after_it_a_step_is_refused(
+    shop: GuardedShop, provider: Provider
+) -> None:
+    """Before anybody is called: its result could not be committed by itself."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            with pytest.raises(TransactionUsageError, match="Call it before"):
+                guard.step("charge", provider.charge, 1)
+        with pytest.raises(TransactionUsageError, match="after DONE"):
+            guard.step("charge", provider.charge, 1)
+
+    shop.deliver(body)
+    assert provider.calls == []
+    assert shop.states == ["DONE"]
+
+
+def test_with_locks_only_a_step_is_refused(provider: Provider) -> None:
+    """There is nobody who could store it."""
+    tg = taskguard.connect(locks="memory://", ledger=None)
+
+    @tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        guard.step("charge", provider.charge, n)
+
+    with pytest.raises(ConfigurationError, match="there is no ledger"):
+        ship(1)
+    assert provider.calls == []
+
+
+def test_each_step_has_an_idempotency_key_that_stays(shop: GuardedShop) -> None:
+    """Over attempts; unlike that of another step, and that of the work."""
+    keys: list[tuple[str, str, str]] = []
+
+    def body(guard: Guard) -> None:
+        keys.append(
+            (
+                guard.idempotency_key,
+                guard.idempotency_key_for("charge"),
+                guard.idempotency_key_for("mail"),
+            )
+        )
+        if guard.attempt == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    shop.deliver(body)
+    assert keys[0] == keys[1]
+    assert len(set(keys[0])) == 3
+    assert all(len(key) == 32 for key in keys[0])
+
+
+def test_a_duplicate_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
+    """DONE is answered from the record."""
+
+    def body(guard: Guard) -> int:
+        return int(guard.step("charge", provider.charge, 1)["charge"])
+
+    assert shop.deliver(body) == Completed(1)
+    assert shop.deliver(body) == Answered(1)
+    assert provider.calls == [1]
+
+
+def test_killed_anywhere_a_provider_that_knows_the_key_charges_once(
+    taskguard_memory: Any, explore_crashes: Any, provider: Provider
+) -> None:
+    """It is called again if its caller dies before the answer is stored; never after that."""
+    tg = taskguard.connect(locks="memory://", ledger="sqlite://")
+
+    @tg.guarded(key="invoice:<n>")
+    def bill(n: int, guard: Guard) -> None:
+        key = guard.idempotency_key_for("charge")
+        guard.step("charge", provider.charge, n, key=key)
+        with guard.transaction():
+            pass
+
+    explore_crashes(
+        bill, (1,), effects=lambda: len(provider.charges), before_each=provider.charges.clear
+    )
+    calls = len(provider.calls)
+    report = explore_crashes(
+        bill, (1,), effects=lambda: len(provider.charges), before_each=provider.charges.clear
+    )
+    begin = [line.point for line in report.lines].index("transaction.begin asked")
+    stored = [line.point for line in report.lines].index("transaction.commit done")
+    # Each line is one call, and one more where the first died between the two.
+    assert len(provider.calls) - calls == len(report.lines) + stored - begin
