@@ -22,6 +22,8 @@ from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
 from taskguard.testing.servers import Valkey
 
+pytestmark = pytest.mark.slow
+
 KEY = ("order:1",)
 LOCK = "taskguard:{order:1}"
 LAST_SLOT = 16_383

@@ -29,6 +29,8 @@ from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LedgerUnavailableError, TransactionRetryError
 from taskguard.testing.servers import Postgres
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

@@ -27,6 +27,8 @@ from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent.parent
 
 
