@@ -154,7 +154,7 @@ class TestPooler:
 
     @pytest.fixture
     def pooled(self, postgres: Postgres, pg_url: str) -> Iterator[Rivals]:
-        allowed(PgBouncer.available())
+        need(PgBouncer)
         with PgBouncer(postgres.port) as pooler:
             url = pooler.url_of(pg_url.rpartition("/")[2])
             # What the shops look at by themselves does not go through it.
