@@ -173,7 +173,8 @@ class Runner:
             self._entry.emit(Dead, delivery, crashes=found.crashes)
             raise WorkDeadError(
                 f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-                "while they ran it. Find out why it kills its workers, then requeue it.",
+                "while they ran it. Find out why it kills its workers, then let it run again: "
+                f"taskguard works requeue {delivery.work!r} --reason …",
                 key=delivery.key,
                 crashes=found.crashes,
             )

@@ -2,6 +2,9 @@
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
 taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
+taskguard works list [--state DEAD]             works that wait for a person, or in a state
+taskguard works show WORK                       all that is known of one
+taskguard works requeue WORK --reason TEXT      DEAD or FAILED -> NEW: its next delivery runs it
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from taskguard.cli.works import CommandError, add_url, add_works
 from taskguard.errors import TaskguardError
-from taskguard.settings import LEDGER_VARIABLE, UNSET, make_ledger
+from taskguard.settings import UNSET, make_ledger
 
 __all__ = ["main"]
 
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ledger = commands.add_parser("ledger", help="the ledger's tables")
     actions = ledger.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create", help="create the tables that are missing")
-    _add_url(create)
+    add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
     create.set_defaults(run=_create)
     purge = commands.add_parser(
@@ -37,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Deletes works that ended so long ago (DONE, FAILED), their messages, and keys "
         "that nobody has held since. May run at any time, beside workers.",
     )
-    _add_url(purge)
+    add_url(purge)
     purge.add_argument(
         "--older-than",
         type=_duration_s,
@@ -49,17 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     purge.add_argument("--batch", type=_count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD works, too")
     purge.set_defaults(run=_purge)
+    add_works(commands)
     arguments = parser.parse_args(argv)
     try:
-        arguments.run(arguments)
-    except TaskguardError as error:
+        if arguments.run is _create:
+            _create(arguments)
+        else:
+            with contextlib.closing(_ledger(arguments.url)) as ledger:
+                ledger.check_schema()
+                arguments.run(ledger, arguments)
+    except (TaskguardError, CommandError) as error:
         print(f"taskguard: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
 
 
 def _duration_s(text: str) -> float:
@@ -86,12 +92,10 @@ def _create(arguments: argparse.Namespace) -> None:
         print(f"created: {ledger!r}")
 
 
-def _purge(arguments: argparse.Namespace) -> None:
-    with contextlib.closing(_ledger(arguments.url)) as ledger:
-        ledger.check_schema()
-        gone = ledger.purge(
-            older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
-        )
+def _purge(ledger: Any, arguments: argparse.Namespace) -> None:
+    gone = ledger.purge(
+        older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
+    )
     print(f"forgotten: {gone.works:,} works, {gone.messages:,} messages, {gone.keys:,} keys")
 
 

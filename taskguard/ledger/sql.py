@@ -279,6 +279,47 @@ class SqlLedger:
         row = self._database.twice(read)
         return None if row is None else view_of(row)
 
+    def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
+        """The records of works in a state, those that started last first."""
+
+        def read() -> Any:
+            select = sa.select(WORKS).where(WORKS.c.state == state.value)
+            with self._database.transaction() as db:
+                return db.execute(select.order_by(WORKS.c.started.desc()).limit(limit)).all()
+
+        return [view_of(row) for row in self._database.twice(read)]
+
+    def requeue(self, work: str, *, reason: str) -> bool:
+        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
+
+        Its messages' numbers are forgotten, so that the same message may be sent again.
+        """
+
+        def requeue() -> bool:
+            ended = WORKS.c.state.in_([State.DEAD.value, State.FAILED.value])
+            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+                changed = db.execute(
+                    sa.update(WORKS)
+                    .where(WORKS.c.id == work, ended)
+                    .values(
+                        state=State.NEW.value,
+                        final=0,
+                        retries=0,
+                        owner=FREE,
+                        lease_until=0,
+                        crashes=0,
+                        crashed_owner="",
+                        error=f"requeued: {reason}",
+                        finished=None,
+                    )
+                )
+                if changed.rowcount != 1:
+                    return False
+                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.work == work))
+                return True
+
+        return self._database.twice(requeue)
+
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget works that ended so long ago, their messages, and keys that are free since.
 

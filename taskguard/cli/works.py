@@ -1,0 +1,94 @@
+"""`taskguard works`: what a person does with works that wait for one.
+
+Guarantees: only DEAD and FAILED works are requeued, by one statement that says so. Does not send
+their messages again: taskguard keeps no arguments. Whoever sent them does, or the queue does.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from datetime import datetime, timezone
+from typing import Any
+
+from taskguard.ledger.base import WorkView
+from taskguard.settings import LEDGER_VARIABLE
+from taskguard.states import State
+
+__all__ = ["CommandError", "add_url", "add_works"]
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; says why."""
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """`--url`."""
+    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+
+
+def add_works(commands: Any) -> None:
+    """`works` with its actions."""
+    actions = commands.add_parser("works", help="works that wait for a person").add_subparsers(
+        dest="action", required=True
+    )
+    several = actions.add_parser("list", help="works in a state, the latest first")
+    add_url(several)
+    states = [state.value for state in State]
+    several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
+    several.add_argument("--limit", type=int, default=100, help="at most so many; 100")
+    several.set_defaults(run=_list)
+    show = actions.add_parser("show", help="all that is known of a work")
+    requeue = actions.add_parser(
+        "requeue",
+        help="DEAD or FAILED -> NEW",
+        description="The work's next delivery runs it. Send its message again: taskguard keeps no "
+        "arguments.",
+    )
+    for action, run in ((show, _show), (requeue, _requeue)):
+        add_url(action)
+        action.add_argument("work", help='as `list` shows it: "shop.ship order:42"')
+        action.set_defaults(run=run)
+    requeue.add_argument("--reason", required=True, help="why it will go better now")
+
+
+def _list(ledger: Any, arguments: argparse.Namespace) -> None:
+    works = ledger.works(State(arguments.state), limit=arguments.limit)
+    for work in works:
+        error = f"  {work.error}" if work.error else ""
+        print(f"{_when(work.started_s)}  attempts {work.attempts}  {work.id}{error}")
+    if not works:
+        print(f"no work is {arguments.state}")
+
+
+def _show(ledger: Any, arguments: argparse.Namespace) -> None:
+    work = _find(ledger, arguments.work)
+    for each in fields(work):
+        value = getattr(work, each.name)
+        if each.name.endswith("_s"):
+            value = _when(value)
+        elif isinstance(value, State):
+            value = value.value
+        print(f"{each.name.removesuffix('_s'):15} {'-' if value in (None, '') else value}")
+
+
+def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
+    if not ledger.requeue(arguments.work, reason=arguments.reason):
+        state = _find(ledger, arguments.work).state.value
+        raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
+    print(f"{arguments.work} is NEW: its next delivery runs it. Send its message again.")
+
+
+def _find(ledger: Any, work: str) -> WorkView:
+    found: WorkView | None = ledger.view(work)
+    if found is None:
+        raise CommandError(
+            f"There is no work {work!r}. `taskguard works list` shows what there is."
+        )
+    return found
+
+
+def _when(at_s: float | None) -> str:
+    if not at_s:
+        return "-"
+    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(" ", "seconds")

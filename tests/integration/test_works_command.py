@@ -1,0 +1,152 @@
+"""`taskguard works`: DEAD works are found, looked at, and given another try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard import Guard
+from taskguard.cli import main
+from taskguard.delivery import Completed, Dropped
+from taskguard.errors import StaleTokenError, WorkDeadError
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.tables import KEYS, WORKS
+
+WORK = "ship order:1"
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def shop(url: str) -> Iterator[GuardedShop]:
+    made = GuardedShop(url)
+    yield made
+    made.close()
+
+
+def request(*, copy: int = 0) -> ClaimRequest:
+    return ClaimRequest(
+        keys=("order:1",),
+        owner=new_owner("m"),
+        ttl_s=30.0,
+        work=WORK,
+        task="ship",
+        message=MessageRef("m", copy=copy),
+        max_crashes=1,
+    )
+
+
+def die(shop: GuardedShop) -> Claimed:
+    """A holder vanishes, and the work is DEAD with it; its late claim."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    shop.ledger.defer(request(), lambda _: None)
+    with shop.engine.begin() as db:
+        for table in (KEYS, WORKS):
+            db.execute(sa.update(table).values(lease_until=1))
+    shop.ledger.claim(request(copy=1))
+    assert shop.states == ["DEAD"]
+    return claimed
+
+
+def ship(guard: Guard) -> str:
+    with guard.transaction() as db:
+        write(db)
+    return "shipped"
+
+
+def test_a_dead_work_is_run_again_once_somebody_says_so(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by the very message that had been put off before; its late holder stays refused."""
+    late = die(shop)
+    with pytest.raises(WorkDeadError):
+        shop.deliver(ship)
+    assert main(["works", "list", "--url", url]) == 0
+    assert WORK in capsys.readouterr().out
+    assert main(["works", "requeue", WORK, "--reason", "more memory", "--url", url]) == 0
+    assert capsys.readouterr().out == (
+        f"{WORK} is NEW: its next delivery runs it. Send its message again.\n"
+    )
+    with pytest.raises(StaleTokenError):
+        shop.ledger.complete(late.claim, None)
+    queue = NotingQueue()
+    assert shop.deliver(ship, queue) == Completed("shipped")
+    assert (shop.effects, shop.states, queue.copies) == (["x"], ["DONE"], [])
+    view = shop.ledger.view(WORK)
+    assert view is not None
+    assert (view.crashes, view.error) == (0, None)
+    assert view.fence > late.claim.fence
+
+
+def test_what_is_done_or_in_progress_stays_so(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody's claim is taken away, and no effect happens again."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    assert main(["works", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert f"{WORK} is PROCESSING; only DEAD and FAILED" in capsys.readouterr().err
+    shop.ledger.complete(claimed.claim, None)
+    assert main(["works", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert f"{WORK} is DONE; only DEAD and FAILED" in capsys.readouterr().err
+    assert shop.states == ["DONE"]
+
+
+def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> None:
+    """FAILED for good is a person's word, too."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    assert shop.ledger.revoke(WORK, message="m")
+    assert shop.deliver(ship) == Dropped("revoked")
+    assert main(["works", "requeue", WORK, "--reason", "wanted after all", "--url", url]) == 0
+    with shop.engine.begin() as db:  # what the revoked holder left runs out
+        db.execute(sa.update(KEYS).values(lease_until=1))
+    assert shop.deliver(ship) == Completed("shipped")
+    assert shop.effects == ["x"]
+
+
+def test_all_that_is_known_is_shown(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times for people, and a dash for what is not there."""
+    die(shop)
+    assert main(["works", "show", WORK, "--url", url]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["state"], shown["crashes"], shown["result_json"]) == ("DEAD", "1", "-")
+    assert shown["started"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("action", [["show"], ["requeue", "--reason", "?"]])
+def test_a_work_that_does_not_exist_is_said(
+    shop: GuardedShop, url: str, action: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that shows what there is."""
+    assert main(["works", *action, "nothing", "--url", url]) == 1
+    assert "There is no work 'nothing'. `taskguard works list`" in capsys.readouterr().err
+    assert main(["works", "list", "--url", url]) == 0
+    assert capsys.readouterr().out == "no work is DEAD\n"
+
+
+def test_the_list_is_of_the_state_that_was_asked_for(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the error, and no more than the limit."""
+
+    def fail(guard: Guard) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(fail)
+    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    assert capsys.readouterr().out.endswith(f"attempts 1  {WORK}  ZeroDivisionError: by zero\n")
+    assert main(["works", "list", "--state", "FAILED", "--limit", "0", "--url", url]) == 0
+    assert capsys.readouterr().out == "no work is FAILED\n"
