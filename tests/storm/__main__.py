@@ -74,7 +74,7 @@ def _show_ours(record: Record) -> list[str]:
     for text in findings.wrong:
         CONSOLE.print(f"WRONG  {text}")
     if not findings.wrong:
-        CONSOLE.print("S1 to S8 and L1 to L5 hold.")
+        CONSOLE.print("S1 to S8, L1, L3 and L4 hold.")
     return findings.wrong
 
 

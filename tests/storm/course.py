@@ -201,7 +201,6 @@ class World:
         for proxy in (self.locks_proxy, self.database_proxy):
             proxy.mode = Mode.PASS
         self._pool.shutdown(wait=True)
-        self._pool = ThreadPoolExecutor(1)
         for server in (self.locks, self.postgres, *self.celery):
             server.resume()
             server.start()

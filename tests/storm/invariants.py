@@ -1,7 +1,9 @@
-"""The record of a storm, read against what must hold: S1 to S8 and L1 to L5.
+"""The record of a storm, read against what must hold: S1 to S8, L1, L3 and L4.
 
 Each `_s…` and `_l…` yields what it found wrong, in words; the class counts what there was to see,
-for a storm without stale commits and second holders proves nothing.
+for a storm without stale commits and second holders proves nothing. How soon somebody takes over
+(L2) is a figure of the report, for no machine has to be fast here; how soon a holder hears that
+its lease is lost (L5) is the simulation's and `tests/faults`' business.
 """
 
 from __future__ import annotations
@@ -49,8 +51,7 @@ class Findings:
             self._s1_tokens_grow, self._s2_one_effect, self._s3_no_late_commit,
             self._s4_leases_end_by_their_holder, self._s5_leases_are_disjoint,
             self._s6_ends_are_final, self._s7_answers_are_true, self._s8_ok_is_committed,
-            self._l1_everything_is_done, self._l2_somebody_takes_over,
-            self._l4_nothing_is_left, self._l5_the_late_are_told,
+            self._l1_everything_is_done, self._l4_nothing_is_left,
         ]  # fmt: skip
 
     # -- safety -------------------------------------------------------------------------------
@@ -80,6 +81,12 @@ class Findings:
                 later = [k.fence for k in self.keys[key] if k.id < change.id]
                 if max(later, default=0) > change.fence:
                     yield f"{key}: DONE by {change.fence}, and {max(later)} had been granted"
+        last: dict[str, int] = defaultdict(int)
+        for line in self.events["claimed"]:
+            last[line["key"]] = max(last[line["key"]], line["fence"])
+        for line in self.events["completed"]:
+            if line["fence"] < last[line["key"]]:
+                yield f"{line['key']}: {line['fence']} completed, {last[line['key']]} was the last"
 
     def _s4_leases_end_by_their_holder(self) -> Iterator[str]:
         """Whoever was refused had been overtaken, or its lease had run out."""
@@ -144,6 +151,7 @@ class Findings:
     # -- liveness -----------------------------------------------------------------------------
 
     def _l1_everything_is_done(self) -> Iterator[str]:
+        """Which is L3, too: nobody is fenced out by a lock server that has lost its state."""
         effects = {item for item, _ in self.record.effects}
         for item in self.record.items:
             if item.name not in effects:
@@ -160,11 +168,6 @@ class Findings:
         if self.record.most_copies > 12:
             yield f"{self.record.most_copies} live copies of one message"
 
-    def _l2_somebody_takes_over(self) -> Iterator[str]:
-        """Every work of a holder that vanished was claimed again; how soon is reported."""
-        if self.events["takeover"] and not self.takeover_s:
-            yield "takeovers without a claim before"
-
     def _l4_nothing_is_left(self) -> Iterator[str]:
         if self.record.lock_keys:
             yield f"the lock server still has {self.record.lock_keys[:5]}"
@@ -174,29 +177,17 @@ class Findings:
         if len(self.keys) != len(self.works):
             yield f"{len(self.keys)} keys and {len(self.works)} works"
 
-    def _l5_the_late_are_told(self) -> Iterator[str]:
-        """Whoever completes a work is the last that claimed it."""
-        last = {line["key"]: 0 for line in self.events["claimed"]}
-        for line in self.events["claimed"]:
-            last[line["key"]] = max(last[line["key"]], line["fence"])
-        for line in self.events["completed"]:
-            if line["fence"] < last.get(line["key"], 0):
-                yield f"{line['key']}: {line['fence']} completed, {last[line['key']]} was the last"
-
     # -- what there was to see ----------------------------------------------------------------
 
     @property
     def takeover_s(self) -> list[float]:
-        """From a claim to the one that took it over."""
-        claims = defaultdict(list)
-        for line in self.events["claimed"]:
-            claims[line["key"]].append(line["t"])
-        found = []
-        for line in self.events["takeover"]:
-            before = [t for t in claims[line["key"]] if t < line["t"] - 1e-3]
-            if before:
-                found.append(line["t"] - max(before))
-        return found
+        """How long keys whose lease had run out waited for their next holder."""
+        return [
+            (change.at_us - (change.old_until or 0)) / 1e6
+            for changes in self.keys.values()
+            for change in changes
+            if change.old_owner and change.owner not in ("", change.old_owner)
+        ]
 
     @property
     def second_holders(self) -> int:
@@ -216,7 +207,7 @@ class Findings:
             "dropped as superseded": answers["superseded"],
             "put off": len(self.events["deferred"]),
             "takeovers": len(self.events["takeover"]),
-            "takeover after a claim, median s": (
+            "a key waits when its lease is over, median s": (
                 f"{statistics.median(self.takeover_s):.1f}" if self.takeover_s else "-"
             ),
             "second holders": self.second_holders,

@@ -181,7 +181,7 @@ def test_a_right_history_is_right() -> None:
         (copies_without_end, "L1"),
         (lock_left, "L4"),
         (key_left, "L4"),
-        (overtaken_and_not_told, "L5"),
+        (overtaken_and_not_told, "S3"),
     ],
 )
 def test_a_forged_history_is_found_out(forge: Any, invariant: str) -> None:
