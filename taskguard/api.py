@@ -108,7 +108,7 @@ class TaskGuard:
             return self._runner_on(by)
         if self._runner is None:
             self._runner = self._make(
-                make_locks(self._locks), make_ledger(self._ledger), self.events
+                make_locks(self._locks), make_ledger(self._ledger), self.events, self._clock
             )
         return self._runner
 
@@ -118,7 +118,8 @@ class TaskGuard:
             events = Events(self.events.emit, by.listener)
             locks = None if self._locks is None else by.locks
             ledger = None if self._ledger is None else by.ledger
-            runner = self._make(locks, ledger, events, renewing=by.renewing)
+            clock = by.clock or self._clock
+            runner = self._make(locks, ledger, events, clock, renewing=by.renewing)
             found = self._substitute = by, runner
         return found[1]
 
@@ -127,19 +128,20 @@ class TaskGuard:
         locks: LockProvider | None,
         ledger: Ledger | None,
         events: Events,
+        clock: Clock,
         *,
         renewing: bool = True,
     ) -> Runner:
         if locks is None and ledger is None:
             raise ConfigurationError("locks=None and ledger=None: nothing would be guarded.")
         watchdog = Watchdog(
-            locks=locks, ledger=ledger, events=events, clock=self._clock, threaded=renewing
+            locks=locks, ledger=ledger, events=events, clock=clock, threaded=renewing
         )
         return Runner(
             locks=locks,
             ledger=ledger,
             events=events,
-            clock=self._clock,
+            clock=clock,
             watchdog=watchdog,
             codec=self._codec,
         )

@@ -141,6 +141,7 @@ class Guard:
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
         self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
+        self._called: dict[str, Any] = {}
         self.completed = False
         # The last reason why a transaction was refused, until a later one commits: a body that
         # swallows it must not be taken for one that had nothing to write.
@@ -266,11 +267,13 @@ class Guard:
         """`function(*args, **kwargs)`, once per work: later attempts get its stored result.
 
         For what happens elsewhere (a payment, a mail) in a body of several parts. The result is
-        committed, fenced, right after the call; a holder that dies in between leaves the next one
-        to call again, so hand `guard.idempotency_key_for(name)` to whoever does it.
+        committed, fenced, right after the call. If it cannot be stored (its holder died in between,
+        or the database went away) the next one calls again, so hand
+        `guard.idempotency_key_for(name)` to whoever does it. All results of a work stand in one
+        record, which every step writes anew: steps are for parts, not for thousands of items.
 
         Args:
-            name: tells the work's steps apart; in a loop each turn needs a name of its own.
+            name: a text that tells the work's steps apart; in a loop each turn needs one.
             function: called with the other arguments if no attempt has got its result stored yet.
 
         Returns:
@@ -282,13 +285,21 @@ class Guard:
             StaleTokenError: a newer holder exists; the result was not stored.
             TransactionUsageError: inside a transaction, or after DONE was committed.
             ConfigurationError: the task has no ledger.
+            TypeError: the name is no text.
         """
         self._refuse_transaction("step")
+        if not isinstance(name, str):  # JSON makes a text of it, under which nobody would find it
+            raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
         if name not in self._progress.steps:
-            self.check()
-            result = function(*args, **kwargs)
+            if name in self._called:
+                result = self._called[name]
+            else:
+                self.check()
+                result = function(*args, **kwargs)
             record = self._progress.with_step(name, result)
-            text = encode(record, self._codec, what=f"result of step {name!r}", key=self.key)
+            what = f"result of step {name!r}, with those of the other steps,"
+            text = encode(record, self._codec, what=what, key=self.key)
+            self._called[name] = result  # if its commit fails, the body is run again
             with self._transaction("step") as tx:
                 tx.checkpoint(self._standing.claim, text)
             self._progress.committed(text)

@@ -19,7 +19,6 @@ class Progress:
     def __init__(self, text: str | None, codec: Codec) -> None:
         self._text = text
         self._codec = codec
-        self._read: dict[str, Any] | None = None
 
     @property
     def value(self) -> Any:
@@ -42,10 +41,11 @@ class Progress:
 
     def committed(self, text: str) -> None:
         """This is the record now."""
-        self._text, self._read = text, None
+        self._text = text
 
     def _record(self) -> dict[str, Any]:
-        if self._read is None:
-            read = None if self._text is None else self._codec.loads(self._text)
-            self._read = {"progress": None, "steps": {}} if read is None else read
-        return self._read
+        # Read anew each time: what a body does to what it got is not committed.
+        if self._text is None:
+            return {"progress": None, "steps": {}}
+        record: dict[str, Any] = self._codec.loads(self._text)
+        return record

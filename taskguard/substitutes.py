@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from taskguard.clock import Clock
 from taskguard.events import Event
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
@@ -30,12 +31,14 @@ class Substitutes:
     Attributes:
         listener: hears their events, besides the listeners of their own.
         renewing: whether leases are renewed while bodies run, which takes a thread.
+        clock: what their leases are trusted by; None: that of each guard.
     """
 
     locks: LockProvider | None
     ledger: Ledger | None
     listener: Callable[[Event], None]
     renewing: bool = True
+    clock: Clock | None = None
 
 
 _now: Substitutes | None = None

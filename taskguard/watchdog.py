@@ -193,7 +193,10 @@ class Watchdog:
         pid = self._pid
         while pid == os.getpid():
             try:
-                self._wakeup.wait(self._pause_s())
+                pause_s = self._pause_s()
+                if pause_s is None:
+                    return  # the next lease starts another
+                self._wakeup.wait(pause_s)
                 self.tick()
             except Exception:
                 # A bug here would lose every lease of the process: say so and go on.
@@ -210,7 +213,7 @@ class Watchdog:
                 self._used = False
                 self._wakes_at_s = now_s + _LINGER_S
             else:
-                self._wakes_at_s = float("inf")
+                self._running = False
                 return None
             return self._wakes_at_s - now_s
 

@@ -3,7 +3,8 @@
 A Celery task goes the way of `.apply()`: with its id, retries, `bind`, `autoretry_for`. An RQ job
 is a real `Job` in a Redis in memory, performed here. A function under `@tg.guarded` is called.
 
-Guarantees: all deliveries of a `Message` have one identity, as those of a queue do. Does not
+Guarantees: all deliveries of a `Message` have one identity, as those of a queue do; but a plain
+function has none, and with `once_per="message"` each call of it is work of its own. Does not
 guarantee what brokers and workers do around a task: time limits, acknowledgements, delays.
 """
 

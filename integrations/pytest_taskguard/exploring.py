@@ -20,11 +20,13 @@ import sqlalchemy as sa
 
 from pytest_taskguard.delivering import Message
 from pytest_taskguard.memory import Memory
+from taskguard.clock import SystemClock
 from taskguard.testing.crashes import Crashes, Killed
 
 __all__ = ["CrashReport", "Crashed", "EffectsError", "Explorer", "LostLease"]
 
 _UNDISTURBED = "(none)"
+_LONG_S = 1e9  # longer than any lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,22 @@ class EffectsError(AssertionError):
         if less:
             advice.append(
                 "Where there are fewer, DONE is committed before an effect is: no delivery makes "
-                "up for what comes after `guard.transaction()`."
+                "up for what comes after `guard.transaction()`. Or the task found its effect from "
+                "the line before: `before_each` puts it back."
             )
         super().__init__(
             f"{report.task}: {len(report.wrong)} of {len(report.lines)} lines have not "
             f"{report.expected} effect(s).\n\n{report}\n\n" + "\n".join(advice)
         )
+
+
+class _PausedClock(SystemClock):
+    """What a process sees that was paused: its lease ran out meanwhile, and it can tell."""
+
+    paused_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.paused_s
 
 
 def _die() -> None:
@@ -139,8 +151,10 @@ class Explorer:
         """
         message = Message(task, args, kwargs)
         answers: list[Any] = []
+        clock = _PausedClock()
 
         def overtake() -> None:
+            clock.paused_s = _LONG_S
             try:
                 self._memory.expire_leases()
             except sa.exc.OperationalError as error:
@@ -155,7 +169,7 @@ class Explorer:
         crashes = Crashes(overtake)
         crashes.reset(at)
         seen = len(self._memory.events)
-        with self._memory.process(crashes):
+        with self._memory.process(crashes, clock):
             result = message.deliver()
         if not crashes.struck:
             raise ValueError(f"No delivery came by {at!r}, but by {', '.join(crashes.seen)}.")
@@ -197,6 +211,11 @@ class Explorer:
             before_each()
             before = effects()
             deliveries = self._deliver_until_answered(Message(task, args, kwargs), crashes)
+            if crashes.at is not None and not crashes.struck:
+                raise ValueError(
+                    f"No delivery came by {point!r} again: the task goes another way once it has "
+                    "run. Put back what it finds changed: before_each=…"
+                )
             lines.append(Crashed(point, deliveries, effects() - before))
 
         run(_UNDISTURBED, undisturbed)

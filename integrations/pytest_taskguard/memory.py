@@ -14,6 +14,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.clock import Clock
+from taskguard.errors import ConfigurationError
 from taskguard.events import Event
 from taskguard.ledger.engine import make_engine
 from taskguard.ledger.sql import SqlLedger
@@ -41,22 +43,24 @@ class Memory:
     def __init__(self, database: Any) -> None:
         import fakeredis  # an extra: only those who test with it need it
 
+        _refuse_in_memory(database)
         self.redis = fakeredis.FakeRedis()
         self._locks = RedisLocks(self.redis)
         self._own = not isinstance(database, sa.Engine)
         if self._own and sa.make_url(database).get_backend_name() == "sqlite":
             self.engine = make_engine(database, lock_timeout_s=0)
-            sa.event.listen(self.engine, "connect", _spare_the_disk)
+            sa.event.listen(self.engine, "connect", _spare_time)
             self._ledger = SqlLedger(self.engine)
         else:
             # A URL gets the ledger's own settings, an Engine keeps those that it has.
             self.engine = sa.create_engine(database) if self._own else database
             self._ledger = SqlLedger(database)
         self._ledger.create_schema()
+        self._refuse_a_ledger_in_use()
         self.events = []
 
     @contextmanager
-    def process(self, crashes: Crashes | None = None) -> Iterator[None]:
+    def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
         """Guards run on these for a `with` block, as in a new process; `crashes` sees each call."""
         locks, ledger = self._locks, self._ledger
         by = Substitutes(
@@ -64,6 +68,7 @@ class Memory:
             ledger if crashes is None else crashes.ledger(ledger),
             self.events.append,
             renewing=crashes is None,
+            clock=clock,
         )
         with substituted(by):
             yield
@@ -72,6 +77,8 @@ class Memory:
         """Time passes: whoever holds a lease now is too late from here on."""
         self.redis.flushall()
         with self.engine.begin() as db:
+            if db.dialect.name == "postgresql":  # a holder that is paused may have locked them
+                db.exec_driver_sql("set local lock_timeout = '1s'")
             for table in (KEYS, WORKS):
                 held = sa.update(table).where(table.c.lease_until > 0)
                 db.execute(held.values(lease_until=1))
@@ -89,12 +96,32 @@ class Memory:
         """Forget everything, and close what was opened here."""
         self.forget()
         self._locks.close()
-        self._ledger.close()
         self.redis.close()
         if self._own:
+            self._ledger.close()
             self.engine.dispose()
 
+    def _refuse_a_ledger_in_use(self) -> None:
+        with self.engine.connect() as db:
+            found = db.execute(sa.select(WORKS.c.id).limit(1)).scalar()
+        if found is not None:
+            raise ConfigurationError(
+                f"The ledger in {self.engine.url.database!r} knows of {found!r}. Tests empty it, "
+                "so it has to be theirs alone (one for each pytest-xdist worker). If it is, and a "
+                "run was killed, empty the table taskguard_works yourself."
+            )
 
-def _spare_the_disk(connection: Any, _record: Any) -> None:
-    """No test survives a power failure."""
+
+def _refuse_in_memory(database: Any) -> None:
+    url = database.url if isinstance(database, sa.Engine) else sa.make_url(database)
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise ConfigurationError(
+            "A SQLite database in memory is one connection's alone, and ends with it, as a killed "
+            "task's connection does. Use a file in tmp_path."
+        )
+
+
+def _spare_time(connection: Any, _record: Any) -> None:
+    """No test survives a power failure, and none waits for a writer that is paused."""
     connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA busy_timeout=1000")

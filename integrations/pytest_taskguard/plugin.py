@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def taskguard_ledger(tmp_path: Path) -> Any:
     """The ledger's database: a SQLAlchemy URL or an Engine; by default a file of SQLite.
 
-    Override it to give your tasks the database that they write to. Its taskguard tables are
-    created where they are missing, and emptied after each test.
+    Override it to give your tasks the database that they write to: a test database, one for each
+    pytest-xdist worker. Its taskguard tables are created where they are missing, and emptied after
+    each test; one that knows of works is refused.
     """
     return f"sqlite:///{tmp_path / 'taskguard.db'}"
 

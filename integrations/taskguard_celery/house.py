@@ -16,8 +16,8 @@ pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,15 +27,14 @@ from taskguard import UNSET, Codec, TaskGuard, connect, events
 
 __all__ = ["configure", "house_of"]
 
-_kombu_dumps: Callable[[Any], str] = kombu_json.dumps
+
+class _Encoder(kombu_json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        dump = getattr(o, "model_dump", None)
+        return dump() if callable(dump) else super().default(o)  # type: ignore[no-untyped-call]  # kombu has no types
 
 
-def _dumps(value: Any) -> str:
-    dump = getattr(value, "model_dump", None)
-    return _kombu_dumps(dump() if callable(dump) else value)
-
-
-CODEC = Codec(dumps=_dumps, loads=kombu_json.loads)
+CODEC = Codec(dumps=functools.partial(kombu_json.dumps, cls=_Encoder), loads=kombu_json.loads)
 
 _houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
 _building = threading.Lock()

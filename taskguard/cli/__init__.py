@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from taskguard.cli.works import CommandError, add_url, add_works
+from taskguard.cli.works import CommandError, add_url, add_works, count
 from taskguard.errors import TaskguardError
 from taskguard.settings import UNSET, make_ledger
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="90s, 15m, 12h or 30d (the default); not less than any task's retention_s, for a "
         "younger message of a forgotten work would run it again",
     )
-    purge.add_argument("--batch", type=_count, default=1000, help="rows a transaction; 1000")
+    purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD works, too")
     purge.set_defaults(run=_purge)
     add_works(commands)
@@ -73,12 +73,6 @@ def _duration_s(text: str) -> float:
     if unit not in _UNITS_S or not number.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h or 30d")
     return int(number) * _UNITS_S[unit]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
-    return int(text)
 
 
 def _create(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from taskguard.ledger.base import WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 
-__all__ = ["CommandError", "add_url", "add_works"]
+__all__ = ["CommandError", "add_url", "add_works", "count"]
 
 
 class CommandError(Exception):
@@ -27,6 +27,13 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
 
 
+def count(text: str) -> int:
+    """A number of rows, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
 def add_works(commands: Any) -> None:
     """`works` with its actions."""
     actions = commands.add_parser("works", help="works that wait for a person").add_subparsers(
@@ -36,14 +43,14 @@ def add_works(commands: Any) -> None:
     add_url(several)
     states = [state.value for state in State]
     several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
-    several.add_argument("--limit", type=int, default=100, help="at most so many; 100")
+    several.add_argument("--limit", type=count, default=100, help="at most so many; 100")
     several.set_defaults(run=_list)
     show = actions.add_parser("show", help="all that is known of a work")
     requeue = actions.add_parser(
         "requeue",
         help="DEAD or FAILED -> NEW",
         description="The work's next delivery runs it. Send its message again: taskguard keeps no "
-        "arguments.",
+        'arguments. With once_per="message" the message\'s id is part of the work: send the same.',
     )
     for action, run in ((show, _show), (requeue, _requeue)):
         add_url(action)
@@ -55,7 +62,7 @@ def add_works(commands: Any) -> None:
 def _list(ledger: Any, arguments: argparse.Namespace) -> None:
     works = ledger.works(State(arguments.state), limit=arguments.limit)
     for work in works:
-        error = f"  {work.error}" if work.error else ""
+        error = f"  {work.error.splitlines()[0]}" if work.error else ""
         print(f"{_when(work.started_s)}  attempts {work.attempts}  {work.id}{error}")
     if not works:
         print(f"no work is {arguments.state}")

@@ -17,6 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.errors import ConfigurationError
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
 from taskguard.states import State
@@ -24,6 +25,7 @@ from taskguard.states import State
 __all__ = ["Purged", "purge"]
 
 _LOCK_TIMEOUT_S = 5.0
+_LEAST_AGE_S = 3_600.0
 _ENDED = (State.DONE.value, State.FAILED.value)
 
 
@@ -38,6 +40,11 @@ class Purged:
 
 def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:
     """Delete in batches; see `SqlLedger.purge`."""
+    if older_than_s < _LEAST_AGE_S:
+        raise ConfigurationError(
+            f"older_than_s={older_than_s:g}: at least {_LEAST_AGE_S:g}, an hour. The next token of "
+            "a forgotten key comes from the clock, which may be set back by less than that."
+        )
     with database.transaction() as db:
         before_us = database.now_us(db) - int(older_than_s * 1e6)
     states = (*_ENDED, State.DEAD.value) if dead else _ENDED

@@ -178,7 +178,7 @@ class SqlLedger:
         return self._end(
             claim,
             state=State.FAILED.value,
-            error=error.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode(),
+            error=_storable(error),
             lease_until=0,
             finished=self._database.now(),
         )
@@ -294,9 +294,14 @@ class SqlLedger:
 
         Its messages' numbers are forgotten, so that the same message may be sent again.
         """
+        text = _storable(f"requeued: {reason}")
 
         def requeue() -> bool:
-            ended = WORKS.c.state.in_([State.DEAD.value, State.FAILED.value])
+            ended = sa.or_(
+                WORKS.c.state.in_([State.DEAD.value, State.FAILED.value]),
+                # By this very call, whose COMMIT got no answer.
+                sa.and_(WORKS.c.state == State.NEW.value, WORKS.c.error == text),
+            )
             with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
                 changed = db.execute(
                     sa.update(WORKS)
@@ -309,7 +314,7 @@ class SqlLedger:
                         lease_until=0,
                         crashes=0,
                         crashed_owner="",
-                        error=f"requeued: {reason}",
+                        error=text,
                         finished=None,
                     )
                 )
@@ -328,6 +333,9 @@ class SqlLedger:
                 a message of a forgotten work that is younger than that would run it again.
             batch: how many rows go in one transaction.
             dead: DEAD works, too, which wait for a person. NEW and PROCESSING ones never go.
+
+        Raises:
+            ConfigurationError: `older_than_s` is less than an hour.
         """
         return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
@@ -354,6 +362,11 @@ class SqlLedger:
     def close(self) -> None:
         """Close idle connections."""
         self._database.close()
+
+
+def _storable(text: str) -> str:
+    """Without what PostgreSQL's text cannot hold."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def ddl(url: str) -> str:

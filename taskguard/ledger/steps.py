@@ -60,9 +60,12 @@ class _Claim:
         self.db = db
         self.request = request
         self.owner = str(request.owner)
-        self._make_keys(postgresql.insert if database.postgresql else sqlite.insert)
+        insert = postgresql.insert if database.postgresql else sqlite.insert
         select = sa.select(KEYS).where(KEYS.c.key.in_(request.keys)).order_by(KEYS.c.key)
-        self.keys = db.execute(select.with_for_update()).all()
+        self.keys: Sequence[Any] = ()
+        while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
+            self._make_keys(insert)
+            self.keys = db.execute(select.with_for_update()).all()
         self.now_us = database.now_us(db)
         self.row: Any = None
         self.recorded = (0, 0)

@@ -293,6 +293,8 @@ class Transactions:
         if self.in_one_statement(claim):
             try:
                 completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
+            except CannotWriteError:
+                raise
             except LedgerUnavailableError as error:
                 raise _broken(claim) from error
             if not completed:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from taskguard.cli import main
+from taskguard.errors import ConfigurationError
 from taskguard.lease import new_owner
+from taskguard.ledger import steps
 from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
@@ -172,3 +176,38 @@ def test_without_tables_the_command_says_so(
     """And how to make them."""
     assert main(["purge", "--url", sqlite_url]) == 1
     assert "taskguard ledger create" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("work", ["ship a and b", None])
+@pytest.mark.parametrize("gone", ["a", "ab"])
+def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch, gone: str, work: str | None
+) -> None:
+    """A claim of several keys first makes their rows and then locks them."""
+    store = Store(pg_url)
+    for name in gone:
+        store.ledger.complete(store.claim(name).claim, None)
+    store.age(31)
+    make, purged = steps._Claim._make_keys, []
+
+    def make_keys(self: Any, insert: Any) -> None:
+        make(self, insert)
+        if not purged:
+            purged.append(store.ledger.purge(older_than_s=30 * DAY_S))
+
+    monkeypatch.setattr(steps._Claim, "_make_keys", make_keys)
+    both = replace(store.request("both"), keys=("order:a", "order:b"), work=work)
+    assert isinstance(store.ledger.claim(both), Claimed)
+    assert purged[0].keys == len(gone)
+    for name in "ab":
+        other = replace(store.request(name, message="another"), work=None)
+        assert not isinstance(store.ledger.claim(other), Claimed)
+    store.close()
+
+
+def test_an_age_below_an_hour_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """A clock that is set back by more would give a lower token."""
+    with pytest.raises(ConfigurationError, match="an hour"):
+        store.ledger.purge(older_than_s=0)
+    assert main(["purge", "--url", store.url, "--older-than", "59m"]) == 1
+    assert "an hour" in capsys.readouterr().err

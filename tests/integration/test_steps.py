@@ -16,11 +16,13 @@ from taskguard.errors import (
     ConfigurationError,
     LeaseLostError,
     ResultError,
+    TransactionRetryError,
     TransactionUsageError,
 )
 from taskguard.lease import new_owner
 from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.transaction import Transactions
 
 
 class Provider:
@@ -150,6 +152,82 @@ def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Prov
 
     with pytest.raises(ZeroDivisionError):
         shop.deliver(body)
+    assert provider.calls == []
+
+
+def test_what_a_body_does_to_a_result_is_not_stored(shop: GuardedShop) -> None:
+    """Not by the next step, nor by a checkpoint: what it got is its own."""
+
+    def body(guard: Guard) -> None:
+        orders = guard.step("find", lambda: ["a", "b"])
+        first = orders.pop(0)
+        guard.step("mail", lambda: None)
+        if guard.attempt == 1:
+            raise ZeroDivisionError
+        with guard.transaction() as db:
+            for order in (first, *orders):
+                write(db, order)
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    shop.deliver(body)
+    assert shop.effects == ["a", "b"]
+
+
+def test_what_a_body_does_to_its_progress_is_not_committed(shop: GuardedShop) -> None:
+    """A checkpoint that was rolled back leaves no trace for the body's next run."""
+    turns: list[int] = []
+
+    def body(guard: Guard) -> None:
+        progress = guard.progress or {"done": []}
+        for item in "ab":
+            if item in progress["done"]:
+                continue
+            progress["done"].append(item)
+            with guard.checkpoint(progress) as db:
+                write(db, item)
+                if item == "b" and guard.attempt == 2 and not turns:
+                    turns.append(1)
+                    raise TransactionRetryError("a deadlock", key="order:1")
+            if guard.attempt == 1:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    shop.deliver(body)
+    assert shop.effects == ["a", "b"]
+
+
+def test_a_result_whose_commit_failed_is_stored_by_the_next_run(
+    shop: GuardedShop, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The body runs again under the same guard, which still knows it: nobody is called again."""
+    commit, failed = Transactions.commit, []
+
+    def fail_once(self: Any, db: Any, claim: Any, xid: Any = None) -> None:
+        if not failed:
+            failed.append(1)
+            db.rollback()
+            raise TransactionRetryError("COMMIT did not happen", key="order:1")
+        commit(self, db, claim, xid)
+
+    monkeypatch.setattr(Transactions, "commit", fail_once)
+
+    def body(guard: Guard) -> Any:
+        charge = guard.step("charge", provider.charge, 1)["charge"]
+        with guard.transaction() as db:
+            write(db)
+        return charge
+
+    assert shop.deliver(body) == Completed(1)
+    assert provider.calls == [1]
+    assert shop.effects == ["x"]
+
+
+def test_a_name_that_is_no_text_is_refused(shop: GuardedShop, provider: Provider) -> None:
+    """JSON would store it as a text, and no later attempt would find it."""
+    with pytest.raises(TypeError, match="a step's name is a text"):
+        shop.deliver(lambda guard: guard.step(1, provider.charge, 1))
     assert provider.calls == []
 
 

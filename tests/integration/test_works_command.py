@@ -148,5 +148,34 @@ def test_the_list_is_of_the_state_that_was_asked_for(
         shop.deliver(fail)
     assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
     assert capsys.readouterr().out.endswith(f"attempts 1  {WORK}  ZeroDivisionError: by zero\n")
-    assert main(["works", "list", "--state", "FAILED", "--limit", "0", "--url", url]) == 0
-    assert capsys.readouterr().out == "no work is FAILED\n"
+    assert main(["works", "list", "--state", "FAILED", "--limit", "1", "--url", url]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_requeue_whose_commit_got_no_answer_is_one(
+    shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked once more it finds its own work; a text that no database takes is no obstacle."""
+    die(shop)
+    database = shop.ledger._database
+
+    def twice(ask: Any) -> Any:
+        ask()
+        return ask()
+
+    monkeypatch.setattr(database, "twice", twice)
+    assert shop.ledger.requeue(WORK, reason="half a pair: \udcff")
+    assert shop.states == ["NEW"]
+
+
+def test_an_error_of_several_lines_is_one_in_the_list(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is in `show`."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    shop.ledger.fail(claimed.claim, "first\nsecond")
+    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    assert capsys.readouterr().out.endswith(f"{WORK}  first\n")
+    with pytest.raises(SystemExit):
+        main(["works", "list", "--limit", "-1", "--url", url])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ import sqlalchemy as sa
 import taskguard
 from pytest_taskguard import EffectsError, Memory
 from support import plugin_tasks as tasks
+from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, TransactionUsageError
+from taskguard.ledger.sql import SqlLedger
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -99,6 +102,34 @@ def test_a_holder_is_paused_before_its_body_unless_told_otherwise(
     assert rows() == 1
 
 
+@pytest.mark.parametrize("asks", ["check", "step"])
+def test_a_holder_that_looks_at_its_lease_finds_it_lost(
+    rows: Any, lose_lease_at: Any, asks: str
+) -> None:
+    """As one does that was really paused: it calls nobody any more."""
+    calls: list[str] = []
+
+    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
+    def careful(item: str, guard: Guard) -> None:
+        if asks == "check":
+            guard.check()
+            calls.append(item)
+        else:
+            guard.step("call", calls.append, item)
+
+    lose_lease_at(careful, ("a",))
+    assert calls == ["a"]
+
+
+@pytest.mark.parametrize("at", ["transaction.complete done", "transaction.commit asked"])
+def test_where_the_holder_keeps_everybody_out_is_said(
+    rows: Any, lose_lease_at: Any, at: str
+) -> None:
+    """With its rows locked no other can come; the error names a boundary where one can."""
+    with pytest.raises(ValueError, match=r"transaction\.begin asked"):
+        lose_lease_at(tasks.celery_task, ("a",), at=at)
+
+
 def test_a_boundary_that_does_not_come_by_is_an_error_with_those_that_do(
     rows: Any, lose_lease_at: Any
 ) -> None:
@@ -150,6 +181,55 @@ def test_what_a_task_finds_changed_is_put_back(
     report = explore_crashes(tasks.celery_task, ("a",), effects=rows, before_each=clear)
     assert rows() == 1
     assert len(report.lines) > 10
+
+
+def test_a_way_that_is_taken_once_only_is_an_error(explore_crashes: Any) -> None:
+    """A line that nobody was killed for would say nothing."""
+    done: list[int] = []
+
+    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
+    def cached(item: str, guard: Guard) -> None:
+        if not done:
+            with guard.checkpoint(1):
+                pass
+        done.append(1)
+
+    with pytest.raises(ValueError, match="before_each"):
+        explore_crashes(cached, ("a",), effects=lambda: 1, expected=0)
+    explore_crashes(cached, ("a",), effects=lambda: 1, expected=0, before_each=done.clear)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+@pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
+def test_no_thread_is_left_for_each_line(rows: Any, explore_crashes: Any) -> None:
+    """The watchdogs of those that answered end with their last lease."""
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads()
+    explore_crashes(tasks.celery_task, ("a",), effects=rows)
+    wait_until(lambda: threads() <= before + 1, timeout_s=60, message=lambda: f"{threads()}")
+
+
+def test_a_ledger_in_use_is_refused(taskguard_ledger: Any) -> None:
+    """Tests would make it forget what is done."""
+    ledger = SqlLedger(taskguard_ledger)
+    ledger.create_schema()
+    tg = taskguard.connect(locks="memory://", ledger=ledger)
+    tg.guarded(key="item:<item>")(lambda item: None)("a")
+    with pytest.raises(ConfigurationError, match=r"knows of '.*item:a'.*theirs alone"):
+        Memory(taskguard_ledger)
+    tg.close()
+
+
+@pytest.mark.parametrize("database", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(database: str) -> None:
+    """By URL and as an Engine: it would end with the connection of what is killed."""
+    with pytest.raises(ConfigurationError, match="Use a file in tmp_path"):
+        Memory(database)
+    with pytest.raises(ConfigurationError, match="Use a file in tmp_path"):
+        Memory(sa.create_engine(database))
 
 
 def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashes: Any) -> None:

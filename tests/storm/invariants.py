@@ -42,6 +42,11 @@ class Findings:
         self.works: dict[str, list[Change]] = defaultdict(list)
         for change in record.changes:
             (self.keys if change.kind == "key" else self.works)[change.name].append(change)
+        self.done_us = {
+            change.name: change.at_us
+            for change in reversed(record.changes)
+            if change.state == "DONE"
+        }
         self.wrong = [
             f"{check.__name__[1:3].upper()}: {text}" for check in self._checks() for text in check()
         ]
@@ -94,11 +99,10 @@ class Findings:
             for key in line["key"].split(", "):
                 fence = line["fence"]
                 overtaken = any(change.fence > fence for change in self.keys[key])
-                ended = any(
-                    change.fence == fence and change.owner == "" for change in self.keys[key]
-                )
-                if not overtaken and not ended:
-                    yield f"{key}: {fence} was refused, and nobody else had it"
+                # None: the claim is gone, in a crash of the database.
+                until = [c.until for c in self.keys[key] if c.fence == fence and c.owner]
+                if until and not overtaken and max(until) > line["at_us"]:
+                    yield f"{key}: {fence} was refused in its time, and nobody had overtaken it"
 
     def _s5_leases_are_disjoint(self) -> Iterator[str]:
         """By the database's clock a key passes on only when its lease has run out or was ended."""
@@ -121,23 +125,22 @@ class Findings:
         for line in self.events["duplicate"]:
             key = line["key"]
             if line["reason"] == "done":
-                if self.record.works.get(key) != "DONE":
-                    yield f"{key}: answered as done, and it is {self.record.works.get(key)}"
+                if not self._was_done(line, key):
+                    yield f"{key}: answered as done, and it was not"
             elif line["reason"] == "superseded":
                 earlier = [
                     other
                     for other in (*self.events["deferred"], *self.events["claimed"])
                     if other["message"] == line["message"] and other["t"] < line["t"]
                 ]
-                if not earlier and self.record.works.get(key) not in _FINAL:
+                if not earlier and not self._was_done(line, key):
                     yield f"{key}: {line['message']} was dropped, and nothing had superseded it"
 
     def _s8_ok_is_committed(self) -> Iterator[str]:
         """Told "ok": DONE. Refused: nothing of it stands. The effect's token is its work's."""
         for line in self.events["told"]:
-            state = self.record.works.get(f"item:{line['item']}")
-            if line["how"] == "ok" and state != "DONE":
-                yield f"{line['item']}: told ok, and it is {state}"
+            if line["how"] == "ok" and not self._was_done(line, f"item:{line['item']}"):
+                yield f"{line['item']}: told ok, and it was not done"
         effects = dict(self.record.effects)
         for line in self.events["stale_refused"]:
             item = line["key"].partition(":")[2]
@@ -147,6 +150,10 @@ class Findings:
             item = key.partition(":")[2]
             if item in effects and changes[-1].fence != effects[item]:
                 yield f"{item}: done by {changes[-1].fence}, its effect is of {effects[item]}"
+
+    def _was_done(self, line: dict[str, Any], key: str) -> bool:
+        """When the line was written; in the end everything is."""
+        return self.done_us.get(key, line["at_us"] + 1) <= line["at_us"]
 
     # -- liveness -----------------------------------------------------------------------------
 

@@ -29,7 +29,12 @@ def folder() -> Path:
 
 def say(name: str, **values: Any) -> None:
     """Append a line."""
-    line = {"t": time.clock_gettime(time.CLOCK_MONOTONIC), "pid": os.getpid(), "name": name}
+    line = {
+        "t": time.clock_gettime(time.CLOCK_MONOTONIC),
+        "at_us": time.time_ns() // 1000,  # to compare with the database's, of the same machine
+        "pid": os.getpid(),
+        "name": name,
+    }
     with (folder() / f"journal-{os.getpid()}").open("ab", buffering=0) as file:
         file.write(json.dumps(line | values).encode() + b"\n")
 

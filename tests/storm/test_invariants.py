@@ -85,7 +85,9 @@ class History:
 
 def line(t: float, name: str, **values: Any) -> dict[str, Any]:
     """A line of the journal."""
-    return {"t": t, "pid": 1, "name": name, "key": KEY, "message": "c1-1", **values}
+    return {
+        "t": t, "at_us": int(t), "pid": 1, "name": name, "key": KEY, "message": "c1-1", **values
+    }  # fmt: skip
 
 
 def token_goes_back(history: History) -> None:
@@ -101,7 +103,7 @@ def late_commit(history: History) -> None:
 
 
 def refused_for_nothing(history: History) -> None:
-    history.lines.append(line(7, "stale_refused", fence=3))
+    history.lines.append(line(7, "stale_refused", fence=2))
 
 
 def taken_too_early(history: History) -> None:
@@ -114,16 +116,15 @@ def done_again(history: History) -> None:
 
 
 def answered_too_early(history: History) -> None:
-    history.works[KEY] = "PROCESSING"
+    history.lines.append(line(-1, "duplicate", reason="done"))
 
 
 def dropped_for_nothing(history: History) -> None:
-    history.works[KEY] = "PROCESSING"
-    history.lines = [line(0.5, "duplicate", reason="superseded")]
+    history.lines.append(line(-1, "duplicate", reason="superseded"))
 
 
 def told_ok_without_a_commit(history: History) -> None:
-    history.works[KEY] = "FAILED"
+    history.lines.append(line(-1, "told", item="c1", how="ok"))
 
 
 def stale_and_yet_written(history: History) -> None:
