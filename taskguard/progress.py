@@ -33,11 +33,13 @@ class Progress:
 
     def with_value(self, value: Any) -> dict[str, Any]:
         """What is to be committed with a checkpoint."""
-        return {"progress": value, "steps": self.steps}
+        return {**self._record(), "progress": value}
 
     def with_step(self, name: str, result: Any) -> dict[str, Any]:
         """What is to be committed after a step."""
-        return {"progress": self.value, "steps": {**self.steps, name: result}}
+        record = self._record()
+        record["steps"][name] = result
+        return record
 
     def committed(self, text: str) -> None:
         """This is the record now."""

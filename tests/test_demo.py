@@ -101,17 +101,7 @@ effects.write_effect = write_twice
 
 def test_a_task_that_does_it_twice_is_found_out(tmp_path: Path) -> None:
     """The whole way: a body that writes one order's row twice, in a real worker."""
-    need(Valkey)
-    need(Postgres)
-    (tmp_path / "sitecustomize.py").write_text(BREAK)
-    done = subprocess.run(
-        [*COMMAND, "--orders", "3", "--invoices", "1"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        timeout=120,
-        check=False,
-    )
+    done = _run_changed(tmp_path, BREAK)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "WRONG: 1 double and 0 lost effects" in done.stdout
     assert _rows(done.stdout)["effects"] == [4, 1, 5]
@@ -166,19 +156,24 @@ Faults.step = strike
 
 def test_ctrl_c_in_a_destructor_counts_as_well(tmp_path: Path) -> None:
     """Python ignores what is raised there: the demo would go on to its end."""
+    done = _run_changed(tmp_path, SWALLOW)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "servers and workers are stopped" in done.stderr
+
+
+def _run_changed(folder: Path, change: str) -> subprocess.CompletedProcess[str]:
+    """The whole demo, small, with what `change` does to it as Python starts."""
     need(Valkey)
     need(Postgres)
-    (tmp_path / "sitecustomize.py").write_text(SWALLOW)
-    done = subprocess.run(
+    (folder / "sitecustomize.py").write_text(change)
+    return subprocess.run(
         [*COMMAND, "--orders", "3", "--invoices", "1"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(folder)},
         timeout=120,
         check=False,
     )
-    assert done.returncode == 130, done.stdout + done.stderr
-    assert "servers and workers are stopped" in done.stderr
 
 
 def _rows(text: str) -> dict[str, list[int]]:

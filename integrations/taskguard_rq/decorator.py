@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -81,21 +81,23 @@ def guarded_job(
 
 def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
     """What `@guarded_job` made of a function; None for one that is not guarded by it."""
-    found: Any = function
-    while found is not None:
-        compiled = vars(found).get(_MARK) if hasattr(found, "__dict__") else None
+    for layer in _layers(function):
+        compiled = vars(layer).get(_MARK) if hasattr(layer, "__dict__") else None
         if compiled is not None:
             return compiled  # type: ignore[no-any-return]
-        found = getattr(found, "__wrapped__", None)
     return None
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """A function, outermost first: other decorators may stand around it."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:
     """Whether the job's function is `wrapper`, perhaps with other decorators around it."""
-    function: Any = job.func
-    while function is not None and function is not wrapper:
-        function = getattr(function, "__wrapped__", None)
-    return function is wrapper
+    return any(layer is wrapper for layer in _layers(job.func))
 
 
 def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> MessageRef:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import random
 import shutil
 import signal
@@ -50,6 +51,14 @@ def free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def nobody() -> tuple[int, int] | None:
+    """User and group for what refuses to run as root; None where this is not root."""
+    if os.geteuid() != 0:
+        return None
+    user = pwd.getpwnam("nobody")
+    return user.pw_uid, user.pw_gid
 
 
 def environment() -> dict[str, str]:

@@ -19,7 +19,6 @@ import contextlib
 import importlib.util
 import os
 import platform
-import pwd
 import shutil
 import signal
 import socket
@@ -28,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from taskguard.testing.process import Server, ServerError, environment, free_port
+from taskguard.testing.process import Server, ServerError, environment, free_port, nobody
 
 __all__ = [
     "DebianRedis",
@@ -202,10 +201,7 @@ class Postgres(Server):
 
     @property
     def _user(self) -> tuple[int, int] | None:
-        if os.geteuid() != 0:
-            return None
-        nobody = pwd.getpwnam("nobody")
-        return nobody.pw_uid, nobody.pw_gid
+        return nobody()
 
     def _prepare(self) -> None:
         data = self.folder / "data"

@@ -1,8 +1,8 @@
 """One storm from its beginning to its end: servers, workers, messages, faults, quiet.
 
-Guarantees: the same seed draws the same items, duplicates and faults in the same order; when and
-whom they hit depends on the machine. Everything that was started is stopped. Quiet means that no
-broker holds a message, nobody is in a body and nothing more happens.
+Guarantees: the same seed draws the same items, duplicates and faults in the same order, for whoever
+guards them; when and whom they hit depends on the machine. Everything that was started is stopped.
+Quiet means that no broker holds a message, nobody is in a body and nothing more happens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,14 +36,14 @@ from rq import Queue, Retry
 from rq.job import Job
 
 from storm import audit, journal
-from storm.faults import FAULTS
+from storm.faults import FAULTS, Fault
 from storm.settings import QUEUE, RQ_QUEUE
 from support.proxy import Mode, Proxy
 from taskguard.ledger.sql import SqlLedger
 from taskguard.testing.servers import Postgres, Valkey
 from taskguard.testing.workers import CeleryWorker, RQWorker, Worker
 
-__all__ = ["Record", "World", "run"]
+__all__ = ["Record", "World", "draw_fault", "draw_item", "run"]
 
 TESTS = Path(__file__).resolve().parent.parent
 OURS = "taskguard"
@@ -65,6 +65,36 @@ class Item:
     pause_s: float
     by_rq: bool
     messages: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An item as the seed draws it: its messages with the delays after which they come again."""
+
+    kind: str
+    pause_s: float
+    rq: bool
+    again: tuple[tuple[str, float], ...]
+
+
+def draw_item(seed: int, number: int) -> Plan:
+    """The item of this number; the same for whoever is to guard it."""
+    rng = random.Random(f"{seed} item {number}")
+    pauses_s = [rng.uniform(0, 0.02), rng.uniform(0.2, 1), rng.uniform(1, 3)]
+    pause_s = rng.choices(pauses_s, [7, 2, 1])[0]
+    # "1" by the broker, once more; "2" by a producer that asks again.
+    copies = rng.choices([0, 1, 3], [6, 3, 1])[0]
+    again = [("1", rng.uniform(0, pause_s + 1)) for _ in range(copies)]
+    if rng.random() < 0.15:
+        again.append(("2", rng.uniform(0, pause_s + 2)))
+    return Plan(rng.choice(_KINDS), pause_s, rng.random() < 0.2, tuple(again))
+
+
+def draw_fault(seed: int, number: int) -> tuple[Fault, float, random.Random]:
+    """The fault of this number, the seconds until the next, and what it draws for itself."""
+    rng = random.Random(f"{seed} fault {number}")
+    (fault,) = rng.choices(list(FAULTS), list(FAULTS.values()))
+    return fault, rng.expovariate(1 / _FAULT_EVERY_S), rng
 
 
 @dataclass
@@ -91,7 +121,7 @@ class World:
 
     def __init__(self, who: str, seed: int, stack: ExitStack) -> None:
         self.who = who
-        self.rng = random.Random(f"{seed} {who}")
+        self.seed = seed
         self.folder = Path(tempfile.mkdtemp(prefix="taskguard-storm-"))
         stack.callback(shutil.rmtree, self.folder)
         (self.folder / journal.BODIES).mkdir()
@@ -295,7 +325,7 @@ class _Course:
     ) -> None:
         self._world = world
         self._producer = producer
-        self._sending = 0
+        self._sent: list[Future[None]] = []
         self._seconds = seconds
         self._say = say
         self._items: list[Item] = []
@@ -312,8 +342,8 @@ class _Course:
         return self._record(time.monotonic() - began_s)
 
     def _storm(self, enough: Callable[[World], bool], until_s: float) -> None:
-        world, rng = self._world, self._world.rng
-        making = self._make_items()
+        world = self._world
+        making, fault_numbers = self._make_items(), itertools.count()
         next_fault_s = time.monotonic() + 1.0
         looked_s = 0.0
         last_s = until_s + _AT_MOST_LONGER_S
@@ -323,11 +353,11 @@ class _Course:
                     return
                 until_s = now_s + 1.0
             world.step()
-            if world.waiting() + self._sending < _WAITING:
+            if world.waiting() + self._sending() < _WAITING:
                 next(making)
             if now_s >= next_fault_s:
-                next_fault_s = now_s + rng.expovariate(1 / _FAULT_EVERY_S)
-                (fault,) = rng.choices(list(FAULTS), list(FAULTS.values()))
+                fault, pause_s, rng = draw_fault(world.seed, next(fault_numbers))
+                next_fault_s = now_s + pause_s
                 done = fault(world, rng)
                 if done:
                     name = fault.__name__.replace("_", " ")
@@ -339,28 +369,27 @@ class _Course:
             time.sleep(_POLL_S)
 
     def _make_items(self) -> Iterator[Item]:
-        world, rng = self._world, self._world.rng
         for number in itertools.count():
-            pause_s = rng.choices(
-                [rng.uniform(0, 0.02), rng.uniform(0.2, 1), rng.uniform(1, 3)], [7, 2, 1]
-            )[0]
-            by_rq = bool(world.rq) and rng.random() < 0.2
-            kinds = [kind for kind in _KINDS if kind != "atomic" or not by_rq]
-            item = Item(f"{'r' if by_rq else 'c'}{number}", rng.choice(kinds), pause_s, by_rq)
+            plan = draw_item(self._world.seed, number)
+            by_rq = plan.rq and bool(self._world.rq)
+            kind = "plain" if by_rq and plan.kind == "atomic" else plan.kind
+            item = Item(f"{'r' if by_rq else 'c'}{number}", kind, plan.pause_s, by_rq)
             self._items.append(item)
             self._send(item, f"{item.name}-1")
-            for _ in range(rng.choices([0, 1, 3], [6, 3, 1])[0]):  # the broker, once more
-                self._send_later(item, f"{item.name}-1", rng.uniform(0, pause_s + 1))
-            if rng.random() < 0.15:  # a producer that asks again
-                self._send_later(item, f"{item.name}-2", rng.uniform(0, pause_s + 2))
+            for message, delay_s in plan.again:
+                self._send_later(item, f"{item.name}-{message}", delay_s)
             yield item
 
     def _send_later(self, item: Item, message: str, delay_s: float) -> None:
         self._world.later(delay_s, lambda: self._send(item, message))
 
     def _send(self, item: Item, message: str) -> None:
-        self._sending += 1
-        self._producer.submit(self._publish, item, message)
+        self._sent.append(self._producer.submit(self._publish, item, message))
+
+    def _sending(self) -> int:
+        """How many deliveries the producer has not handed over yet."""
+        self._sent = [each for each in self._sent if not each.done()]
+        return len(self._sent)
 
     def _publish(self, item: Item, message: str) -> None:
         try:
@@ -372,8 +401,6 @@ class _Course:
             self._published += 1
             if message not in item.messages:
                 item.messages.append(message)
-        finally:
-            self._sending -= 1
 
     # -- afterwards ---------------------------------------------------------------------------
 
@@ -387,7 +414,7 @@ class _Course:
                 sizes = self._world.sizes()
                 if sizes != before:
                     before, since_s = sizes, time.monotonic()
-                if not self._sending and self._world.quiet() and time.monotonic() - since_s > 2.0:
+                if not self._sending() and self._world.quiet() and time.monotonic() - since_s > 2.0:
                     break
                 time.sleep(0.2)
             unfinished = self._unfinished()

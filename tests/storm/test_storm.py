@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storm.course import OURS, run
+from storm.course import OURS, draw_fault, draw_item, run
+from storm.faults import FAULTS
 from storm.invariants import Findings, double_and_lost
 from support.needs import need
 from taskguard.testing.servers import Postgres, Valkey
@@ -41,3 +42,17 @@ def test_without_a_guard_the_same_storm_is_seen_to_double_effects() -> None:
         "bare", seconds=5, seed=1, say=print, until=lambda world: world.double_effects() > 0
     )
     assert double_and_lost(record)[0] > 0
+
+
+def test_a_seed_draws_the_same_storm_again_and_another_one_another() -> None:
+    """Items, duplicates and faults by their number alone: others get the same weather."""
+
+    def storm(seed: int) -> list[object]:
+        items = [draw_item(seed, number) for number in range(50)]
+        return [*items, *(draw_fault(seed, number)[:2] for number in range(50))]
+
+    assert storm(7) == storm(7) != storm(8)
+    drawn = [draw_item(7, number) for number in range(200)]
+    assert {item.kind for item in drawn} == {"plain", "long", "atomic", "halves", "fails"}
+    assert {len(item.again) for item in drawn} >= {0, 1, 2, 3}
+    assert len({draw_fault(7, number)[0] for number in range(200)}) == len(FAULTS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 
+from taskguard.testing.process import nobody
 from taskguard.testing.servers import Server
 
 
@@ -35,10 +35,7 @@ class PgBouncer(Server):
 
     @property
     def _user(self) -> tuple[int, int] | None:
-        if os.geteuid() != 0:
-            return None
-        nobody = pwd.getpwnam("nobody")
-        return nobody.pw_uid, nobody.pw_gid
+        return nobody()
 
     def _prepare(self) -> None:
         lines = [
