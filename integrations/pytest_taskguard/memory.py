@@ -55,9 +55,13 @@ class Memory:
             # A URL gets the ledger's own settings, an Engine keeps those that it has.
             self.engine = sa.create_engine(database) if self._own else database
             self._ledger = SqlLedger(database)
-        self._ledger.create_schema()
-        self._refuse_a_ledger_in_use()
         self.events = []
+        try:
+            self._ledger.create_schema()
+            self._refuse_a_ledger_in_use()
+        except BaseException:
+            self._close()
+            raise
 
     @contextmanager
     def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
@@ -95,6 +99,9 @@ class Memory:
     def close(self) -> None:
         """Forget everything, and close what was opened here."""
         self.forget()
+        self._close()
+
+    def _close(self) -> None:
         self._locks.close()
         self.redis.close()
         if self._own:
