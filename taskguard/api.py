@@ -184,6 +184,7 @@ class TaskGuard:
         key: Any,
         once_per: str = "key",
         work: str | None = None,
+        fingerprint: Any = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
         """Guard a plain function: options as for `guarded_task`, with `busy="raise"`.
@@ -200,7 +201,13 @@ class TaskGuard:
 
         def decorate(function: Function) -> Function:
             compiled = GuardedFunction(
-                function, key=key, once_per=once_per, work=work, options=options, busy="raise"
+                function,
+                key=key,
+                once_per=once_per,
+                work=work,
+                fingerprint=fingerprint,
+                options=options,
+                busy="raise",
             )
 
             @functools.wraps(function)

@@ -66,6 +66,7 @@ class Delivery:
         published_at_s: when the message was first published, in seconds since 1970, if known.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         by_message: whether each message is work of its own (`once_per="message"`).
+        fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
     """
 
     keys: tuple[str, ...]
@@ -76,6 +77,7 @@ class Delivery:
     published_at_s: float | None = None
     queue: Queue | None = None
     by_message: bool = False
+    fingerprint: str | None = None
 
     @property
     def key(self) -> str:

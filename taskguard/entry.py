@@ -188,6 +188,7 @@ class Entry:
             message=delivery.message,
             max_crashes=policy.max_crashes,
             may_create=age_s <= policy.retention_s,
+            fingerprint=delivery.fingerprint,
         )
 
     def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:

@@ -14,6 +14,7 @@
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
+  - FingerprintMismatchError       the work was first asked for with other arguments
   - WorkDeadError                  this work has killed its workers too often
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
@@ -34,6 +35,7 @@ from typing import Any
 __all__ = [
     "CommitUnknownError",
     "ConfigurationError",
+    "FingerprintMismatchError",
     "KeyAlreadyHeldError",
     "KeyArgumentError",
     "KeyBusyError",
@@ -167,6 +169,10 @@ class ResultError(TaskguardError, TypeError):
 
 class MessageTooOldError(TaskguardError):
     """A message older than `retention_s` whose work has no record: it may have been done."""
+
+
+class FingerprintMismatchError(TaskguardError):
+    """Another message asked for this work with other arguments. Nothing was run or answered."""
 
 
 class WorkDeadError(TaskguardError):

@@ -160,7 +160,7 @@ class Takeover(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate(Event):
-    """The delivery needed no body: `reason` is done, superseded, revoked or skipped."""
+    """The delivery needed no body: `reason` is done, superseded, revoked, skipped or mismatch."""
 
     name: ClassVar[str] = "duplicate"
     level: ClassVar[int] = logging.INFO

@@ -7,6 +7,7 @@ signature, less `guard`, is `signature`, for queues that check arguments before 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -51,6 +52,7 @@ class GuardedFunction:
         key: Any,
         once_per: str = "key",
         work: str | None = None,
+        fingerprint: Any = None,
         options: Mapping[str, Any] | None = None,
         busy: str = "retry",
     ) -> None:
@@ -69,6 +71,14 @@ class GuardedFunction:
         self._once_per: KeyFunction | None = None
         if once_per not in ("key", "message"):
             self._once_per = compile_key(once_per, signature=self._signature, task=self.name)
+        self._fingerprint: KeyFunction | None = None
+        if fingerprint is not None:
+            if isinstance(fingerprint, list | tuple):  # sorted, as keys are: (1, 2) would be (2, 1)
+                raise ConfigurationError(
+                    f"{self.name}: a fingerprint is one template, for example "
+                    'fingerprint="<amount>:<currency>", or a callable.'
+                )
+            self._fingerprint = compile_key(fingerprint, signature=self._signature, task=self.name)
 
     def delivery(
         self,
@@ -93,7 +103,15 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             by_message=self.by_message,
+            fingerprint=self._digest(args, kwargs),
         )
+
+    def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Of the fingerprint's texts: they may be long, and secret. 32 hex digits."""
+        if self._fingerprint is None:
+            return None
+        texts = ",".join(self._fingerprint(args, kwargs))
+        return hashlib.sha256(texts.encode()).hexdigest()[:32]
 
     def _value(
         self,

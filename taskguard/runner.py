@@ -24,6 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
 from taskguard.entry import Entered, Entry
 from taskguard.errors import (
+    FingerprintMismatchError,
     KeyAlreadyHeldError,
     KeyBusyError,
     LeaseLostError,
@@ -105,9 +106,9 @@ class Runner:
     def deliver(self, delivery: Delivery, body: Callable[[Guard], Any]) -> Outcome:
         """Run `body` if this delivery is the one to do it, and say what to tell the queue.
 
-        Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError and
-        MessageTooOldError; and, where the delivery cannot be put off, LedgerUnavailableError,
-        LeaseLostError and StaleTokenError.
+        Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError,
+        MessageTooOldError and FingerprintMismatchError; and, where the delivery cannot be put off,
+        LedgerUnavailableError, LeaseLostError and StaleTokenError.
         """
         _refuse_reentry(delivery)
         self._report_late()
@@ -162,6 +163,8 @@ class Runner:
         """The record speaks for this delivery."""
         if found.superseded:
             return self._drop(delivery, "superseded")
+        if found.mismatch:
+            raise self._mismatch(delivery)
         if found.too_old:
             raise MessageTooOldError(
                 f"{delivery.task} {delivery.key}: this message is older than retention_s "
@@ -186,6 +189,16 @@ class Runner:
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
         return Answered(None if json_text is None else self.codec.loads(json_text))
+
+    def _mismatch(self, delivery: Delivery) -> FingerprintMismatchError:
+        self._entry.emit(Duplicate, delivery, reason="mismatch")
+        return FingerprintMismatchError(
+            f"{delivery.task} {delivery.key}: another message asked for this work with other "
+            "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
+            "name it by once_per=. If these arguments are the right ones and the work failed, "
+            f"taskguard works requeue {delivery.work!r} --reason …, and send this message again.",
+            key=delivery.key,
+        )
 
     def _warn_of_late_answer(self, delivery: Delivery, found: Answer) -> None:
         late = found.age_s > _LATE_ANSWER_S and not found.same_message

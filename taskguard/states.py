@@ -53,6 +53,7 @@ class Decision(str, Enum):
     REVOKED = "revoked"
     SUPERSEDED = "superseded"
     TOO_OLD = "too_old"
+    MISMATCH = "mismatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class WorkRow:
     message: str
     retries: int
     crashes: int
+    fingerprint: str | None = None
+
+    def is_other_than(self, message: str, fingerprint: str | None) -> bool:
+        """Whether another message claimed it, with another fingerprint; None fits all."""
+        known = self.fingerprint is not None and fingerprint is not None
+        return known and self.message != message and self.fingerprint != fingerprint
 
 
 def is_superseded(
@@ -92,11 +99,14 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     now_us: int,
     max_crashes: int,
     may_create: bool,
+    fingerprint: str | None = None,
 ) -> Decision:
     """What a claim by `owner` does, by the first rule that fits."""
     if row is not None:
         if row.state is State.PROCESSING and row.owner == owner:
             return Decision.SAME
+        if row.is_other_than(message, fingerprint):
+            return Decision.MISMATCH
         if row.state is State.DONE:
             return Decision.DONE
         if row.state is State.DEAD:

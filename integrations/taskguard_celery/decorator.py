@@ -31,7 +31,12 @@ _IN_HAND = "taskguard_in_hand"
 
 
 def guarded_task(
-    *, key: Any, once_per: str = "key", work: str | None = None, **options: Any
+    *,
+    key: Any,
+    once_per: str = "key",
+    work: str | None = None,
+    fingerprint: Any = None,
+    **options: Any,
 ) -> Callable[[Function], Function]:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
 
@@ -40,6 +45,9 @@ def guarded_task(
         once_per: "key": the work is done once for the key. "message": messages of one key never
             overlap, each message's effects happen once. Or a template that names the work.
         work: the first part of the work's id; by default the task's name.
+        fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
+            that differs in it raises FingerprintMismatchError, instead of getting a result that
+            is not its own. Only a digest is stored.
         options: see `taskguard.Policy`.
 
     Raises:
@@ -54,7 +62,13 @@ def guarded_task(
                 "@app.task, then @guarded_task, then the function."
             )
         compiled = GuardedFunction(
-            function, key=key, once_per=once_per, work=work, options=options, busy="retry"
+            function,
+            key=key,
+            once_per=once_per,
+            work=work,
+            fingerprint=fingerprint,
+            options=options,
+            busy="retry",
         )
 
         @functools.wraps(function)

@@ -39,6 +39,7 @@ def guarded_job(
     key: Any,
     once_per: str = "key",
     work: str | None = None,
+    fingerprint: Any = None,
     message_id: Callable[[Job], str] | None = None,
     **options: Any,
 ) -> Callable[[Function], Function]:
@@ -49,6 +50,9 @@ def guarded_job(
         once_per: "key": the work is done once for the key. "message": jobs of one key never
             overlap, each job's effects happen once. Or a template that names the work.
         work: the first part of the work's id; by default the function's name.
+        fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
+            that differs in it raises FingerprintMismatchError, instead of getting a result that
+            is not its own. Only a digest is stored.
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.
@@ -61,7 +65,13 @@ def guarded_job(
 
     def decorate(function: Function) -> Function:
         compiled = GuardedFunction(
-            function, key=key, once_per=once_per, work=work, options=options, busy="retry"
+            function,
+            key=key,
+            once_per=once_per,
+            work=work,
+            fingerprint=fingerprint,
+            options=options,
+            busy="retry",
         )
 
         @functools.wraps(function)

@@ -26,6 +26,7 @@ def decide_row(request: ClaimRequest, row: Any, recorded: tuple[int, int], now_u
         now_us=now_us,
         max_crashes=request.max_crashes,
         may_create=request.may_create,
+        fingerprint=request.fingerprint,
     )
 
 
@@ -62,6 +63,8 @@ def answer(request: ClaimRequest, row: Any, decision: Decision, now_us: int) -> 
         return Answer(None, superseded=True)
     if decision is Decision.TOO_OLD:
         return Answer(None, too_old=True)
+    if decision is Decision.MISMATCH:
+        return Answer(None, mismatch=True)
     return Answer(
         State(row.state),
         result_json=row.result,
@@ -121,4 +124,5 @@ def _work_row(row: Any) -> WorkRow:
         message=row.message,
         retries=row.retries,
         crashes=row.crashes,
+        fingerprint=row.fingerprint,
     )

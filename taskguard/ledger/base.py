@@ -64,6 +64,8 @@ class ClaimRequest:
         ttl_s: length of the lease.
         max_crashes: holders that may vanish before the work is DEAD.
         may_create: False if the message is older than the record reaches.
+        fingerprint: a digest of the arguments that have to be those of the first message; None:
+            they need not.
     """
 
     keys: tuple[str, ...]
@@ -74,6 +76,7 @@ class ClaimRequest:
     message: MessageRef = MessageRef("")
     max_crashes: int = 3
     may_create: bool = True
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ class Answer:
 
     `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`),
     FAILED (revoked for good), or None:
-    `superseded` (a live copy of the message has higher numbers) or `too_old`.
+    `superseded` (a live copy of the message has higher numbers), `too_old`, or `mismatch` (the
+    work has another fingerprint).
 
     Attributes:
         owner: who completed the work; its body may still be about to store its result.
@@ -142,6 +146,7 @@ class Answer:
     error: str | None = None
     superseded: bool = False
     too_old: bool = False
+    mismatch: bool = False
     owner: Owner | None = None
     same_message: bool = True
     age_s: float = 0.0

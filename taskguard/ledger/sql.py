@@ -292,7 +292,8 @@ class SqlLedger:
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
 
-        Its messages' numbers are forgotten, so that the same message may be sent again.
+        Its messages' numbers are forgotten, so that the same message may be sent again, and its
+        fingerprint, so that one with other arguments may.
         """
         text = _storable(f"requeued: {reason}")
 
@@ -314,6 +315,7 @@ class SqlLedger:
                         lease_until=0,
                         crashes=0,
                         crashed_owner="",
+                        fingerprint=None,
                         error=text,
                         finished=None,
                     )

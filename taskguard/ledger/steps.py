@@ -119,6 +119,8 @@ class _Claim:
             "started": self.now_us,
             "error": None,
         }
+        if request.fingerprint is not None:
+            values["fingerprint"] = request.fingerprint
         if row is None:
             fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
             self.db.execute(

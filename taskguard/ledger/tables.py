@@ -65,6 +65,7 @@ WORKS = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("crashed_owner", _TEXT, nullable=False),
+    sa.Column("fingerprint", _TEXT),
     sa.Column("progress", sa.Text),
     sa.Column("result", sa.Text),
     sa.Column("error", sa.Text),

@@ -67,6 +67,7 @@ class Work:
     attempts: int = 1
     crashes: int = 0
     crashed_owner: str = ""
+    fingerprint: str | None = None
     progress: str | None = None
     result: str | None = None
     error: str | None = None
@@ -278,6 +279,7 @@ class MemoryLedger:
                 lease_until=until_us,
                 created=now_us,
                 started=now_us,
+                fingerprint=request.fingerprint,
             )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
@@ -288,6 +290,7 @@ class MemoryLedger:
                     attempts=row.attempts + (decision is not Decision.SAME),
                     crashes=row.crashes + takeover,
                     crashed_owner=row.owner if takeover else row.crashed_owner,
+                    fingerprint=request.fingerprint or row.fingerprint,
                     progress=row.progress,
                     result=row.result,
                 )

@@ -59,6 +59,7 @@ class _Found(NamedTuple):
     result: str | None
     error: str | None
     finished: int | None
+    fingerprint: str | None
     eligible: bool
     granted_fence: int | None
     claimed_attempts: int | None
@@ -108,6 +109,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "copy": request.message.copy,
         "max_crashes": request.max_crashes,
         "may_create": request.may_create,
+        "fingerprint": request.fingerprint,
     }
     found = _Found(*database.ask(_CLAIM, values)[0])
     row = found if found.id is not None else None

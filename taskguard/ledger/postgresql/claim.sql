@@ -15,9 +15,11 @@ found as materialized (
         coalesce(m.retries, 0) as recorded_retries,
         coalesce(m.copy, 0) as recorded_copy,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
-        w.attempts, w.crashes, w.progress, w.result, w.error, w.finished,
+        w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
         case
             when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
+            when w.message <> %(message)s::text
+                and w.fingerprint <> %(fingerprint)s::text then false
             when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
             when (%(retries)s::integer, %(copy)s::integer)
                 < (coalesce(m.retries, 0), coalesce(m.copy, 0)) then false
@@ -47,12 +49,12 @@ granted as (
 claimed as (
     insert into taskguard_works as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
-        attempts, crashes, crashed_owner, created, started
+        attempts, crashes, crashed_owner, fingerprint, created, started
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
         'PROCESSING', 0, granted.fence, granted.owner, granted.lease_until,
-        1, 0, '', found.now_us, found.now_us
+        1, 0, '', %(fingerprint)s::text, found.now_us, found.now_us
     from granted, found
     on conflict (id) do update set
         message = excluded.message,
@@ -69,10 +71,12 @@ claimed as (
             when w.state = 'PROCESSING' and w.owner <> excluded.owner then w.owner
             else w.crashed_owner
         end,
+        fingerprint = coalesce(excluded.fingerprint, w.fingerprint),
         started = excluded.started,
         error = null
     where case
         when w.state = 'PROCESSING' and w.owner = excluded.owner then true
+        when w.message <> excluded.message and w.fingerprint <> excluded.fingerprint then false
         when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
         when w.message = excluded.message and excluded.retries < w.retries then false
         when w.state <> 'PROCESSING' then true

@@ -36,6 +36,7 @@ WORK = st.fixed_dictionaries(
         "attempts": st.integers(0, 3),
         "crashes": st.integers(0, 3),
         "crashed_owner": OWNERS,
+        "fingerprint": st.sampled_from([None, "f", "g"]),
         "progress": st.sampled_from([None, "[1]"]),
         "result": st.sampled_from([None, "2"]),
     }
@@ -56,6 +57,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     retries=st.integers(0, 2),
     may_create=st.booleans(),
     max_crashes=st.integers(1, 4),
+    fingerprint=st.sampled_from([None, "f"]),
 )
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
     """Whatever rows a claim meets, its answer and what it writes are those of decide()."""
@@ -67,6 +69,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
         copy=case["copy"],
         may_create=case["may_create"],
         max_crashes=case["max_crashes"],
+        fingerprint=case["fingerprint"],
     )
     before = book.work()
     decision = decide_row(request, before, case["recorded"], now_us=1000)
@@ -77,7 +80,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     answer = book.ledger.claim(request)
 
     if decision in CLAIMABLE and not foreign:
-        _expect_grant(book, answer, decision, before, key)
+        _expect_grant(book, request, answer, decision, before, key)
     elif decision is Decision.BURY:
         assert answer == Answer(State.DEAD, crashes=before.crashes + 1)
         assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
@@ -86,7 +89,9 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
         _expect_refusal(book, answer, decision, before, key)
 
 
-def _expect_grant(book: Any, answer: Any, decision: Decision, before: Any, key: Any) -> None:
+def _expect_grant(
+    book: Any, request: Any, answer: Any, decision: Decision, before: Any, key: Any
+) -> None:
     assert isinstance(answer, Claimed)
     fence = answer.claim.fence
     after, after_key = book.work(), book.key()
@@ -99,6 +104,7 @@ def _expect_grant(book: Any, answer: Any, decision: Decision, before: Any, key: 
         assert fence >= key["fence"] + (not mine)
     if before is None:
         assert (answer.attempt, answer.crashes, answer.progress_json) == (1, 0, None)
+        assert after.fingerprint == request.fingerprint
         return
     again = decision is Decision.SAME
     takeover = decision is Decision.TAKEOVER
@@ -107,6 +113,7 @@ def _expect_grant(book: Any, answer: Any, decision: Decision, before: Any, key: 
     assert after.crashes == before.crashes + takeover == answer.crashes
     assert after.crashed_owner == (before.owner if takeover else before.crashed_owner)
     assert answer.progress_json == before.progress == after.progress
+    assert again or after.fingerprint == (request.fingerprint or before.fingerprint)
 
 
 def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key: Any) -> None:
@@ -128,6 +135,7 @@ def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key
         assert isinstance(answer, Answer)
         assert answer.superseded is (decision is Decision.SUPERSEDED)
         assert answer.too_old is (decision is Decision.TOO_OLD)
+        assert answer.mismatch is (decision is Decision.MISMATCH)
         if decision is Decision.DONE:
             assert (answer.state, answer.result_json) == (State.DONE, before.result)
 
