@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET
+    from taskguard.sweep import Sweeper, Swept, enqueue_in
 
 __version__ = "0.1.0"
 
@@ -50,9 +51,12 @@ _HOMES = {
     "Policy": "policy",
     "Queue": "delivery",
     "Runner": "runner",
+    "Sweeper": "sweep",
+    "Swept": "sweep",
     "TaskGuard": "api",
     "UNSET": "settings",
     "connect": "api",
+    "enqueue_in": "sweep",
     "current_guard": "guard",
     "key": "keys",
 }
@@ -73,9 +77,12 @@ __all__ = [
     "Policy",
     "Queue",
     "Runner",
+    "Sweeper",
+    "Swept",
     "TaskGuard",
     "connect",
     "current_guard",
+    "enqueue_in",
     "errors",
     "events",
     "key",

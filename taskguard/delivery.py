@@ -67,6 +67,7 @@ class Delivery:
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         by_message: whether each message is work of its own (`once_per="message"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
+        call: how this message is sent again, as JSON text, to be stored with the work; None: not.
     """
 
     keys: tuple[str, ...]
@@ -78,6 +79,7 @@ class Delivery:
     queue: Queue | None = None
     by_message: bool = False
     fingerprint: str | None = None
+    call: str | None = None
 
     @property
     def key(self) -> str:

@@ -62,6 +62,14 @@ def current_guard() -> Guard:
     return guard
 
 
+def guard_with(db: Any) -> Guard | None:
+    """The guard, among those of the bodies around this call, whose transaction is on `db`."""
+    guard = _running.get()
+    while guard is not None and not guard.is_on(db):
+        guard = guard.outer
+    return guard
+
+
 @contextmanager
 def running(guard: Guard) -> Iterator[None]:
     """For the runner: `guard` is the current one in here."""
@@ -137,6 +145,7 @@ class Guard:
         self._outer = _running.get()
         self._open = False
         self._db: Any = None
+        self._then: list[Callable[[], None]] = []
         self._result: Any = _UNSET
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
@@ -249,6 +258,7 @@ class Guard:
             yield tx.db
             tx.complete(self._standing.claim, self._result_json)
         self.note_completed()
+        self._call_then()
 
     @contextmanager
     def checkpoint(self, progress: Any) -> Iterator[Any]:
@@ -262,6 +272,7 @@ class Guard:
             yield tx.db
             tx.checkpoint(self._standing.claim, progress_json)
         self._progress.committed(progress_json)
+        self._call_then()
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """`function(*args, **kwargs)`, once per work: later attempts get its stored result.
@@ -305,6 +316,23 @@ class Guard:
             self._progress.committed(text)
         return self._progress.steps[name]
 
+    def after_commit(self, function: Callable[[], None]) -> None:
+        """Call `function` once the open transaction is committed; not if it is rolled back.
+
+        Raises TransactionUsageError outside of one.
+        """
+        _ = self.db
+        self._then.append(function)
+
+    def _call_then(self) -> None:
+        then, self._then = self._then, []
+        for function in then:
+            function()
+
+    def is_on(self, db: Any) -> bool:
+        """Whether `db` is the connection of the open transaction."""
+        return self._db is not None and self._db is db
+
     @property
     def _standing(self) -> Claimed:
         if self._claimed is None:
@@ -346,6 +374,7 @@ class Guard:
         if self._lease.is_parents:
             self._lease.check()  # raises: a forked child holds nothing
         self._open = True
+        self._then = []
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
             trusted = self.remaining_s > 0

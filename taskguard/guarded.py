@@ -89,6 +89,7 @@ class GuardedFunction:
         message: MessageRef,
         published_at_s: float | None = None,
         queue: Queue | None = None,
+        call: str | None = None,
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments."""
         prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
@@ -104,6 +105,7 @@ class GuardedFunction:
             queue=queue,
             by_message=self.by_message,
             fingerprint=self._digest(args, kwargs),
+            call=call,
         )
 
     def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -36,6 +36,8 @@ class Policy:
         atomic: the whole body is one transaction, on `guard.db`, and its return value is
             committed with it.
         retention_s: messages older than this whose work has no record are refused; 30 days.
+        recoverable: the task's name and arguments are stored with the work until it is DONE, so
+            that `taskguard sweep` can send its message again if the queue has lost it.
         namespace: put before every key and every work of this task, with a colon.
     """
 
@@ -47,6 +49,7 @@ class Policy:
     on_lost: OnLost = "fence"
     atomic: bool = False
     retention_s: float = 30 * DAY_S
+    recoverable: bool = False
     namespace: str = ""
 
     def __post_init__(self) -> None:

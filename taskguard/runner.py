@@ -50,7 +50,7 @@ from taskguard.events import (
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, Ledger
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import LockProvider
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
@@ -137,6 +137,10 @@ class Runner:
         finally:
             self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
             self._release(delivery, kept)
+
+    def request(self, delivery: Delivery) -> ClaimRequest:
+        """What a delivery would ask the ledger for, by nobody."""
+        return self._entry.request(delivery, Owner("", ""))
 
     # -- enter --------------------------------------------------------------------------------
 
@@ -258,7 +262,7 @@ class Runner:
         try:
             if self.ledger is None or delivery.work is None or not queue.numbers_copies:
                 publish(copy)
-            elif not self.ledger.defer(self._entry.request(delivery, Owner("", "")), publish):
+            elif not self.ledger.defer(self.request(delivery), publish):
                 return self._drop(delivery, "superseded")
         except (*_NO_LEDGER, TransactionRetryError):
             if not published:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from taskguard_celery.decorator import guarded_function_of, guarded_task
 from taskguard_celery.house import configure, house_of
+from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
 from taskguard_celery.startup import check_worker, safe_defaults, warnings_for
 
 __all__ = [
     "check_worker",
     "configure",
+    "enqueue",
     "guarded_function_of",
     "guarded_task",
     "house_of",
     "safe_defaults",
+    "schedule_sweep",
+    "sweep",
     "warnings_for",
 ]

@@ -10,6 +10,7 @@ Read next: `queue.py` for how a copy is published.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from celery import Task, current_app, current_task
 from celery.exceptions import Ignore
 
 from taskguard import Answered, Completed, GuardedFunction, errors
+from taskguard_celery.calls import call_in_hand
 from taskguard_celery.house import house_of
 from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.queue import CeleryQueue, put_off_unread
@@ -111,6 +113,12 @@ def _layers(task: Task) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
+def takes_itself(task: Task) -> bool:
+    """Whether the function's first parameter is the task: `bind=True`, or a class of its own."""
+    # autoretry_for puts a plain function around it. `__bound__` says something else.
+    return inspect.ismethod(getattr(task, "_orig_run", task.run))
+
+
 def _task_of(wrapper: Any) -> Task | None:
     """The task whose function `wrapper` is: the one at work here, else one of the current app."""
     task = current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
@@ -139,6 +147,7 @@ def _deliver(
         message=message_of(request),
         published_at_s=published_at_s(request),
         queue=queue,
+        call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
     outcome = house.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     if isinstance(outcome, Completed | Answered):

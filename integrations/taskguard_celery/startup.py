@@ -9,7 +9,6 @@ delivers again what a killed one left in Redis.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.decorator import guarded_function_of
+from taskguard_celery.decorator import guarded_function_of, takes_itself
 from taskguard_celery.house import build, house_of
 from taskguard_celery.message import message_of
 from taskguard_celery.queue import visibility_timeout_s
@@ -199,19 +198,13 @@ def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, 
 def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     context = getattr(request, "_context", None) or request
     args = tuple(request.args or ())
-    if _takes_itself(task):
+    if takes_itself(task):
         args = (task, *args)
     message = message_of(context)
     delivery = compiled.delivery(args, request.kwargs or {}, task=task.name, message=message)
     ledger = house_of(task.app).runner.ledger
     if ledger is not None and delivery.work is not None:
         ledger.revoke(delivery.work, message=message.id)
-
-
-def _takes_itself(task: Task) -> bool:
-    """Whether the function's first parameter is the task: `bind=True`, or a class of its own."""
-    # autoretry_for puts a plain function around it. `__bound__` says something else.
-    return inspect.ismethod(getattr(task, "_orig_run", task.run))
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from taskguard_rq.decorator import guarded_function_of, guarded_job
 from taskguard_rq.house import configure, house
+from taskguard_rq.outbox import enqueue, sweep
 from taskguard_rq.worker import GuardedWorker
 
-__all__ = ["GuardedWorker", "configure", "guarded_function_of", "guarded_job", "house"]
+__all__ = [
+    "GuardedWorker",
+    "configure",
+    "enqueue",
+    "guarded_function_of",
+    "guarded_job",
+    "house",
+    "sweep",
+]

@@ -19,6 +19,7 @@ from rq import get_current_job
 from rq.job import Job
 
 from taskguard import Answered, Completed, Dropped, GuardedFunction, MessageRef, Outcome
+from taskguard_rq.calls import call_of
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 
@@ -155,6 +156,7 @@ def _deliver(
         message=message,
         published_at_s=job.created_at.timestamp(),
         queue=queue,
+        call=call_of(job) if compiled.policy.recoverable else None,
     )
     outcome = house().runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)

@@ -2,6 +2,8 @@
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
 taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
+taskguard sweep --celery shop:app               send the messages of overdue works again
+taskguard relay --celery shop:app               the same every second, until it is stopped
 taskguard works list [--state DEAD]             works that wait for a person, or in a state
 taskguard works show WORK                       all that is known of one
 taskguard works requeue WORK --reason TEXT      DEAD or FAILED -> NEW: its next delivery runs it
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from taskguard.cli.sweep import add_sweep
 from taskguard.cli.works import CommandError, add_url, add_works, count
 from taskguard.errors import TaskguardError
 from taskguard.settings import UNSET, make_ledger
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     create = actions.add_parser("create", help="create the tables that are missing")
     add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
-    create.set_defaults(run=_create)
+    create.set_defaults(run_alone=_create)
     purge = commands.add_parser(
         "purge",
         help="forget works that ended long ago",
@@ -53,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD works, too")
     purge.set_defaults(run=_purge)
+    add_sweep(commands, _duration_s)
     add_works(commands)
     arguments = parser.parse_args(argv)
     try:
-        if arguments.run is _create:
-            _create(arguments)
+        if hasattr(arguments, "run_alone"):
+            arguments.run_alone(arguments)
         else:
             with contextlib.closing(_ledger(arguments.url)) as ledger:
                 ledger.check_schema()

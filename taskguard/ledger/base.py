@@ -66,6 +66,7 @@ class ClaimRequest:
         may_create: False if the message is older than the record reaches.
         fingerprint: a digest of the arguments that have to be those of the first message; None:
             they need not.
+        call: how the work's message is sent again, if it is to be stored: JSON text.
     """
 
     keys: tuple[str, ...]
@@ -77,6 +78,7 @@ class ClaimRequest:
     max_crashes: int = 3
     may_create: bool = True
     fingerprint: str | None = None
+    call: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import postgresql
+from taskguard.ledger import outbox, postgresql
 from taskguard.ledger.answers import CLAIMABLE, answer, view_of
 from taskguard.ledger.base import (
     Busy,
@@ -35,6 +35,7 @@ from taskguard.ledger.base import (
     WorkView,
 )
 from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
 from taskguard.ledger.tables import (
@@ -180,6 +181,7 @@ class SqlLedger:
             state=State.FAILED.value,
             error=_storable(error),
             lease_until=0,
+            due=None,
             finished=self._database.now(),
         )
 
@@ -220,6 +222,7 @@ class SqlLedger:
             owner=FREE,
             lease_until=0,
             error="revoked",
+            due=None,
             finished=self._database.now(),
         )
         return changed == 1
@@ -316,6 +319,7 @@ class SqlLedger:
                         crashes=0,
                         crashed_owner="",
                         fingerprint=None,
+                        due=sa.case((WORKS.c.call.is_not(None), self._database.now())),
                         error=text,
                         finished=None,
                     )
@@ -326,6 +330,34 @@ class SqlLedger:
                 return True
 
         return self._database.twice(requeue)
+
+    # -- works whose calls are stored ---------------------------------------------------------
+
+    def enqueue(self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float = 5.0) -> None:
+        """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
+
+        A work that is known stays as it is, unless it failed: then it is NEW again.
+
+        Args:
+            db: a connection to the ledger's database.
+            request: keys, work, task, message and call.
+            due_in_s: from when on its message counts as not sent.
+        """
+        outbox.write(self._database, db, request, due_in_s=due_in_s)
+
+    def overdue(
+        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+    ) -> list[Overdue]:
+        """Works that nobody seems to be at; see `outbox.py`."""
+        return self._database.twice(
+            lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
+        )
+
+    def sent(self, works: Sequence[Overdue], *, again_after_s: float) -> int:
+        """The messages of these works were sent again."""
+        return self._database.twice(
+            lambda: outbox.sent(self._database, works, again_after_s=again_after_s)
+        )
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget works that ended so long ago, their messages, and keys that are free since.
@@ -374,10 +406,11 @@ def _storable(text: str) -> str:
 def ddl(url: str) -> str:
     """The SQL that `create_schema` would run, for a review or a migration."""
     dialect = sa.make_url(url).get_dialect()()
-    tables = [
-        str(sa.schema.CreateTable(each).compile(dialect=dialect)).strip()
-        for each in METADATA.sorted_tables
-    ]
+    parts: list[Any] = []
+    for table in METADATA.sorted_tables:
+        parts.append(sa.schema.CreateTable(table))
+        parts += map(sa.schema.CreateIndex, table.indexes)
+    tables = [str(part.compile(dialect=dialect)).strip() for part in parts]
     version = str(
         sa.insert(SCHEMA)
         .values(version=SCHEMA_VERSION)

@@ -121,6 +121,10 @@ class _Claim:
         }
         if request.fingerprint is not None:
             values["fingerprint"] = request.fingerprint
+        if request.call is not None:
+            values["call"] = request.call
+        if request.call is not None or (row is not None and row.call is not None):
+            values["due"] = until_us
         if row is None:
             fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
             self.db.execute(
@@ -164,6 +168,7 @@ class _Claim:
                 state=State.DEAD.value,
                 crashes=WORKS.c.crashes + 1,
                 owner=FREE,
+                due=None,
                 finished=self.now_us,
             )
         )
@@ -228,4 +233,5 @@ def _renew_one(db: sa.Connection, hold: LedgerHold, now_us: int) -> None:
         .values(lease_until=until_us)
     )
     if claim.work is not None:
-        db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us))
+        due = sa.case((WORKS.c.due.is_not(None), until_us))
+        db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us, due=due))

@@ -69,12 +69,23 @@ WORKS = sa.Table(
     sa.Column("progress", sa.Text),
     sa.Column("result", sa.Text),
     sa.Column("error", sa.Text),
+    # How its message is sent again, and from when on that may be overdue; `ledger/outbox.py`.
+    sa.Column("call", sa.Text),
+    sa.Column("due", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
     sa.CheckConstraint(
         "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_works_state"
     ),
+)
+
+# Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
+sa.Index(
+    "taskguard_works_due",
+    WORKS.c.due,
+    postgresql_where=WORKS.c.due.is_not(None),
+    sqlite_where=WORKS.c.due.is_not(None),
 )
 
 MESSAGES = sa.Table(

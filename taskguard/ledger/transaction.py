@@ -315,6 +315,8 @@ class Transactions:
                 state=State.DONE.value,
                 result=result_json,
                 lease_until=0,
+                call=None,
+                due=None,
                 finished=self._database.now(),
             )
         )

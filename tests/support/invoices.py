@@ -55,6 +55,16 @@ def charge(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int
     return {"invoice": invoice}
 
 
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, recoverable=True)
+def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
+    """As `charge`, and its call is stored."""
+    step(invoice, "began")
+    if guard.attempt == 1:
+        time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+
+
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, max_crashes=2)
 def die(invoice: int, guard: Guard) -> None:
     """Kills the process that runs it, each time."""

@@ -23,7 +23,7 @@ from support import shop_shared
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
-from taskguard_celery import guarded_task, safe_defaults
+from taskguard_celery import enqueue, guarded_task, safe_defaults
 
 URL = os.environ["SHOP_DATABASE"]
 LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
@@ -95,6 +95,30 @@ def ship(order: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
         effect(db, order, guard)
         guard.result = {"order": order}
     return {"order": order}
+
+
+@task(name="shop.recover")
+@guarded_task(key="order:<order>", ttl_s=TTL_S, recoverable=True)
+def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """As `ship`, and its call is stored."""
+    step(order, "began")
+    if guard.attempt == 1:
+        time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, order, guard)
+        guard.result = order
+    return order
+
+
+@task(name="shop.ship_and_bill")
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def ship_and_bill(order: int, guard: Guard) -> str:
+    """Enqueues `recover` as part of its own transaction; returns that task's id."""
+    with guard.transaction() as db:
+        effect(db, f"shipped {order}", guard)
+        billed = enqueue(recover, (order + 1000,), session=db)
+        guard.result = billed.result.id
+    return ""
 
 
 @task(name="shop.hold")

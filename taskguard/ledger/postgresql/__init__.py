@@ -110,6 +110,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "max_crashes": request.max_crashes,
         "may_create": request.may_create,
         "fingerprint": request.fingerprint,
+        "call": request.call,
     }
     found = _Found(*database.ask(_CLAIM, values)[0])
     row = found if found.id is not None else None

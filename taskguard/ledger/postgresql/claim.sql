@@ -49,12 +49,14 @@ granted as (
 claimed as (
     insert into taskguard_works as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
-        attempts, crashes, crashed_owner, fingerprint, created, started
+        attempts, crashes, crashed_owner, fingerprint, call, due, created, started
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
         'PROCESSING', 0, granted.fence, granted.owner, granted.lease_until,
-        1, 0, '', %(fingerprint)s::text, found.now_us, found.now_us
+        1, 0, '', %(fingerprint)s::text,
+        %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
+        found.now_us, found.now_us
     from granted, found
     on conflict (id) do update set
         message = excluded.message,
@@ -72,6 +74,8 @@ claimed as (
             else w.crashed_owner
         end,
         fingerprint = coalesce(excluded.fingerprint, w.fingerprint),
+        call = coalesce(excluded.call, w.call),
+        due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
         started = excluded.started,
         error = null
     where case

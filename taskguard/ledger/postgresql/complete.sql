@@ -10,6 +10,8 @@ update taskguard_works w set
     state = 'DONE',
     result = %(result)s::text,
     lease_until = 0,
+    call = null,
+    due = null,
     finished = (extract(epoch from clock_timestamp()) * 1000000)::bigint
 from ended
 where w.id = %(work)s::text and w.state = 'PROCESSING'

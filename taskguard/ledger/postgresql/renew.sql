@@ -35,7 +35,9 @@ whole as materialized (
     having count(free.key) = count(mine.key)
 ),
 works as (
-    update taskguard_works w set lease_until = asked.now_us + mine.ttl_us
+    update taskguard_works w set
+        lease_until = asked.now_us + mine.ttl_us,
+        due = case when w.due is not null then asked.now_us + mine.ttl_us end
     from asked, mine join whole on whole.owner = mine.owner
     where w.id = mine.work and w.state = 'PROCESSING'
         and w.fence = mine.fence and w.owner = mine.owner

@@ -1,0 +1,69 @@
+"""A Celery message as text, to be stored with its work and sent again later.
+
+Guarantees: id, root, parent, links, chord, group, headers, time limits, priority and route stay.
+The arguments are written by the task's own serializer, and read only if the app accepts that one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from celery import Celery, Task
+from celery.canvas import Signature
+from kombu.serialization import dumps, loads, prepare_accept_content
+
+from taskguard import MessageRef
+from taskguard_celery.message import COPY_HEADER
+
+__all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
+
+NAME = "celery"
+
+
+def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> str:
+    """A signature with its options, as JSON text."""
+    kind, encoding, body = dumps(  # type: ignore[no-untyped-call]  # kombu has no types
+        dict(signature), serializer or app.conf.task_serializer
+    )
+    raw = isinstance(body, bytes)
+    return json.dumps(
+        {
+            "queue": NAME,
+            "kind": kind,
+            "encoding": encoding,
+            "base64": raw,
+            "body": base64.b64encode(body).decode() if raw else body,
+        }
+    )
+
+
+def call_in_hand(task: Task) -> str:
+    """The message that `task` is handling."""
+    request = task.request
+    signature = task.signature_from_request(
+        request, retries=request.retries, headers=dict(request.headers or {})
+    )
+    return call_of(task.app, signature, task.serializer)
+
+
+class CelerySender:
+    """Sends stored calls to an app's broker, whether or not their tasks are imported here."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
+        """Send a call with these numbers; raises unless the broker took it."""
+        body = base64.b64decode(call["body"]) if call["base64"] else call["body"]
+        accepted = {*(self._app.conf.accept_content or ()), "json"}
+        fields = loads(  # type: ignore[no-untyped-call]  # kombu has no types
+            body,
+            call["kind"],
+            call["encoding"],
+            accept=prepare_accept_content(accepted),  # type: ignore[no-untyped-call]
+        )
+        signature = Signature.from_dict(fields, app=self._app)
+        headers = {**(signature.options.get("headers") or {}), COPY_HEADER: message.copy}
+        signature.apply_async(retries=message.retries, headers=headers)

@@ -1,0 +1,133 @@
+"""Enqueueing as part of the user's transaction, and the sweep as a task of Celery beat.
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        enqueue(ship, (order.id,), session=session)
+
+Guarantees: the task is published if the transaction commits, and not if it is rolled back; what a
+crash in between left unpublished, a sweep publishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery, Task, uuid
+from celery.app.utils import find_app
+from celery.result import AsyncResult
+
+from taskguard import MessageRef, Sweeper, enqueue_in, errors
+from taskguard_celery.calls import NAME, CelerySender, call_of
+from taskguard_celery.decorator import guarded_function_of, takes_itself
+from taskguard_celery.house import house_of
+
+if TYPE_CHECKING:
+    from taskguard import Swept, TaskGuard
+
+__all__ = ["SWEEP_TASK", "Enqueued", "enqueue", "open_queue", "schedule_sweep", "sweep"]
+
+SWEEP_TASK = "taskguard.sweep"
+
+
+class Enqueued:
+    """A task that is published once its transaction has committed.
+
+    Attributes:
+        result: where its result will be.
+    """
+
+    def __init__(self, result: AsyncResult, send: Callable[[], None]) -> None:
+        self.result = result
+        self._send = send
+
+    def send(self) -> None:
+        """Publish the task now. For a plain Connection, after the COMMIT that nobody hears of.
+
+        Does nothing if the transaction was rolled back; asked again, the duplicate is harmless.
+        """
+        self._send()
+
+
+def enqueue(
+    task: Task,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    session: Any,
+    **options: Any,
+) -> Enqueued:
+    """Enqueue a guarded task as part of the transaction of `session`.
+
+    The work is written to the ledger as NEW, with the task's name and arguments. On an ORM Session,
+    or on `guard.db` in a guarded body, the task is published as soon as that has committed; on a
+    Connection of your own, by `.send()` on what is returned, or by the next sweep.
+
+    Args:
+        task: a task that is guarded.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        options: as for `apply_async()`, but for `countdown` and `eta`.
+
+    Raises:
+        ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be.
+        KeyArgumentError: an argument cannot be part of a key.
+    """
+    compiled = guarded_function_of(task)
+    if compiled is None:
+        raise errors.ConfigurationError(
+            f"{task.name} is not guarded, so its duplicates would run. Put @guarded_task under "
+            "@app.task."
+        )
+    if options.keys() & {"countdown", "eta"}:
+        raise errors.ConfigurationError("enqueue() sends at once: countdown and eta do not fit.")
+    task_id = options.pop("task_id", None) or uuid()
+    signature = task.signature(tuple(args), dict(kwargs or {}), task_id=task_id, **options)
+    delivery = compiled.delivery(
+        (task, *args) if takes_itself(task) else tuple(args),
+        kwargs or {},
+        task=task.name,
+        message=MessageRef(task_id),
+        call=call_of(task.app, signature, task.serializer),
+    )
+    send = enqueue_in(session, house_of(task.app), delivery, CelerySender(task.app))
+    return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
+
+
+def sweep(app: Celery, **options: Any) -> Swept:
+    """Publish what is overdue, once. `options`: see `taskguard.Sweeper`.
+
+    Raises KeyBusyError if another sweep is at it.
+    """
+    return Sweeper(house_of(app), {NAME: CelerySender(app)}, **options).sweep()
+
+
+def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> None:
+    """Let Celery beat sweep: adds the task `taskguard.sweep` and its entry in the schedule.
+
+    Args:
+        app: the Celery app.
+        every_s: seconds from one sweep to the next; 60 by default.
+        options: see `taskguard.Sweeper`.
+    """
+
+    def run() -> str:
+        try:
+            swept = sweep(app, **options)
+        except errors.KeyBusyError:
+            return "another sweep is at it"
+        return f"sent {swept.sent}, refused {swept.refused}"
+
+    # A sweep that waited longer than this is of no use: the next one has been sent.
+    app.task(name=SWEEP_TASK, ignore_result=True, expires=every_s)(run)
+    app.conf.beat_schedule = {
+        **(app.conf.beat_schedule or {}),
+        SWEEP_TASK: {"task": SWEEP_TASK, "schedule": every_s},
+    }
+
+
+def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
+    """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
+    app = find_app(target)
+    return house_of(app), CelerySender(app)

@@ -1,0 +1,74 @@
+"""An RQ job as text, to be stored with its work and put into its queue again later.
+
+Guarantees: id, time of creation, queue, arguments, time-outs, callbacks and meta stay. The
+arguments are as the job's serializer wrote them, and are not read here. A job whose record is still
+in Redis is put into its queue by that record.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.exceptions import NoSuchJobError
+from rq.job import Job, JobStatus
+
+from taskguard import MessageRef
+
+__all__ = ["NAME", "RQSender", "call_of"]
+
+NAME = "rq"
+# What a record says of executions is not the call's; what it depended on was met once.
+_PASSING = frozenset(
+    {"started_at", "ended_at", "last_heartbeat", "worker_name", "status"}
+    | {"dependency_id", "dependency_ids"}
+)
+
+
+def call_of(job: Job) -> str:
+    """A job, as JSON text."""
+    record = job.to_dict(include_meta=True, include_result=False)
+    fields = {name: value for name, value in record.items() if name not in _PASSING}
+    encoded = {name: _text(value) for name, value in fields.items()}
+    return json.dumps({"queue": NAME, "id": job.id, "fields": encoded})
+
+
+def _text(value: Any) -> str:
+    raw = value if isinstance(value, bytes) else str(value).encode()
+    return base64.b64encode(raw).decode()
+
+
+class RQSender:
+    """Puts stored jobs into their queues again.
+
+    Args:
+        connection: the Redis of the queues.
+        serializer: as the queues have it; by default RQ's own.
+    """
+
+    def __init__(self, connection: Redis, *, serializer: Any = None) -> None:
+        self._connection = connection
+        self._serializer = serializer
+
+    def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
+        """Put a job into its queue; raises unless Redis took it."""
+        del message  # RQ numbers nothing: executions of a job share one record
+        job = self._job(call)
+        if job.get_status() is JobStatus.FAILED:
+            job.requeue()  # takes it out of the registry of failed ones, too
+            return
+        queue = Queue(job.origin, connection=self._connection, serializer=self._serializer)
+        queue.enqueue_job(job)
+
+    def _job(self, call: dict[str, Any]) -> Job:
+        try:
+            return Job.fetch(call["id"], connection=self._connection, serializer=self._serializer)
+        except NoSuchJobError:
+            job = Job(call["id"], connection=self._connection, serializer=self._serializer)
+            fields = {name: base64.b64decode(text) for name, text in call["fields"].items()}
+            job.restore(fields)
+            job.save()
+            return job

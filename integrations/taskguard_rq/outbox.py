@@ -1,0 +1,115 @@
+"""Enqueueing as part of the user's transaction, and the sweep as a job.
+
+    with Session(engine) as session, session.begin():
+        session.add(invoice)
+        enqueue(queue, charge, (invoice.id,), session=session)
+
+Guarantees: the job is put into its queue if the transaction commits, and not if it is rolled back;
+what a crash in between left out, a sweep puts in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+from rq import Queue, get_current_job
+from rq.job import Job
+
+from taskguard import Sweeper, enqueue_in, errors
+from taskguard_rq.calls import NAME, RQSender, call_of
+from taskguard_rq.decorator import guarded_function_of, message_of
+from taskguard_rq.house import house
+
+if TYPE_CHECKING:
+    from taskguard import Swept, TaskGuard
+
+__all__ = ["Enqueued", "enqueue", "open_queue", "sweep"]
+
+
+class Enqueued:
+    """A job that is put into its queue once its transaction has committed.
+
+    Attributes:
+        job: the job; its record is in Redis from then on.
+    """
+
+    def __init__(self, job: Job, send: Callable[[], None]) -> None:
+        self.job = job
+        self._send = send
+
+    def send(self) -> None:
+        """Enqueue the job now. For a plain Connection, after the COMMIT that nobody hears of.
+
+        Does nothing if the transaction was rolled back; asked again, the duplicate is harmless.
+        """
+        self._send()
+
+
+def enqueue(
+    queue: Queue,
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    session: Any,
+    **options: Any,
+) -> Enqueued:
+    """Enqueue a guarded job as part of the transaction of `session`.
+
+    The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
+    guarded body, the job is enqueued as soon as that has committed; on a Connection of your own, by
+    `.send()` on what is returned, or by the next sweep.
+
+    Args:
+        queue: where to.
+        function: a function that is guarded.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        options: as for `Queue.create_job()`, but for `depends_on`.
+
+    Raises:
+        ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.
+        KeyArgumentError: an argument cannot be part of a key.
+    """
+    compiled = guarded_function_of(function)
+    if compiled is None:
+        raise errors.ConfigurationError(
+            f"{function!r} is not guarded, so its duplicates would run. Decorate it with "
+            "@guarded_job."
+        )
+    if options.get("depends_on"):
+        raise errors.ConfigurationError("enqueue() sends at once: depends_on does not fit.")
+    job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
+    job.origin = queue.name
+    delivery = compiled.delivery(
+        tuple(args), kwargs or {}, message=message_of(job), call=call_of(job)
+    )
+    sender = RQSender(queue.connection, serializer=queue.serializer)
+    return Enqueued(job, enqueue_in(session, house(), delivery, sender))
+
+
+def sweep(connection: Redis | None = None, **options: Any) -> Swept:
+    """Enqueue what is overdue, once; can itself be a job, of a scheduler or of `rq cron`.
+
+    Args:
+        connection: the Redis of the queues; by default that of the job at hand.
+        options: see `taskguard.Sweeper`.
+
+    Raises:
+        KeyBusyError: another sweep is at it.
+        ConfigurationError: there is no connection.
+    """
+    if connection is None:
+        job = get_current_job()
+        if job is None:
+            raise errors.ConfigurationError("sweep() outside a job needs the queues' Redis.")
+        connection = job.connection
+    return Sweeper(house(), {NAME: RQSender(connection)}, **options).sweep()
+
+
+def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
+    """For `taskguard sweep --rq redis://…`: locks and ledger come from the environment."""
+    return house(), RQSender(Redis.from_url(target))

@@ -1,0 +1,242 @@
+"""Sending messages: of works that nobody is at any more, and of those that were just committed.
+
+    Sweeper(house, {"celery": send}).sweep()
+
+Guarantees: a work whose call is stored is sent again until somebody claims it, ends it or revokes
+it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
+sweeps at once send nothing twice: a lease of the house keeps them apart.
+
+Does not guarantee that nothing is sent twice: a message that still waits in its queue is
+indistinguishable from a lost one. The ledger answers such a duplicate, as any other.
+
+Read next: `ledger/outbox.py` for what is overdue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taskguard.api import TaskGuard
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.errors import ConfigurationError
+from taskguard.guard import guard_with
+
+if TYPE_CHECKING:
+    from taskguard.ledger.outbox import Overdue
+
+__all__ = ["Send", "Sweeper", "Swept", "enqueue_in"]
+
+logger = logging.getLogger("taskguard")
+
+Send = Callable[[dict[str, Any], MessageRef], None]
+"""Sends a stored call again, with these numbers; raises unless the broker took it."""
+
+KEY = "taskguard:sweep"
+_TTL_S = 30.0
+# The message of a work that was just committed is sent by its process; from then on by a sweep.
+_DUE_IN_S = 5.0
+# A broker that refuses so many in a row is thought to be away.
+_REFUSALS = 10
+AGAIN_AFTER_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        sent: messages sent.
+        refused: calls that could not be sent; see the log. The next sweep tries them again.
+        strange: calls of a queue that this sweep cannot send to.
+    """
+
+    sent: int = 0
+    refused: int = 0
+    strange: int = 0
+
+
+class Sweeper:
+    """Sends the messages of overdue works again.
+
+    Args:
+        house: locks and ledger.
+        senders: how to send, by the name of the queue that a stored call carries.
+        again_after_s: after so many seconds without a claim a message counts as lost again. Not
+            much shorter than messages wait in their queue: each would be sent once more.
+        batch: works read, and noted as sent, at a time.
+    """
+
+    def __init__(
+        self,
+        house: TaskGuard,
+        senders: Mapping[str, Send],
+        *,
+        again_after_s: float = AGAIN_AFTER_S,
+        batch: int = 500,
+    ) -> None:
+        self._house = house
+        self._senders = senders
+        self._again_after_s = again_after_s
+        self._batch = batch
+
+    def sweep(self) -> Swept:
+        """Once over everything that is overdue now.
+
+        Raises:
+            KeyBusyError: another sweep is at it.
+            LeaseLostError: this one was paused, and another may be at it.
+            LedgerUnavailableError: the database is away.
+        """
+        ledger = _ledger_of(self._house)
+        tally = _Tally()
+        after: Overdue | None = None
+        with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
+            while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
+                lease.check()
+                after = found[-1]
+                sent = [work for work in found if self._send(work, tally)]
+                if sent:
+                    ledger.sent(sent, again_after_s=self._again_after_s)
+        return Swept(tally.sent, tally.refused, tally.strange)
+
+    def _send(self, work: Overdue, tally: _Tally) -> bool:
+        if tally.gave_up:
+            return False
+        try:
+            call = json.loads(work.call)
+            send = self._senders.get(call["queue"])
+            if send is None:
+                tally.strange += 1
+                return False
+            send(call, work.message)
+        except Exception:
+            # Whatever is wrong with one call, the others are to be sent.
+            logger.exception("%s could not be sent", work.work)
+            tally.refused += 1
+            tally.in_a_row += 1
+            return False
+        tally.sent += 1
+        tally.in_a_row = 0
+        return True
+
+
+class _Tally:
+    """What a sweep has done so far."""
+
+    sent = 0
+    refused = 0
+    strange = 0
+    in_a_row = 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the broker is thought to be away."""
+        return self.in_a_row >= _REFUSALS
+
+
+def enqueue_in(
+    session: Any, house: TaskGuard, delivery: Delivery, send: Send
+) -> Callable[[], None]:
+    """Write a delivery's work as NEW in the user's transaction, and send its message after it.
+
+    On an ORM Session, and on the connection of a guard's transaction, the message is sent as soon
+    as that has committed. On a connection of the user's own nobody hears of its COMMIT: call what
+    is returned after it, or leave it to the sweep. Rolled back, nothing is sent.
+
+    Args:
+        session: a SQLAlchemy Session or Connection to the ledger's database.
+        house: locks and ledger.
+        delivery: with its `call`.
+        send: how to send it.
+
+    Raises:
+        ConfigurationError: there is no ledger, or `session` is neither.
+    """
+    import sqlalchemy as sa
+    from sqlalchemy import orm
+
+    if isinstance(session, orm.scoped_session):
+        session = session.registry()
+    if not isinstance(session, orm.Session | sa.Connection):
+        raise ConfigurationError(
+            f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
+            "the work is to be part of."
+        )
+    ledger = _ledger_of(house)
+    db = session.connection() if isinstance(session, orm.Session) else session
+    ledger.enqueue(db, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+
+    def publish() -> None:
+        _send_if_committed(ledger, delivery, send)
+
+    guard = guard_with(db)
+    if guard is not None:
+        guard.after_commit(publish)
+    elif isinstance(session, orm.Session):
+        _after_commit(session).add(publish)
+    return publish
+
+
+class _AfterCommit:
+    """What a Session is to do once its outermost transaction has committed."""
+
+    def __init__(self, session: Any) -> None:
+        import sqlalchemy as sa
+
+        self._then: list[Callable[[], None]] = []
+        self._committed = False
+        # For the life of the Session: its events do not let go of a listener while they call it.
+        sa.event.listen(session, "after_commit", self._note)
+        sa.event.listen(session, "after_transaction_end", self._end)
+
+    def add(self, function: Callable[[], None]) -> None:
+        self._then.append(function)
+
+    def _note(self, session: Any) -> None:
+        """Of a savepoint, too: what it kept is committed only with the rest."""
+        self._committed = not session.in_nested_transaction()
+
+    def _end(self, session: Any, transaction: Any) -> None:
+        del session
+        if transaction.parent is not None:
+            return
+        then, self._then = self._then, []
+        committed, self._committed = self._committed, False
+        if committed:
+            for function in then:
+                function()
+
+
+def _after_commit(session: Any) -> _AfterCommit:
+    found = session.info.get(_AfterCommit)
+    if found is None:
+        found = session.info[_AfterCommit] = _AfterCommit(session)
+    return found  # type: ignore[no-any-return]
+
+
+def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
+    """Never raises: what could not be sent now is sent by a sweep."""
+    try:
+        found = ledger.overdue(limit=1, work=delivery.work)
+        own = bool(found) and found[0].message.id == delivery.message.id
+        # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
+        if not own and ledger.view(delivery.work) is None:
+            return
+        send(json.loads(delivery.call or "null"), delivery.message)
+        if own:
+            ledger.sent(found, again_after_s=AGAIN_AFTER_S)
+    except Exception as error:  # noqa: BLE001  # committed is committed
+        logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
+
+
+def _ledger_of(house: TaskGuard) -> Any:
+    ledger = house.runner.ledger
+    if not hasattr(ledger, "overdue"):
+        raise ConfigurationError(
+            "Calls are stored in a ledger in a database: configure one (TASKGUARD_LEDGER_URL)."
+        )
+    return ledger

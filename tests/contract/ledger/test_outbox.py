@@ -1,0 +1,175 @@
+"""Works whose calls are stored: when they are overdue, and what enqueueing one writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from taskguard.ledger.base import Busy, Claimed, LedgerHold
+from taskguard.ledger.tables import WORKS
+from taskguard.states import State
+
+CALL = '{"queue": "test"}'
+
+
+@pytest.fixture(autouse=True)
+def _in_a_database(book: Any) -> None:
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger stores no calls")
+
+
+def overdue(book: Any) -> list[str]:
+    return [each.work for each in book.ledger.overdue()]
+
+
+def enqueue(book: Any, number: int = 1, **values: Any) -> None:
+    """In a transaction of the user's, due at once."""
+    with book.engine.begin() as db:
+        book.ledger.enqueue(db, book.request(number, call=CALL, **values), due_in_s=0)
+
+
+def pass_time(book: Any) -> None:
+    """What is due some time is due now."""
+    with book.engine.begin() as db:
+        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+
+
+def test_work_in_hand_is_not_overdue_until_its_lease_has_run_out(book: Any) -> None:
+    """And work whose call is not stored never is."""
+    book.claim(1, call=CALL)
+    book.claim(2)
+    assert overdue(book) == []
+    pass_time(book)
+    (found,) = book.ledger.overdue()
+    assert (found.work, found.call, found.message.id) == ("ship order:1", CALL, "m")
+
+
+def test_a_renewal_puts_it_off(book: Any) -> None:
+    """Its holder is alive."""
+    claimed = book.claim(1, call=CALL)
+    pass_time(book)
+    book.ledger.renew([LedgerHold(claimed.claim, 30.0)])
+    assert overdue(book) == []
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "revoke", "bury"])
+def test_work_that_ended_is_not_overdue(book: Any, end: str) -> None:
+    """DONE forgets the call as well: there may be addresses in it."""
+    claimed = book.claim(1, call=CALL, max_crashes=1)
+    if end == "complete":
+        book.ledger.complete(claimed.claim, None)
+    elif end == "fail":
+        book.ledger.fail(claimed.claim, "boom")
+    elif end == "revoke":
+        book.ledger.revoke("ship order:1", message="m")
+    else:
+        book.expire()
+        book.ledger.claim(book.request(1, message="x", call=CALL, max_crashes=1))
+        assert book.work().state == "DEAD"
+    assert book.work().due is None
+    assert (book.work().call is None) == (end == "complete")
+    pass_time(book)
+    assert overdue(book) == []
+
+
+def test_work_that_was_given_back_is_overdue_when_its_lease_would_have_been(book: Any) -> None:
+    """The queue delivers it again; if it does not, a sweep does."""
+    book.ledger.give_back(book.claim(1, call=CALL).claim)
+    assert overdue(book) == []
+    pass_time(book)
+    assert overdue(book) == ["ship order:1"]
+
+
+def test_a_requeued_work_is_overdue_at_once(book: Any) -> None:
+    """DEAD or FAILED, its call is still known."""
+    book.ledger.fail(book.claim(1, call=CALL).claim, "boom")
+    book.ledger.requeue("ship order:1", reason="mended")
+    assert overdue(book) == ["ship order:1"]
+
+
+def test_what_was_sent_is_overdue_again_after_a_while(book: Any) -> None:
+    """Unless it was claimed in between: then its lease decides."""
+    enqueue(book, 1)
+    enqueue(book, 2)
+    found = book.ledger.overdue()
+    assert [each.work for each in found] == ["ship order:1", "ship order:2"]
+    book.claim(2)
+    assert book.ledger.sent(found, again_after_s=3600) == 1
+    assert overdue(book) == []
+    assert book.work(2).due == book.work(2).lease_until
+    pass_time(book)
+    assert set(overdue(book)) == {"ship order:1", "ship order:2"}
+
+
+def test_pages_go_on_where_the_last_one_ended(book: Any) -> None:
+    """Also among works that are due at the same moment."""
+    for number in range(1, 6):
+        enqueue(book, number)
+    pass_time(book)
+    first = book.ledger.overdue(limit=2)
+    second = book.ledger.overdue(limit=2, after=first[-1])
+    third = book.ledger.overdue(limit=2, after=second[-1])
+    works = [each.work for page in (first, second, third) for each in page]
+    assert works == [f"ship order:{number}" for number in range(1, 6)]
+
+
+def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> None:
+    """One with lower numbers would be dropped for a copy that may be lost."""
+    book.claim(1, call=CALL, retries=1)
+    assert book.ledger.defer(book.request(1, retries=1, copy=2), lambda copy: None)
+    pass_time(book)
+    (found,) = book.ledger.overdue()
+    assert found.message.number == (1, 3)
+    book.expire()
+    again = book.request(1, message=found.message.id, retries=1, copy=3)
+    assert isinstance(book.ledger.claim(again), Claimed)
+
+
+def test_an_enqueued_work_stands_or_falls_with_its_transaction(book: Any) -> None:
+    """And is claimed as if it had not been there."""
+    with book.engine.connect() as db:
+        book.ledger.enqueue(db, book.request(1, call=CALL), due_in_s=0)
+        db.rollback()
+    assert book.work() is None
+    enqueue(book, 1)
+    assert book.work().state == "NEW"
+    assert book.claim(1).attempt == 1
+
+
+def test_an_enqueued_work_is_not_due_before_its_process_could_send_it(book: Any) -> None:
+    """The relay leaves it to the process that committed it for some seconds."""
+    with book.engine.begin() as db:
+        book.ledger.enqueue(db, book.request(1, call=CALL), due_in_s=60)
+    assert overdue(book) == []
+    assert [each.work for each in book.ledger.overdue(work="ship order:1")] == ["ship order:1"]
+
+
+def test_enqueueing_leaves_work_that_is_known_but_starts_failed_work_again(book: Any) -> None:
+    """DONE stays DONE, a holder keeps what it holds; revoked work stays so."""
+    done = book.claim(1, message="first")
+    enqueue(book, 1)
+    assert (book.work().state, book.work().message) == ("PROCESSING", "first")
+    assert isinstance(book.ledger.claim(book.request(1)), Busy)
+    book.ledger.complete(done.claim, None)
+    enqueue(book, 1)
+    assert (book.work().state, book.work().due) == ("DONE", None)
+
+    book.ledger.fail(book.claim(2, message="first").claim, "boom")
+    enqueue(book, 2)
+    assert (book.work(2).state, book.work(2).message, book.work(2).error) == ("NEW", "m", None)
+    assert "ship order:2" in overdue(book)
+
+    book.claim(3, message="first")
+    book.ledger.revoke("ship order:3", message="first")
+    enqueue(book, 3)
+    assert book.ledger.view("ship order:3").state is State.FAILED
+
+
+def test_revoked_before_it_was_claimed_it_is_never_overdue(book: Any) -> None:
+    """By the id of its message."""
+    enqueue(book, 1)
+    assert book.ledger.revoke("ship order:1", message="m")
+    pass_time(book)
+    assert overdue(book) == []

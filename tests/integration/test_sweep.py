@@ -1,0 +1,311 @@
+"""Sweeps, and enqueueing as part of the user's transaction, with a queue that only notes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+import taskguard
+from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
+from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.ledger.sql import SqlLedger
+from taskguard.policy import make_policy
+
+
+class Yard:
+    """A house on a real database, and a queue that notes what it is sent, or refuses it."""
+
+    def __init__(self, url: str) -> None:
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.engine = sa.create_engine(url)
+        self.sent: list[tuple[str, int, int]] = []
+        self.refused: set[str] = set()
+
+    def send(self, call: dict[str, Any], message: MessageRef) -> None:
+        if call["order"] in self.refused:
+            raise ConnectionError("the broker is away")
+        self.sent.append((call["order"], message.retries, message.copy))
+
+    def delivery(self, order: str = "1", message: str | None = None) -> Delivery:
+        return Delivery(
+            keys=(f"order:{order}",),
+            work=f"ship order:{order}",
+            task="ship",
+            message=MessageRef(message or f"m{order}"),
+            policy=make_policy({"ttl_s": 0.05}, task="ship", busy="raise"),
+            call=json.dumps({"queue": "test", "order": order}),
+        )
+
+    def enqueue(self, session: Any, order: str = "1", message: str | None = None) -> Any:
+        return enqueue_in(session, self.house, self.delivery(order, message), self.send)
+
+    def sweep(self, **options: Any) -> Swept:
+        return Sweeper(self.house, {"test": self.send}, **options).sweep()
+
+    def pass_time(self) -> None:
+        with self.engine.begin() as db:
+            db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+            db.execute(sa.text("update taskguard_works set lease_until = 1 where lease_until > 0"))
+            db.execute(sa.text("update taskguard_keys set lease_until = 1 where lease_until > 0"))
+
+    def close(self) -> None:
+        self.house.close()
+        self.engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
+    name = "sqlite_url" if request.param == "sqlite" else "pg_url"
+    made = Yard(request.getfixturevalue(name))
+    yield made
+    made.close()
+
+
+def put_orders(yard: Yard, *orders: str) -> None:
+    """Committed, and their process died before it could send them."""
+    with yard.engine.begin() as db:
+        for order in orders:
+            yard.enqueue(db, order)
+    yard.pass_time()
+
+
+# -- sweeps -----------------------------------------------------------------------------------
+
+
+def test_what_is_overdue_is_sent_once_and_again_after_a_while(yard: Yard) -> None:
+    """In pages; a second sweep finds nothing, until the messages count as lost again."""
+    put_orders(yard, "1", "2", "3", "4", "5")
+    assert yard.sweep(batch=2) == Swept(sent=5)
+    assert yard.sweep() == Swept()
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=5)
+    assert sorted(yard.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
+
+
+def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
+    """Its lease has run out and its broker has forgotten the message."""
+
+    class Gone(BaseException):
+        pass
+
+    def body(guard: Guard) -> None:
+        yard.pass_time()
+        assert yard.sweep() == Swept(sent=1)
+        raise Gone
+
+    with pytest.raises(Gone):
+        yard.house.runner.deliver(yard.delivery(), body)
+    assert yard.sent == [("1", 0, 0)]
+    yard.house.runner.deliver(yard.delivery(), lambda guard: None)
+    yard.pass_time()
+    assert yard.sweep() == Swept()
+
+
+def test_one_call_that_cannot_be_sent_holds_up_no_other(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, counted, and tried again by the next sweep."""
+    put_orders(yard, "1", "2", "3")
+    with yard.engine.begin() as db:
+        db.execute(sa.text("update taskguard_works set call = '{' where id = 'ship order:2'"))
+    yard.refused = {"3"}
+    assert yard.sweep() == Swept(sent=1, refused=2)
+    assert "ship order:2 could not be sent" in caplog.text
+    yard.refused = set()
+    assert yard.sweep() == Swept(sent=1, refused=1)
+
+
+def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
+    """After ten refusals in a row the rest waits for the next sweep, and none is lost."""
+    orders = [str(order) for order in range(100, 130)]
+    put_orders(yard, *orders)
+    yard.refused = set(orders[2:])
+    assert yard.sweep(batch=5) == Swept(sent=2, refused=10)
+    yard.refused = set()
+    assert yard.sweep() == Swept(sent=28)
+
+
+def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:
+    """They are counted, so that somebody notices."""
+    put_orders(yard, "1")
+    assert Sweeper(yard.house, {"other": yard.send}).sweep() == Swept(strange=1)
+    assert yard.sweep() == Swept(sent=1)
+
+
+def test_one_sweeps_at_a_time(yard: Yard) -> None:
+    """By the guard's own lease, in the ledger."""
+    put_orders(yard, "1")
+    holds, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with yard.house.lock("taskguard:sweep"):
+            holds.set()
+            let_go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holds.wait(60)
+    with pytest.raises(KeyBusyError):
+        yard.sweep()
+    let_go.set()
+    thread.join()
+    assert yard.sweep() == Swept(sent=1)
+
+
+def test_without_a_ledger_there_is_nothing_to_sweep() -> None:
+    """An error that says what is missing."""
+    house = taskguard.connect(locks="memory://", ledger=None)
+    with pytest.raises(ConfigurationError, match="TASKGUARD_LEDGER_URL"):
+        Sweeper(house, {}).sweep()
+
+
+# -- in the user's transaction ----------------------------------------------------------------
+
+
+def test_a_session_that_commits_sends(yard: Yard) -> None:
+    """At once, after the commit; a sweep has nothing left to do."""
+    with orm.Session(yard.engine) as session:
+        yard.enqueue(session)
+        assert yard.sent == []
+        session.commit()
+        assert yard.sent == [("1", 0, 0)]
+        session.execute(sa.text("select 1"))
+        session.commit()
+    assert yard.sent == [("1", 0, 0)]
+    assert yard.ledger.overdue() == []
+
+
+@pytest.mark.parametrize("how", ["rollback", "close", "error"])
+def test_a_session_that_does_not_commit_sends_nothing(yard: Yard, how: str) -> None:
+    """Nor later, when it commits something else."""
+    with orm.Session(yard.engine) as session:
+        if how == "error":
+            with pytest.raises(ZeroDivisionError), session.begin():
+                yard.enqueue(session)
+                raise ZeroDivisionError
+        else:
+            yard.enqueue(session)
+            getattr(session, how)()
+        session.execute(sa.text("select 1"))
+        session.commit()
+    assert yard.sent == []
+    assert yard.ledger.view("ship order:1") is None
+
+
+def test_what_a_savepoint_took_back_is_not_sent(yard: Yard) -> None:
+    """And what one kept is sent after the outermost commit, not before."""
+    with orm.Session(yard.engine) as session:
+        with session.begin_nested() as inner:
+            yard.enqueue(session, "1")
+            inner.rollback()
+        with session.begin_nested():
+            yard.enqueue(session, "2")
+        assert yard.sent == []
+        session.commit()
+    assert yard.sent == [("2", 0, 0)]
+
+
+def test_on_a_connection_it_is_sent_by_hand_or_by_a_sweep(yard: Yard) -> None:
+    """Nobody hears of a connection's COMMIT; by hand after a rollback it does nothing."""
+    with yard.engine.connect() as db:
+        first = yard.enqueue(db, "1")
+        yard.enqueue(db, "2")
+        db.commit()
+        gone = yard.enqueue(db, "3")
+        db.rollback()
+        first()
+        gone()
+    assert yard.sent == [("1", 0, 0)]
+    yard.pass_time()
+    yard.sweep()
+    assert [order for order, _, _ in yard.sent].count("2") == 1
+
+
+def test_a_broker_that_is_away_after_the_commit_loses_nothing(yard: Yard) -> None:
+    """The commit stands, the caller is not troubled, a sweep sends."""
+    yard.refused = {"1"}
+    with orm.Session(yard.engine) as session, session.begin():
+        yard.enqueue(session)
+    assert yard.sent == []
+    yard.refused = set()
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=1)
+
+
+def test_a_message_of_work_that_is_known_is_sent_for_its_answer(yard: Yard) -> None:
+    """Its caller waits for the result of that very message; nothing is run twice."""
+    with orm.Session(yard.engine) as session:
+        yard.enqueue(session, "1", "first")
+        session.commit()
+        yard.enqueue(session, "1", "second")
+        session.commit()
+        assert len(yard.sent) == 2
+        yard.house.runner.deliver(yard.delivery("1", "first"), lambda guard: None)
+        yard.enqueue(session, "1", "third")
+        session.commit()
+    assert len(yard.sent) == 3
+
+
+def test_in_a_guarded_body_it_commits_with_done(yard: Yard) -> None:
+    """On `guard.db` and on a Session that is bound to it; not if the transaction is refused."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            yard.enqueue(db, "2")
+            with orm.Session(bind=db) as session:
+                yard.enqueue(session, "3")
+            assert yard.sent == []
+
+    yard.house.runner.deliver(yard.delivery("1"), body)
+    assert sorted(order for order, _, _ in yard.sent) == ["2", "3"]
+
+    def refused(guard: Guard) -> None:
+        with guard.transaction() as db:
+            yard.enqueue(db, "5")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        yard.house.runner.deliver(yard.delivery("4"), refused)
+    assert yard.ledger.view("ship order:5") is None
+    assert len(yard.sent) == 2
+
+
+def test_a_scoped_session_is_its_session(yard: Yard) -> None:
+    """As Flask and others hand it out."""
+    session = orm.scoped_session(orm.sessionmaker(yard.engine))
+    yard.enqueue(session)
+    session.commit()
+    session.remove()
+    assert yard.sent == [("1", 0, 0)]
+
+
+def test_what_is_no_session_is_refused(yard: Yard) -> None:
+    """An engine has no transaction that the work could be part of."""
+    with pytest.raises(ConfigurationError, match="Session or Connection"):
+        yard.enqueue(yard.engine)
+
+
+def test_after_commit_is_called_for_what_committed(yard: Yard) -> None:
+    """A checkpoint's and the transaction's, in turn; never for one that was rolled back."""
+    called: list[str] = []
+
+    def body(guard: Guard) -> None:
+        with guard.checkpoint(1):
+            guard.after_commit(lambda: called.append("checkpoint"))
+        assert called == ["checkpoint"]
+        with pytest.raises(ZeroDivisionError), guard.transaction():
+            guard.after_commit(lambda: called.append("never"))
+            raise ZeroDivisionError
+        with guard.transaction():
+            guard.after_commit(lambda: called.append("done"))
+
+    yard.house.runner.deliver(yard.delivery(), body)
+    assert called == ["checkpoint", "done"]
