@@ -21,7 +21,7 @@ from kombu import Connection
 
 from support.needs import need
 from support.waiting import wait_until
-from taskguard.testing import servers
+from taskguard.testing import process, servers
 from taskguard.testing.servers import (
     DebianRedis,
     Postgres,
@@ -132,6 +132,38 @@ def test_a_server_answers_restarts_with_its_data_and_leaves_nothing(server: Serv
     assert not folder.exists()
     assert not server.running
     server.stop()  # twice is allowed
+
+
+# Which of the ports that a server chooses, in their order, somebody else takes first.
+TAKEN = [
+    (Valkey, 1),
+    (Postgres, 1),
+    *(pytest.param(RabbitMQ, number, marks=pytest.mark.debian) for number in (1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize(("kind", "number"), TAKEN)
+def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
+    kind: type[Server], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free when it was chosen, and another's by the time that the server wants it."""
+    need(kind)
+    choose, chosen = process.free_port, 0
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+
+        def free_port() -> int:
+            nonlocal chosen
+            chosen += 1
+            return int(other.getsockname()[1]) if chosen == number else choose()
+
+        for module in (process, servers):
+            monkeypatch.setattr(module, "free_port", free_port)
+        with kind() as server:
+            write(server)
+            assert read(server) == "yes"
+    assert chosen > number
 
 
 def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server) -> None:
@@ -248,7 +280,7 @@ def test_root_runs_postgres_from_a_folder_that_others_may_not_enter(
 
 STARTER = """
 import json, sys, time
-from taskguard.testing import servers
+from taskguard.testing import process, servers
 kind = getattr(servers, sys.argv[1])
 server = kind().start()
 print(json.dumps([server.pid, str(server.folder)]), flush=True)

@@ -37,6 +37,8 @@ POLL_S = 0.02
 # the port of a server that is down for a moment.
 PORTS = range(15_000, 32_000)
 PORT_TRIES = 5
+# As servers say it; the last is what RabbitMQ says where epmd has no port.
+_PORT_IS_TAKEN = ("address already in use", "port_already_used", "nodistribution")
 
 
 class ServerError(RuntimeError):
@@ -215,7 +217,7 @@ class Server(ABC):
                 return self
             except BaseException:
                 # Somebody else took the port between its choice and the start: choose again.
-                lost_race = "address already in use" in self.log.lower()
+                lost_race = any(words in self.log.lower() for words in _PORT_IS_TAKEN)
                 if fresh:
                     self.stop()
                 if not (lost_race and tries):
@@ -275,6 +277,11 @@ class Server(ABC):
 
     # -- what the kinds use
 
+    def _choose_ports(self) -> None:
+        """At the first start, and again if somebody else has taken one meanwhile."""
+        if self._port is None:
+            self._port = free_port()
+
     def _spawn_helper(self, cmd: list[str]) -> None:
         """A process that the server needs beside it, ended by `stop()`; started once."""
         if not any(helper.exit_code is None for helper in self._helpers):
@@ -302,9 +309,8 @@ class Server(ABC):
     # -- inside
 
     def _start_once(self) -> None:
-        if self._port is None:
-            self._port = free_port()
         if self._folder is None:
+            self._choose_ports()
             self._folder = Path(tempfile.mkdtemp(prefix="taskguard-"))
         self._process = None
         self._prepare()

@@ -271,8 +271,11 @@ class RabbitMQ(Server):
     def __init__(self, *, port: int | None = None, **options: str | int) -> None:
         super().__init__(port=port)
         self.options: Mapping[str, str | int] = options
-        self._epmd_port = free_port()
-        self._distribution_port = free_port()
+        self._epmd_port = self._distribution_port = 0
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._epmd_port, self._distribution_port = free_port(), free_port()
 
     @classmethod
     def available(cls) -> str | None:

@@ -1,0 +1,213 @@
+"""Works that the broker lost, and tasks enqueued in a transaction, on real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import chain
+from sqlalchemy import orm
+
+from support.waiting import wait_until
+from taskguard.cli import main
+from taskguard.errors import ConfigurationError
+from taskguard.states import State
+from taskguard_celery import enqueue, schedule_sweep, sweep
+from taskguard_celery.calls import CelerySender
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+def lose_messages(shop: Any) -> None:
+    """The broker forgets everything it had."""
+    with shop.broker() as broker:
+        broker.flushdb()
+
+
+def make_due(shop: Any) -> None:
+    with shop.engine.begin() as db:
+        db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+
+
+def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) -> None:
+    """No message is left anywhere; the sweep finds the work by its lease."""
+    result = shop.tasks.recover.delay(1, 60)
+    with shop.worker() as worker:
+        shop.wait_for_steps("began")
+        worker.kill()
+    lose_messages(shop)
+    with shop.worker():
+        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
+        shop.wait_for_effects(1)
+        assert result.get(timeout=60) == 1
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1": 1})
+    assert shop.work("shop.recover", 1).state is State.DONE
+
+
+def test_a_chain_goes_on_after_its_message_was_lost(shop: Any) -> None:
+    """What is stored is the whole message: its links go on."""
+    steps = chain(shop.tasks.recover.s(1, 60), shop.tasks.add.s(41))
+    result = steps.apply_async()
+    with shop.worker() as worker:
+        shop.wait_for_steps("began")
+        worker.kill()
+    lose_messages(shop)
+    with shop.worker():
+        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
+        assert result.get(timeout=60) == 42
+
+
+def test_a_lost_copy_is_replaced_by_one_that_counts(shop: Any) -> None:
+    """A duplicate was put off, which made the held message's number old: it is not dropped."""
+    task_id = str(uuid.uuid4())
+    shop.publish_raw(shop.tasks.recover, [1, 60], times=2, task_id=task_id)
+    with shop.worker(concurrency=2) as worker:
+        shop.wait_for_steps("began")
+        wait_until(lambda: "deferred" in worker.text(), timeout_s=60, message="a copy")
+        worker.kill()
+    lose_messages(shop)
+    with shop.worker():
+        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
+        shop.wait_for_effects(1)
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
+    """And only then; its result comes under the id that was handed out."""
+    tasks = shop.tasks
+    with shop.worker(), orm.Session(shop.engine) as session:
+        gone = enqueue(tasks.recover, (1,), session=session)
+        session.rollback()
+        kept = enqueue(tasks.recover, (2,), session=session)
+        session.commit()
+        assert kept.result.get(timeout=60) == 2
+        gone.send()
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"2": 1})
+
+
+def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
+    """A shipped order is billed, however often its message comes."""
+    tasks = shop.tasks
+    task_id = str(uuid.uuid4())
+    with shop.worker():
+        shop.publish_raw(tasks.ship_and_bill, [1], times=3, task_id=task_id)
+        shop.wait_for_effects(2)
+        billed = tasks.app.AsyncResult(task_id).get(timeout=60)
+        assert tasks.app.AsyncResult(billed).get(timeout=60) == 1001
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"shipped 1": 1, "1001": 1})
+
+
+def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
+    """The relay, a process of its own, publishes what it left."""
+    script = (
+        "import os, signal\n"
+        "from sqlalchemy import orm\n"
+        "from support import shop\n"
+        "from taskguard_celery import enqueue\n"
+        "from taskguard_celery.calls import CelerySender\n"
+        "CelerySender.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with orm.Session(shop.engine()) as session:\n"
+        "    enqueue(shop.recover, (1,), session=session)\n"
+        "    session.commit()\n"
+    )
+    environment = {**os.environ, **shop.environment, "PYTHONPATH": str(HERE)}
+    killed = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert shop.work("shop.recover", 1).state is State.NEW
+    command = [sys.executable, "-m", "taskguard", "relay", "--celery", "support.shop:app"]
+    relay = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        with shop.worker():
+            shop.wait_for_effects(1)
+            wait_until(
+                lambda: shop.work("shop.recover", 1).state is State.DONE,
+                timeout_s=60,
+                message="DONE",
+            )
+    finally:
+        relay.terminate()
+        told, _ = relay.communicate(timeout=60)
+    assert relay.returncode == 0, told
+    assert "sent: 1, refused: 0" in told
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_revoked_work_is_not_sent_again(shop: Any) -> None:
+    """Revoked before it began, by the id of its message; the worker that heard it is gone."""
+    tasks = shop.tasks
+    with orm.Session(shop.engine) as session, session.begin():
+        revoked = enqueue(tasks.recover, (1,), session=session)
+    with shop.broker() as broker:
+        message = broker.lpop(tasks.app.conf.task_default_queue)
+    with shop.worker():
+        revoked.result.revoke()
+        wait_until(lambda: tasks.app.control.inspect().revoked(), timeout_s=60, message="a revoke")
+        with shop.broker() as broker:
+            broker.lpush(tasks.app.conf.task_default_queue, message)
+        wait_until(
+            lambda: shop.work("shop.recover", 1).state is State.FAILED,
+            timeout_s=60,
+            message="revoked in the ledger",
+        )
+    make_due(shop)
+    assert sweep(tasks.app).sent == 0
+    assert shop.effects() == Counter()
+
+
+def test_the_sweep_is_a_task_of_beat(shop: Any) -> None:
+    """Added with its entry in the schedule; run by a worker as any task."""
+    app = shop.tasks.app
+    schedule_sweep(app, every_s=30)
+    assert app.conf.beat_schedule["taskguard.sweep"] == {"task": "taskguard.sweep", "schedule": 30}
+    with shop.engine.connect() as db:
+        enqueue(shop.tasks.recover, (1,), session=db)
+        db.commit()
+    make_due(shop)
+    assert app.tasks["taskguard.sweep"]() == "sent 1, refused 0"
+    with shop.worker():
+        shop.wait_for_effects(1)
+
+
+def test_the_command_says_what_it_did(
+    shop: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once over; and what is missing is said where no queue is named."""
+    with shop.engine.connect() as db:
+        enqueue(shop.tasks.recover, (1,), session=db)
+        db.commit()
+    make_due(shop)
+    assert main(["sweep", "--celery", "support.shop:app"]) == 0
+    assert capsys.readouterr().out == "sent: 1, refused: 0\n"
+    assert main(["sweep"]) == 1
+    assert "--celery MODULE:APP" in capsys.readouterr().err
+    make_due(shop)
+    monkeypatch.setattr(CelerySender, "__call__", _refuse)
+    assert main(["sweep", "--celery", "support.shop:app"]) == 1
+    assert "the next sweep tries them again" in capsys.readouterr().err
+
+
+def _refuse(*_: Any) -> None:
+    raise ConnectionError("the broker is away")
+
+
+def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
+    """An unguarded one would run for each duplicate; a countdown would be swept over."""
+    plain = shop.tasks.app.task(name="plain")(lambda: None)
+    with shop.engine.connect() as db:
+        with pytest.raises(ConfigurationError, match="not guarded"):
+            enqueue(plain, session=db)
+        with pytest.raises(ConfigurationError, match="countdown"):
+            enqueue(shop.tasks.recover, (1,), session=db, countdown=5)
