@@ -178,8 +178,8 @@ def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server)
     }
     ask = next(text for kind, text in question.items() if isinstance(server, kind))
     server.pause()
-    for process in tree(server.pid):
-        wait_until(lambda p=process: p.status() == psutil.STATUS_STOPPED)
+    for each in tree(server.pid):
+        wait_until(lambda p=each: p.status() == psutil.STATUS_STOPPED)
     with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection:
         connection.sendall(ask)
         connection.settimeout(0.2)

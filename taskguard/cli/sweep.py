@@ -43,9 +43,8 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
     relay.add_argument("--every", type=duration_s, default="1s", metavar="TIME", help="1s")
     for command in (sweep, relay):
         for name in _queues():
-            command.add_argument(
-                f"--{name}", metavar=_METAVARS.get(name, "TARGET"), action="append"
-            )
+            target = _METAVARS.get(name, "TARGET")
+            command.add_argument(f"--{name}", metavar=target, help=f"send to {name}")
         command.add_argument(
             "--again-after",
             type=duration_s,

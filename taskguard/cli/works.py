@@ -1,7 +1,7 @@
 """`taskguard works`: what a person does with works that wait for one.
 
 Guarantees: only DEAD and FAILED works are requeued, by one statement that says so. Does not send
-their messages again: taskguard keeps no arguments. Whoever sent them does, or the queue does.
+their messages again: a sweep does where calls are stored, else whoever sent them, or the queue.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def add_works(commands: Any) -> None:
     requeue = actions.add_parser(
         "requeue",
         help="DEAD or FAILED -> NEW",
-        description="The work's next delivery runs it. Send its message again: taskguard keeps no "
-        'arguments. With once_per="message" the message\'s id is part of the work: send the same.',
+        description="The work's next delivery runs it. Where its call is stored (recoverable=True, "
+        "or enqueued in a transaction) the next sweep sends it; else send its message again. With "
+        'once_per="message" the message\'s id is part of the work: send the same.',
     )
     for action, run in ((show, _show), (requeue, _requeue)):
         add_url(action)
@@ -83,7 +84,9 @@ def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
     if not ledger.requeue(arguments.work, reason=arguments.reason):
         state = _find(ledger, arguments.work).state.value
         raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
-    print(f"{arguments.work} is NEW: its next delivery runs it. Send its message again.")
+    stored = _find(ledger, arguments.work).call is not None
+    how = "The next sweep sends its message." if stored else "Send its message again."
+    print(f"{arguments.work} is NEW: its next delivery runs it. {how}")
 
 
 def _find(ledger: Any, work: str) -> WorkView:

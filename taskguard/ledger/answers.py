@@ -104,6 +104,7 @@ def view_of(row: Any) -> WorkView:
         progress_json=row.progress,
         result_json=row.result,
         error=row.error,
+        call=row.call,
         created_s=_seconds(row.created),
         started_s=_seconds(row.started),
         finished_s=_seconds(row.finished),

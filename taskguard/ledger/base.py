@@ -184,6 +184,7 @@ class WorkView:
     progress_json: str | None
     result_json: str | None
     error: str | None
+    call: str | None
     created_s: float | None
     started_s: float | None
     finished_s: float | None

@@ -205,7 +205,11 @@ def _refuse(*_: Any) -> None:
 
 def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
     """An unguarded one would run for each duplicate; a countdown would be swept over."""
-    plain = shop.tasks.app.task(name="plain")(lambda: None)
+
+    @shop.tasks.app.task(name="plain", shared=False)
+    def plain() -> None:
+        pass
+
     with shop.engine.connect() as db:
         with pytest.raises(ConfigurationError, match="not guarded"):
             enqueue(plain, session=db)

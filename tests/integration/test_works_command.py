@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,3 +180,15 @@ def test_an_error_of_several_lines_is_one_in_the_list(
     assert capsys.readouterr().out.endswith(f"{WORK}  first\n")
     with pytest.raises(SystemExit):
         main(["works", "list", "--limit", "-1", "--url", url])
+
+
+def test_a_requeued_work_whose_call_is_stored_is_sent_by_the_sweep(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says so, and the ledger has it as overdue."""
+    claimed = shop.ledger.claim(dataclasses.replace(request(), call='{"queue": "test"}'))
+    assert isinstance(claimed, Claimed)
+    shop.ledger.fail(claimed.claim, "boom")
+    assert main(["works", "requeue", WORK, "--reason", "mended", "--url", url]) == 0
+    assert "The next sweep sends its message." in capsys.readouterr().out
+    assert [each.work for each in shop.ledger.overdue()] == [WORK]

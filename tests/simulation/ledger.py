@@ -71,6 +71,7 @@ class Work:
     progress: str | None = None
     result: str | None = None
     error: str | None = None
+    call: str | None = None
     finished: int | None = None
 
 

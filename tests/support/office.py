@@ -93,6 +93,14 @@ class Office:
             print(self.logs()[-8000:])
             raise
 
+    def kill_tree(self, worker: subprocess.Popen[bytes]) -> None:
+        """A worker and its horse, as when their machine goes."""
+        parent = psutil.Process(worker.pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        worker.wait(30)
+
     def close(self) -> None:
         family: list[Any] = []
         for worker in self._workers:

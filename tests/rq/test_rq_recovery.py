@@ -1,0 +1,141 @@
+"""Works that RQ lost, and jobs enqueued in a transaction, on real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rq.job import Job
+from sqlalchemy import orm
+
+import taskguard_rq
+from support import invoices
+from support.waiting import wait_until
+from taskguard.cli import main
+from taskguard.errors import ConfigurationError
+from taskguard.states import State
+from taskguard_rq import enqueue, sweep
+
+
+@pytest.fixture(autouse=True)
+def _house(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test's own process is the producer, and sweeps."""
+    for name, value in office.environment.items():
+        monkeypatch.setenv(name, value)
+    taskguard_rq.configure()
+    yield
+    taskguard_rq.house().close()
+    taskguard_rq.configure()
+
+
+def make_due(office: Any) -> None:
+    with office.engine.begin() as db:
+        db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+
+
+def wait_for_effects(office: Any, count: int) -> None:
+    wait_until(
+        lambda: sum(office.effects().values()) >= count,
+        timeout_s=60,
+        message=lambda: f"{count} effects, there are {dict(office.effects())}",
+    )
+
+
+def swept(office: Any) -> int:
+    return sweep(office.connection).sent
+
+
+@pytest.mark.parametrize("left", ["nothing", "the record"])
+def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, left: str) -> None:
+    """By its record where there is one, else by what is stored with the work."""
+    job = office.queue.enqueue(invoices.recover, 1, 60)
+    worker = office.worker()
+    wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
+    office.kill_tree(worker)
+    if left == "nothing":
+        office.connection.flushdb()
+    else:
+        for key in office.connection.keys("rq:*"):
+            if key != f"rq:job:{job.id}".encode():
+                office.connection.delete(key)
+    wait_until(lambda: swept(office), timeout_s=60, message="an overdue work")
+    office.worker()
+    wait_for_effects(office, 1)
+    wait_until(
+        lambda: Job.fetch(job.id, connection=office.connection).is_finished,
+        timeout_s=60,
+        message="finished",
+    )
+    assert office.effects() == Counter({"1": 1})
+    assert swept(office) == 0
+
+
+def test_a_job_that_rq_gave_up_is_enqueued_again(office: Any) -> None:
+    """FAILED for RQ, since its horse was killed; PROCESSING in the ledger, beyond its lease."""
+    job = office.queue.enqueue(invoices.recover, 1, 60)
+    office.worker()
+    wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
+    os.kill(office.steps("began")[0][1], signal.SIGKILL)
+    wait_until(lambda: job.get_status() == "failed", timeout_s=60, message="failed")
+    wait_until(lambda: swept(office), timeout_s=60, message="an overdue work")
+    wait_for_effects(office, 1)
+    wait_until(lambda: job.get_status() == "finished", timeout_s=60, message="finished")
+    assert not office.queue.failed_job_registry.get_job_ids()
+
+
+def test_enqueued_in_a_transaction_it_runs_if_that_commits(office: Any) -> None:
+    """And only then."""
+    with orm.Session(office.engine) as session:
+        gone = enqueue(office.queue, invoices.recover, (1,), session=session)
+        session.rollback()
+        kept = enqueue(office.queue, invoices.recover, (2,), session=session, result_ttl=300)
+        assert office.queue.count == 0
+        session.commit()
+    gone.send()
+    assert office.queue.job_ids == [kept.job.id]
+    office.worker()
+    wait_for_effects(office, 1)
+    wait_until(
+        lambda: office.ledger.view("support.invoices.recover invoice:2").state is State.DONE,
+        timeout_s=60,
+        message="DONE",
+    )
+    assert office.effects() == Counter({"2": 1})
+
+
+def test_what_its_process_did_not_send_the_sweep_does(
+    office: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also as a command; and a duplicate of it is answered."""
+    with office.engine.connect() as db:
+        left = enqueue(office.queue, invoices.recover, (1,), session=db)
+        db.commit()
+    assert office.queue.count == 0
+    make_due(office)
+    assert main(["sweep", "--rq", office.broker]) == 0
+    assert capsys.readouterr().out == "sent: 1, refused: 0\n"
+    left.send()
+    office.worker()
+    wait_for_effects(office, 1)
+    wait_until(lambda: office.queue.count == 0, timeout_s=60, message="an empty queue")
+    assert office.effects() == Counter({"1": 1})
+
+
+def test_only_guarded_functions_are_enqueued(office: Any) -> None:
+    """An unguarded one would run for each duplicate; a dependency would be swept over."""
+    with office.engine.connect() as db:
+        with pytest.raises(ConfigurationError, match="not guarded"):
+            enqueue(office.queue, len, ("x",), session=db)
+        with pytest.raises(ConfigurationError, match="depends_on"):
+            enqueue(office.queue, invoices.recover, (1,), session=db, depends_on="x")
+
+
+def test_outside_a_job_a_sweep_needs_the_queues_redis() -> None:
+    """An error that says so."""
+    with pytest.raises(ConfigurationError, match="Redis"):
+        sweep()
