@@ -40,7 +40,7 @@ class Yard:
             work=f"ship order:{order}",
             task="ship",
             message=MessageRef(message or f"m{order}"),
-            policy=make_policy({"ttl_s": 0.05}, task="ship", busy="raise"),
+            policy=make_policy({}, task="ship", busy="raise"),
             call=json.dumps({"queue": "test", "order": order}),
         )
 
