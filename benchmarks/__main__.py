@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.measure import CONSOLE
 
-ALL = ("startup", "locks", "guarded", "leases", "drain")
+ALL = ("startup", "locks", "guarded", "leases", "drain", "scale")
 PACKAGES = (
     "celery", "redis", "psycopg", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit",

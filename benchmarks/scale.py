@@ -1,0 +1,123 @@
+"""Large tables: what a claim costs among ten million works, and how fast a sweep is."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+from celery import Celery
+
+import taskguard
+from benchmarks.measure import CONSOLE, in_turns, show
+from taskguard import Sweeper
+from taskguard.ledger.sql import SqlLedger
+from taskguard.testing.servers import Postgres, Valkey
+from taskguard_celery.calls import NAME, CelerySender, call_of
+
+FEW = 10_000
+MANY = 10_000_000
+OVERDUE = 100_000
+
+_WORKS = """
+insert into taskguard_works (
+    id, task, key, message, retries, state, final, fence, owner, lease_until, attempts, crashes,
+    crashed_owner, call, due, created, started, finished
+)
+select
+    'ship order:' || n, 'ship', 'order:' || n, md5(n::text), 0, :state, 0, n, '', 0, 1, 0,
+    '', :call, :due, n, n, n
+from generate_series(1, :rows) n
+"""
+_KEYS = """
+insert into taskguard_keys (key, fence, owner, lease_until)
+select 'order:' || n, n, '', 0 from generate_series(1, :rows) n
+"""
+
+
+def main(*, quick: bool) -> None:
+    """Print both."""
+    _claims(few=FEW, many=MANY // 10 if quick else MANY, quick=quick)
+    _sweep(OVERDUE // 10 if quick else OVERDUE)
+
+
+def _claims(*, few: int, many: int, quick: bool) -> None:
+    with Valkey() as valkey, Postgres(shared_buffers="512MB", max_wal_size="8GB") as postgres:
+        names = {rows: f"taskguard among {rows:,} works" for rows in (few, many)}
+        guards, cases = [], {}
+        for number, (rows, name) in enumerate(names.items()):
+            url = postgres.create_database(f"scale{number}")
+            ledger = SqlLedger(url)
+            ledger.create_schema()
+            _fill(url, rows, state="DONE", call=None, due=None)
+            guards.append(taskguard.connect(locks=valkey.url, ledger=ledger, listeners=()))
+            cases[name] = _call(guards[-1])
+        found = in_turns(
+            cases,
+            reference=names[few],
+            rounds=5 if quick else 15,
+            repeats=50 if quick else 200,
+        )
+        for guard in guards:
+            guard.close()
+    show("A guarded call: lock, claim, DONE, release; PostgreSQL, fsync on", "µs", found)
+
+
+def _call(tg: taskguard.TaskGuard) -> Callable[[], Any]:
+    numbers = itertools.count()
+
+    @tg.guarded(key="new:<order>")
+    def touch(order: int) -> None:
+        pass
+
+    return lambda: touch(next(numbers))
+
+
+def _fill(url: str, rows: int, **values: Any) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as db:
+        db.execute(sa.text(_WORKS), {"rows": rows, **values})
+        db.execute(sa.text(_KEYS), {"rows": rows})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
+        db.execute(sa.text("vacuum analyze"))
+        db.execute(sa.text("checkpoint"))
+    engine.dispose()
+
+
+def _sweep(count: int) -> None:
+    with Valkey() as valkey, Postgres() as postgres:
+        app = Celery("bench", broker=valkey.url, set_as_current=False)
+        app.conf.task_ignore_result = True
+        url = postgres.create_database("sweep")
+        ledger = SqlLedger(url)
+        ledger.create_schema()
+        call = call_of(app, app.signature("bench.ship", (42,), task_id="00000000"))
+        _fill(url, count, state="PROCESSING", call=call, due=1)
+        longest_s = 0.0
+        sent = ledger.sent
+
+        def timed(*args: Any, **kwargs: Any) -> int:
+            nonlocal longest_s
+            began_s = time.perf_counter()
+            try:
+                return sent(*args, **kwargs)
+            finally:
+                longest_s = max(longest_s, time.perf_counter() - began_s)
+
+        ledger.sent = timed  # type: ignore[method-assign]
+        tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=())
+        began_s = time.perf_counter()
+        swept = Sweeper(tg, {NAME: CelerySender(app)}).sweep()
+        took_s = time.perf_counter() - began_s
+        with redis.Redis.from_url(valkey.url) as broker:
+            waiting = broker.llen("celery")
+        tg.close()
+        app.close()
+    CONSOLE.print(f"[bold]a sweep of {count:,} overdue works to Celery on Valkey[/bold]")
+    CONSOLE.print(f"  sent: {swept.sent:,}, in the queue: {waiting:,}, refused: {swept.refused}")
+    CONSOLE.print(f"  {took_s:.1f} s, {swept.sent / took_s:,.0f} works/s")
+    CONSOLE.print(f"  the longest statement that locks rows: {longest_s * 1e3:.0f} ms (500 works)")
+    CONSOLE.print()
