@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 OUTCOMES = {
     "celery_shop/shop.py": "shipments: {7: 1, 8: 1, 9: 1}",
     "rq_invoices/invoices.py": "payments: {7: 1, 8: 1}",
+    "billing/billing.py": "payments: {7: 1, 8: 1}",
+    "rq_sqlite/measurements.py": "lines: {'a.txt': 9, 'b.txt': 5}",
 }
 
 
