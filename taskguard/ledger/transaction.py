@@ -107,7 +107,7 @@ class SqlTransaction:
             ended = (
                 status != _IN_TRANSACTION
                 if status is not None
-                else self._transactions.ended(self.db)
+                else self._transactions.ended(self.db, self._claim)
             )
         if ended:
             raise _ended(self._claim)
@@ -170,11 +170,17 @@ class Transactions:
         return db
 
     def _begin(self) -> sa.Connection:
-        if self._database.one_statement:
-            idle_s = self._idle_in_transaction_s
-            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
-        else:
-            db = self._database.connect()
+        if not self._database.one_statement:
+            return self._database.twice(self._open)
+        idle_s = self._idle_in_transaction_s
+        db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        return self._checked(db)
+
+    def _open(self) -> sa.Connection:
+        with self._database.translated():
+            return self._checked(self._database.connect())
+
+    def _checked(self, db: sa.Connection) -> sa.Connection:
         if not db.in_transaction():
             db.begin()  # else a Session on it would take a transaction of its own, and commit it
         if not self._database.begins_itself:
@@ -232,13 +238,12 @@ class Transactions:
         if len(db.execute(select.with_for_update()).all()) != len(claim.keys):
             raise stale(claim)
 
-    def ended(self, db: sa.Connection) -> bool:
+    def ended(self, db: sa.Connection, claim: Claim) -> bool:
         """Whether the server has ended the transaction, and the driver does not tell."""
         try:
             return self._dialect.ended(db)
         except sa.exc.DBAPIError as error:
-            mapped = self._database.map(error)
-            raise error if mapped is None else mapped from error
+            raise _broken(claim) from error
 
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         """The progress to store, and by what the outcome of its COMMIT can be asked for later."""

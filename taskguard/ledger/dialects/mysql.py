@@ -95,6 +95,8 @@ class MySQL(Dialect):
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = _code(origin)
+        if code == _NO_SAVEPOINT and _follows_deadlock(origin):
+            return Fault.RETRY
         found = _FAULTS.get(code)
         if found is not None:
             return found
@@ -163,6 +165,15 @@ class MySQL(Dialect):
     def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
         del db
         return mine and bool(work.progress == mark)
+
+
+def _follows_deadlock(error: BaseException | None) -> bool:
+    """Whether a savepoint was to be rolled back because of one, which had taken it away."""
+    while error is not None:
+        if _FAULTS.get(_code(error)) is Fault.RETRY:
+            return True
+        error = error.__context__
+    return False
 
 
 def _code(origin: Any) -> int:
