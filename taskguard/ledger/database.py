@@ -54,6 +54,7 @@ class Database:
         self.begins_itself = own and begins_itself(self.engine.url)
         self._spare: sa.pool.Pool | None = None
         self._spare_pid = 0
+        self._spare_engine: sa.Engine | None = None
         # The same pool. For several statements of our own, which SQLAlchemy is to keep together.
         self._transactional = (
             self.engine.execution_options(isolation_level="READ COMMITTED")
@@ -75,7 +76,15 @@ class Database:
         if self._spare is None or self._spare_pid != os.getpid():
             self._spare = self.engine.pool.recreate()
             self._spare_pid = os.getpid()
+            self._spare_engine = None
         return self._spare
+
+    def _engine_on_spare_pool(self) -> sa.Engine:
+        pool = self.spare_pool()
+        if self._spare_engine is None:
+            self._spare_engine = sa.Engine(pool, self.engine.dialect, self.engine.url)
+            self.dialect.watch(self._spare_engine)
+        return self._spare_engine
 
     def close(self) -> None:
         """Close idle connections."""
@@ -89,9 +98,17 @@ class Database:
             return self.engine.connect()
 
     @contextmanager
-    def transaction(self, *, lock_timeout_s: float | None = None) -> Iterator[sa.Connection]:
-        """A transaction that waits for row locks no longer than `lock_timeout_s`."""
-        with self.translated(), self._transactional.begin() as db:
+    def transaction(
+        self, *, lock_timeout_s: float | None = None, spare: bool = False
+    ) -> Iterator[sa.Connection]:
+        """A transaction that waits for row locks no longer than `lock_timeout_s`.
+
+        `spare`: on a connection that no body can have.
+        """
+        engine = self._transactional
+        if spare and not self.begins_itself and not self.dialect.one_writer:
+            engine = self._engine_on_spare_pool()
+        with self.translated(), engine.begin() as db:
             if lock_timeout_s is None:
                 yield db
                 return

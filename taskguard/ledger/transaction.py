@@ -65,6 +65,7 @@ class SqlTransaction:
         self.db = self._transactions.begin(self._claim, look_first=self._look_first)
         self._pid = os.getpid()
         self._mark: str | None = None
+        self._looked = False  # at the server, whose answer is had once
         self._root = self.db.get_transaction()
         _lent[self.db] = self._claim
         return self
@@ -104,11 +105,11 @@ class SqlTransaction:
         if not ended:
             driver = driver_of(self.db)
             status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
-            ended = (
-                status != _IN_TRANSACTION
-                if status is not None
-                else self._transactions.ended(self.db, self._claim)
-            )
+            if status is not None:
+                ended = status != _IN_TRANSACTION
+            elif not self._looked:
+                ended = self._transactions.ended(self.db, self._claim)
+                self._looked = True
         if ended:
             raise _ended(self._claim)
 

@@ -32,10 +32,11 @@ from taskguard.errors import (
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.base import Busy, Claimed, ClaimRequest, LedgerHold, MessageRef
 from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import KEYS
+from taskguard.locks.base import Renewal
 from taskguard.states import State
 from taskguard.testing.servers import MariaDB
 
@@ -74,6 +75,12 @@ def make_shop() -> Iterator[Callable[..., GuardedShop]]:
     for shop in made:
         shop.close()
         shop.engine.dispose()
+
+
+@pytest.fixture(params=[False, True], ids=["url", "engine"])
+def own(request: pytest.FixtureRequest) -> bool:
+    """Whether the Engine is the user's."""
+    return bool(request.param)
 
 
 @pytest.fixture(params=["url", "engine"])
@@ -449,6 +456,58 @@ def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
         tx.db.execute(sa.text("select 1"))
     for each in (frozen, other):
         each.close()
+
+
+class Interrupt(Exception):  # noqa: N818
+    """As a soft time limit, or a lost lease, is raised in a body's thread."""
+
+
+@pytest.mark.parametrize("within", ["a body", "the ledger"])
+def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
+    mariadb_url: str, within: str, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """PyMySQL would take it for the answer to the next question on that connection."""
+    engine = sa.create_engine(mariadb_url, pool_size=1, max_overflow=0)
+    ledger = SqlLedger(engine if own else mariadb_url)
+    ledger.create_schema()
+    claimed = claim(ledger).claim
+    read = pymysql.connections.Connection._read_query_result
+
+    def interrupt(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(pymysql.connections.Connection, "_read_query_result", read)
+        raise Interrupt
+
+    def strike() -> None:
+        monkeypatch.setattr(pymysql.connections.Connection, "_read_query_result", interrupt)
+
+    with pytest.raises(Interrupt):
+        if within == "a body":
+            with ledger.transaction(claimed) as tx:
+                strike()
+                tx.db.execute(sa.text("select 'a stranger''s'"))
+        else:
+            strike()
+            ledger.view("ship order:1")
+    for number in range(2, 5):
+        view = ledger.view("ship order:1")
+        assert view is not None
+        assert (view.id, view.state) == ("ship order:1", State.PROCESSING)
+        ledger.complete(claim(ledger, number).claim, None)
+    ledger.complete(claimed, None)
+    ledger.close()
+    engine.dispose()
+
+
+def test_renewals_need_no_connection_of_the_bodies(mariadb_url: str) -> None:
+    """A body has the pool's only one, and its lease is kept all the same."""
+    engine = sa.create_engine(mariadb_url, pool_size=1, max_overflow=0, pool_timeout=1)
+    ledger = SqlLedger(engine)
+    ledger.create_schema()
+    first, second = claim(ledger).claim, claim(ledger, 2).claim
+    with ledger.transaction(first):
+        for _ in range(2):
+            assert ledger.renew([LedgerHold(second, 30.0)]) == [Renewal.RENEWED]
+    ledger.close()
 
 
 @pytest.fixture

@@ -20,4 +20,6 @@ _DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL,
 
 def dialect_of(engine: sa.Engine, *, own: bool) -> Dialect:
     """The differences of this engine's database; `own`: the engine was made from a URL."""
-    return _DIALECTS.get(engine.dialect.name, SQLite)(own=own)
+    dialect = _DIALECTS.get(engine.dialect.name, SQLite)(own=own)
+    dialect.watch(engine)
+    return dialect

@@ -32,14 +32,19 @@ class Dialect(ABC):
 
     Attributes:
         keeps_snapshots: a transaction may see, or insist on, the rows of its beginning.
+        one_writer: an open transaction stops all others, whatever rows they want.
         own: the engine was made from a URL; on an Engine of the user's own nothing may stay
             changed in a session.
     """
 
     keeps_snapshots = False
+    one_writer = False
 
     def __init__(self, *, own: bool) -> None:
         self.own = own
+
+    def watch(self, engine: sa.Engine) -> None:  # noqa: B027 - most drivers need no watching
+        """Listen to what the driver does on this engine."""
 
     @abstractmethod
     def now(self) -> Any:

@@ -8,6 +8,8 @@ What is peculiar to them, and met here:
 * REPEATABLE READ, their default, locks gaps between rows, and with them neighbours: the ledger's
   own transactions are READ COMMITTED on any Engine.
 * An UPDATE that changes nothing counts no row, unless the client said so when it connected.
+* PyMySQL takes a reply that an interrupt left unread for the answer to its next question: such a
+  connection is thrown away.
 * An INSERT that meets its row locks it shared, and two of them that go on to write deadlock: with
   ON DUPLICATE KEY UPDATE the lock is exclusive.
 
@@ -70,6 +72,10 @@ class MySQL(Dialect):
     """Their answers."""
 
     keeps_snapshots = True
+
+    def watch(self, engine: sa.Engine) -> None:
+        if not sa.event.contains(engine, "handle_error", _throw_away):
+            sa.event.listen(engine, "handle_error", _throw_away)
 
     def now(self) -> Any:
         # The time of the statement's start, so read after row locks in a statement of its own.
@@ -165,6 +171,13 @@ class MySQL(Dialect):
     def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
         del db
         return mine and bool(work.progress == mark)
+
+
+def _throw_away(context: sa.engine.ExceptionContext) -> None:
+    """After an error that is not the driver's own, raised within it."""
+    if not isinstance(context.original_exception, context.dialect.loaded_dbapi.Error):
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = False
 
 
 def _follows_deadlock(error: BaseException | None) -> bool:

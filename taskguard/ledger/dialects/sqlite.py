@@ -24,6 +24,8 @@ _FAULTS = {
 class SQLite(Dialect):
     """Its answers."""
 
+    one_writer = True
+
     def now(self) -> Any:
         return sa.literal(time.time_ns() // 1000, sa.BigInteger)
 
