@@ -196,9 +196,8 @@ class Transactions:
     def _keeps_snapshot(self, db: sa.Connection) -> bool:
         """Whether transactions on the user's own Engine see the rows of their beginning."""
         if self._snapshots is None:
-            levels = ("REPEATABLE READ", "SERIALIZABLE")
-            may = self._dialect.keeps_snapshots and not self._database.begins_itself
-            self._snapshots = may and db.get_isolation_level() in levels
+            ours = self._database.begins_itself
+            self._snapshots = not ours and self._dialect.keeps_snapshot(db)
         return self._snapshots
 
     def _lock(self, db: sa.Connection, claim: Claim) -> None:

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from support.competing import WORKS
+from support.competing import COUNT
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -35,7 +35,7 @@ from taskguard.lease import new_owner
 from taskguard.ledger.base import Busy, Claimed, ClaimRequest, LedgerHold, MessageRef
 from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger, ddl
-from taskguard.ledger.tables import KEYS
+from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 from taskguard.testing.servers import MariaDB
@@ -561,6 +561,7 @@ def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
     shop.ledger.complete(claimed, None)
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> None:
     """A black hole is noticed at the greeting; a body's statement may take longer than that."""
     shop, proxy = proxied
@@ -634,19 +635,41 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
     assert [each.id for each in ledger.works(State.NEW)] == ["ship order:2"]
 
 
-def test_a_stale_holder_is_refused_on_a_snapshot(mariadb_url: str) -> None:
-    """On the user's Engine a body may see the rows of its beginning; duplicates do not wait."""
-    engine = sa.create_engine(mariadb_url, isolation_level="REPEATABLE READ")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("strict", [0, 1])
+def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None:
+    """On the user's Engine: renewed meanwhile it commits, overtaken it is refused.
+
+    `strict` (innodb_snapshot_isolation) refuses to change rows that are newer than the snapshot.
+    """
+    init = {"init_command": f"set innodb_snapshot_isolation = {strict}"}
+    engine = sa.create_engine(mariadb_url, isolation_level=level, connect_args=init)
     ledger, other = SqlLedger(engine), SqlLedger(mariadb_url)
     ledger.create_schema()
-    claimed = claim(ledger)
-    with ledger.transaction(claimed.claim) as tx:
+    claimed = claim(ledger).claim
+    with ledger.transaction(claimed) as tx:
+        tx.db.execute(sa.select(WORKS)).all()
+        assert other.renew([LedgerHold(claimed, 60.0)])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
         assert isinstance(other.claim(request()), Busy)
-        tx.complete(claimed.claim, None)
-    stale = claim(ledger, 2, ttl_s=0.05)
+        tx.complete(claimed, None)
+    stale = claim(ledger, 2, ttl_s=0.05).claim
     wait_until(lambda: isinstance(other.claim(request(2)), Claimed))
-    with pytest.raises(StaleTokenError), ledger.transaction(stale.claim):
-        pass
+    with pytest.raises(StaleTokenError), ledger.transaction(stale, look_first=False) as tx:
+        tx.complete(stale, None)
+    engine.dispose()
+    other.close()
+
+
+def test_on_the_users_engine_an_open_body_locks_nothing(mariadb_url: str) -> None:
+    """MariaDB's default is a snapshot; a frozen holder is overtaken all the same, and refused."""
+    engine = sa.create_engine(mariadb_url)
+    ledger, other = SqlLedger(engine), SqlLedger(mariadb_url)
+    ledger.create_schema()
+    frozen = claim(ledger, ttl_s=0.05).claim
+    with pytest.raises(StaleTokenError), ledger.transaction(frozen) as tx:
+        tx.db.execute(sa.select(WORKS)).all()
+        wait_until(lambda: isinstance(other.claim(request()), Claimed))
+        tx.complete(frozen, None)
     engine.dispose()
     other.close()
 
@@ -681,9 +704,9 @@ def test_processes_that_compete_have_each_effect_once(mariadb_url: str, kind: st
     with engine.connect() as db:
         effects = Counter(db.execute(sa.text("select item from effects")).scalars())
         states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
-    assert effects == dict.fromkeys(range(WORKS), 1)
-    assert states == {"DONE": WORKS}
+    assert effects == dict.fromkeys(range(COUNT), 1)
+    assert states == {"DONE": COUNT}
     assert counts["StaleTokenError"] > 0
-    assert counts["Claimed"] == WORKS + counts["StaleTokenError"] + counts["TransactionRetryError"]
+    assert counts["Claimed"] == COUNT + counts["StaleTokenError"] + counts["TransactionRetryError"]
     engine.dispose()
     ledger.close()

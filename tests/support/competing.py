@@ -21,7 +21,7 @@ from taskguard.lease import new_owner
 from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 
-WORKS = 40
+COUNT = 40
 TTL_S = 0.5
 EFFECT = sa.text("insert into effects values (:item)")
 
@@ -30,7 +30,7 @@ def main(url: str, kind: str, seed: str) -> None:
     """Until all works are done, by whomever."""
     ledger = SqlLedger(sa.create_engine(url) if kind == "engine" else url)
     mine = random.Random(int(seed))
-    todo = list(range(WORKS))
+    todo = list(range(COUNT))
     mine.shuffle(todo)
     counts: Counter[str] = Counter()
     while todo:

@@ -6,7 +6,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -14,7 +14,10 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
 
-__all__ = ["Dialect", "Fault", "newer_copy"]
+__all__ = ["SNAPSHOTS", "Dialect", "Fault", "newer_copy"]
+
+
+SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
 
 
 class Fault(enum.Enum):
@@ -31,13 +34,11 @@ class Dialect(ABC):
     """One kind of database.
 
     Attributes:
-        keeps_snapshots: a transaction may see, or insist on, the rows of its beginning.
         one_writer: an open transaction stops all others, whatever rows they want.
         own: the engine was made from a URL; on an Engine of the user's own nothing may stay
             changed in a session.
     """
 
-    keeps_snapshots = False
     one_writer = False
 
     def __init__(self, *, own: bool) -> None:
@@ -90,6 +91,11 @@ class Dialect(ABC):
     def autocommits(self, driver: Any) -> bool:
         """Whether the driver's connection commits each statement."""
         return getattr(driver, "autocommit", False) is True
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether a row that changed since the transaction's beginning makes a change of it fail."""
+        del db
+        return False
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
         """A body's transaction begins here, and may idle for so long."""

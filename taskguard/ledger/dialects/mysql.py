@@ -30,7 +30,7 @@ from sqlalchemy.dialects.mysql import insert
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
-from taskguard.ledger.dialects.base import Dialect, Fault, newer_copy
+from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
 from taskguard.ledger.tables import MESSAGES, WORKS, standing
 
 __all__ = ["MySQL"]
@@ -70,8 +70,6 @@ _FAULTS = {
 
 class MySQL(Dialect):
     """Their answers."""
-
-    keeps_snapshots = True
 
     def watch(self, engine: sa.Engine) -> None:
         if not sa.event.contains(engine, "handle_error", _throw_away):
@@ -143,6 +141,13 @@ class MySQL(Dialect):
     def autocommits(self, driver: Any) -> bool:
         asked = getattr(driver, "get_autocommit", None)
         return bool(asked()) if asked is not None else super().autocommits(driver)
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        # MariaDB 11.6 or later by default; else a change sees the newest row on every level, and a
+        # holder that freezes keeps no locks but those of its own writes.
+        setting = db.exec_driver_sql("show variables like 'innodb_snapshot_isolation'").first()
+        strict = setting is not None and setting[1] == "ON"
+        return strict and db.get_isolation_level() in SNAPSHOTS
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
         is_mariadb = getattr(db.dialect, "is_mariadb", False)

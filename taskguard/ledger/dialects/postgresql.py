@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from taskguard.ledger.base import Claim, MessageRef
-from taskguard.ledger.dialects.base import Dialect, Fault, newer_copy
+from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
 from taskguard.ledger.tables import MESSAGES
 
 __all__ = ["PostgreSQL", "milliseconds"]
@@ -28,8 +28,6 @@ _FAULTS = {
 
 class PostgreSQL(Dialect):
     """Its answers."""
-
-    keeps_snapshots = True
 
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
@@ -64,6 +62,9 @@ class PostgreSQL(Dialect):
     def lock_schema(self, db: sa.Connection) -> None:
         # Two at once would both find no table and one would fail.
         db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        return db.get_isolation_level() in SNAPSHOTS
 
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         del claim
