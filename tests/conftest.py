@@ -3,9 +3,9 @@
 A server that cannot run here skips its tests with the reason, and fails them where CI=true. At the
 end no process that the run started may be left.
 
-`valkey`, `redis62`, `debian_redis`, `postgres`, `rabbitmq` are the servers; a test that stops or
-pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `pg_url` and
-`sqlite_url` are empty stores for one test.
+`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `rabbitmq` are the servers; a test that
+stops or pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `pg_url`,
+`mariadb_url` and `sqlite_url` are empty stores for one test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ import pytest
 
 from support.needs import need
 from support.waiting import wait_until
-from taskguard.testing.servers import DebianRedis, Postgres, RabbitMQ, Redis62, Server, Valkey
+from taskguard.testing.servers import (
+    DebianRedis,
+    MariaDB,
+    Postgres,
+    RabbitMQ,
+    Redis62,
+    Server,
+    Valkey,
+)
 
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -61,6 +69,12 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """MariaDB that does not flush its commits."""
+    yield from started(MariaDB(innodb_flush_log_at_trx_commit=0))
+
+
+@pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
     yield from started(RabbitMQ())
 
@@ -79,6 +93,14 @@ def pg_url(postgres: Postgres) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield postgres.create_database(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty MariaDB database, dropped afterwards."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield mariadb.create_database(name)
+    mariadb.drop_database(name)
 
 
 @pytest.fixture

@@ -76,7 +76,17 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert requirements
     assert [r for r in requirements if "extra ==" not in r] == []
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert {"celery", "rq", "redis", "postgresql", "sqlite", "servers", "cli", "all"} <= extras
+    assert {
+        "celery",
+        "rq",
+        "redis",
+        "postgresql",
+        "mysql",
+        "sqlite",
+        "servers",
+        "cli",
+        "all",
+    } <= extras
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "MIT"
 

@@ -8,7 +8,6 @@ claims.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,18 +16,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
+from taskguard.ledger.dialects import Fault, dialect_of
 from taskguard.ledger.engine import begins_itself, make_engine
 
-__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of", "milliseconds"]
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
-
-# SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
-_READ_ONLY = "25006"  # a standby, after a failover
-_RETRYABLE = ("40001", "40P01")
-_LOCKED = "55P03"
-_NO_ROOM = ("53100", "database or disk is full")
-_NO_TABLE = ("42P01", "no such table")
 
 
 class LockTimeoutError(LedgerUnavailableError):
@@ -43,7 +36,7 @@ class Database:
     """An engine, made from a URL or the user's own.
 
     Attributes:
-        postgresql: the dialect is PostgreSQL.
+        dialect: what is peculiar to this kind of database.
         one_statement: statements written for psycopg can be handed to it as they are.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
             statement of its own, which saves the round trip that setting something in them would
@@ -53,12 +46,15 @@ class Database:
     def __init__(self, database: Any, *, lock_timeout_s: float) -> None:
         self.engine = make_engine(database, lock_timeout_s=lock_timeout_s)
         self.lock_timeout_s = lock_timeout_s
-        self.postgresql = self.engine.dialect.name == "postgresql"
-        self.one_statement = self.postgresql and self.engine.dialect.driver == "psycopg"
         own = not isinstance(database, sa.Engine)
+        self.dialect = dialect_of(self.engine, own=own)
+        self.one_statement = (
+            self.engine.dialect.name == "postgresql" and self.engine.dialect.driver == "psycopg"
+        )
         self.begins_itself = own and begins_itself(self.engine.url)
         self._spare: sa.pool.Pool | None = None
         self._spare_pid = 0
+        self._spare_engine: sa.Engine | None = None
         # The same pool. For several statements of our own, which SQLAlchemy is to keep together.
         self._transactional = (
             self.engine.execution_options(isolation_level="READ COMMITTED")
@@ -80,7 +76,15 @@ class Database:
         if self._spare is None or self._spare_pid != os.getpid():
             self._spare = self.engine.pool.recreate()
             self._spare_pid = os.getpid()
+            self._spare_engine = None
         return self._spare
+
+    def _engine_on_spare_pool(self) -> sa.Engine:
+        pool = self.spare_pool()
+        if self._spare_engine is None:
+            self._spare_engine = sa.Engine(pool, self.engine.dialect, self.engine.url)
+            self.dialect.watch(self._spare_engine)
+        return self._spare_engine
 
     def close(self) -> None:
         """Close idle connections."""
@@ -94,14 +98,22 @@ class Database:
             return self.engine.connect()
 
     @contextmanager
-    def transaction(self, *, lock_timeout_s: float | None = None) -> Iterator[sa.Connection]:
-        """A transaction that waits for row locks no longer than `lock_timeout_s`."""
-        with self.translated(), self._transactional.begin() as db:
-            if self.postgresql and lock_timeout_s is not None:
-                db.exec_driver_sql(
-                    f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
-                )
-            yield db
+    def transaction(
+        self, *, lock_timeout_s: float | None = None, spare: bool = False
+    ) -> Iterator[sa.Connection]:
+        """A transaction that waits for row locks no longer than `lock_timeout_s`.
+
+        `spare`: on a connection that no body can have.
+        """
+        engine = self._transactional
+        if spare and not self.begins_itself and not self.dialect.one_writer:
+            engine = self._engine_on_spare_pool()
+        with self.translated(), engine.begin() as db:
+            if lock_timeout_s is None:
+                yield db
+                return
+            with self.dialect.waiting(db, lock_timeout_s):
+                yield db
 
     def begin(self, statement: str) -> sa.Connection:
         """A connection in a transaction that `statement`, which says BEGIN, has opened.
@@ -160,17 +172,11 @@ class Database:
 
     def now(self) -> Any:
         """The database's clock in µs, as an expression."""
-        if self.postgresql:
-            return sa.cast(
-                sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger
-            )
-        return sa.literal(time.time_ns() // 1000, sa.BigInteger)
+        return self.dialect.now()
 
     def now_us(self, db: sa.Connection) -> int:
         """The database's clock in µs."""
-        if self.postgresql:
-            return int(db.execute(sa.select(self.now())).scalar_one())
-        return time.time_ns() // 1000
+        return self.dialect.now_us(db)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -191,29 +197,24 @@ class Database:
         origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         if not isinstance(origin, driver.Error):
             return None
-        code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
-        text = str(origin)
-        if code in _RETRYABLE:
-            return TransactionRetryError(f"The database asked to run it again: {text}")
-        if code == _LOCKED or "database is locked" in text:
+        fault = self.dialect.fault(origin, driver)
+        if fault is None and getattr(error, "connection_invalidated", False):
+            fault = Fault.AWAY
+        return None if fault is None else self._in_words(fault, origin)
+
+    def _in_words(self, fault: Fault, origin: Any) -> Exception:
+        kind = type(origin).__name__
+        if fault is Fault.RETRY:
+            return TransactionRetryError(f"The database asked to run it again: {origin}")
+        if fault is Fault.LOCKED:
             return LockTimeoutError("Another transaction holds the row.")
-        if code == _NO_TABLE[0] or _NO_TABLE[1] in text:
+        if fault is Fault.NO_TABLE:
             return LedgerSchemaError(
                 f"The ledger's tables do not exist in {self.place}. Run `taskguard ledger create`."
             )
-        return self._unavailable(error, origin, code)
-
-    def _unavailable(
-        self, error: BaseException, origin: Any, code: str | None
-    ) -> LedgerUnavailableError | None:
-        driver = self.engine.dialect.loaded_dbapi
-        kind, operational = type(origin).__name__, isinstance(origin, driver.OperationalError)
-        if code in (_READ_ONLY, _NO_ROOM[0]) or (operational and _NO_ROOM[1] in str(origin)):
+        if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
-        broken = getattr(error, "connection_invalidated", False)
-        if operational or isinstance(origin, driver.InterfaceError) or broken:
-            return LedgerUnavailableError(f"The database {self.place} gave no answer ({kind}).")
-        return None
+        return LedgerUnavailableError(f"The database {self.place} gave no answer ({kind}).")
 
 
 class _DriverCall:
@@ -252,8 +253,3 @@ class _DriverCall:
 def driver_of(db: sa.Connection) -> Any:
     """The driver's own connection beneath."""
     return db.connection.dbapi_connection
-
-
-def milliseconds(seconds: float) -> int:
-    """For settings that want whole milliseconds, where 0 would mean no limit."""
-    return max(1, round(seconds * 1000))

@@ -1,12 +1,15 @@
 """Engines for the ledger: made from URLs, or the user's own taken as they are.
 
 Guarantees: an engine that is made here connects within seconds or says that it cannot, begins
-SQLite transactions as writers, and is emptied in a forked child. No message holds a password.
+SQLite transactions as writers, is strict and READ COMMITTED on MariaDB and MySQL, and is emptied in
+a forked child. No message holds a password.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import weakref
 from typing import Any
 
@@ -17,9 +20,9 @@ from taskguard.errors import ConfigurationError, MissingDriverError
 __all__ = ["begins_itself", "make_engine"]
 
 _CONNECT_TIMEOUT_S = 5
+_POOL = {"pool_size": 10, "max_overflow": 50}
 _POSTGRESQL: dict[str, Any] = {
-    "pool_size": 10,
-    "max_overflow": 50,
+    **_POOL,
     "connect_args": {
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "keepalives": 1,
@@ -29,7 +32,20 @@ _POSTGRESQL: dict[str, Any] = {
         "tcp_user_timeout": 15_000,
     },
 }
+_MYSQL: dict[str, Any] = {**_POOL, "isolation_level": "READ COMMITTED"}
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 15_000,
+}
 _IDLE = 0  # psycopg.pq.TransactionStatus.IDLE; the driver is loaded with the engine
+_EXTRAS = {  # by backend
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
 _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 
 
@@ -47,16 +63,18 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
             '"postgresql+psycopg://user:password@host/database".'
         ) from None
     backend = url.get_backend_name()
-    if backend not in ("postgresql", "sqlite"):
+    if backend not in _EXTRAS:
         raise ConfigurationError(
-            f"No ledger for {backend!r}: use postgresql+psycopg:// or sqlite:///."
+            f"No ledger for {backend!r}: use postgresql+psycopg://, mariadb+pymysql://, "
+            "mysql+pymysql:// or sqlite:///."
         )
     try:
         engine = _create(url, lock_timeout_s)
     except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
         raise MissingDriverError(
             f"The driver of {url.drivername!r} is not installed: pip install "
-            f"'celery-taskguard[{backend}]', and write postgresql+psycopg:// for psycopg 3."
+            f"'celery-taskguard[{_EXTRAS[backend]}]', and write postgresql+psycopg:// for "
+            "psycopg 3, mariadb+pymysql:// or mysql+pymysql:// for PyMySQL."
         ) from error
     _engines.add(engine)
     return engine
@@ -73,6 +91,8 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
         sa.event.listen(engine, "connect", _tune_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
+    if url.get_backend_name() in ("mysql", "mariadb"):
+        return _create_mysql(url)
     if not begins_itself(url):
         return sa.create_engine(url, **_POSTGRESQL)
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
@@ -83,6 +103,38 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
     sa.event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
     sa.event.listen(engine, "reset", _end_transaction)
     return engine
+
+
+def _create_mysql(url: sa.URL) -> sa.Engine:
+    limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
+    limits = {name: limit for name, limit in limits.items() if name not in url.query}
+    if url.get_driver_name() != "pymysql":
+        limits.pop("read_timeout", None)
+    engine = sa.create_engine(url, connect_args=limits, **_MYSQL)
+
+    def tune(connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            # Else a text that is too long is cut off, and an unknown engine is another one.
+            strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
+            cursor.execute(f"set session sql_mode = concat(@@sql_mode, ',{strict}')")
+        if "read_timeout" in limits:
+            _watch_by_keepalive(connection)
+
+    sa.event.listen(engine, "connect", tune)
+    return engine
+
+
+def _watch_by_keepalive(connection: Any) -> None:
+    """A body's statement may take its time, but not on a server that is gone.
+
+    PyMySQL has one limit for both, which was for the greeting; the kernel can tell them apart.
+    """
+    connection._read_timeout = None  # noqa: SLF001 - there is no other way to lift it
+    with contextlib.suppress(AttributeError, OSError):
+        sock = connection._sock  # noqa: SLF001
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _prepare_nothing_behind_a_pooler(connection: Any, _record: Any) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from taskguard.ledger.base import ClaimRequest, MessageRef
 from taskguard.ledger.database import Database
@@ -63,26 +62,23 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
         "error": None,
         "finished": None,
     }
-    insert = postgresql.insert if database.postgresql else sqlite.insert
-    statement: Any = insert(WORKS).values(
-        id=request.work,
-        task=request.task,
-        key=",".join(request.keys),
-        final=0,
-        fence=0,
-        attempts=0,
-        crashes=0,
-        crashed_owner="",
-        created=now,
-        **fresh,
-    )
     db.execute(
-        statement.on_conflict_do_update(
-            index_elements=[WORKS.c.id],
-            set_=fresh,
-            where=sa.and_(WORKS.c.state == State.FAILED.value, WORKS.c.final == 0),
+        database.dialect.insert_missing(
+            WORKS,
+            id=request.work,
+            task=request.task,
+            key=",".join(request.keys),
+            final=0,
+            fence=0,
+            attempts=0,
+            crashes=0,
+            crashed_owner="",
+            created=now,
+            **fresh,
         )
     )
+    failed = sa.and_(WORKS.c.state == State.FAILED.value, WORKS.c.final == 0)
+    db.execute(sa.update(WORKS).where(WORKS.c.id == request.work, failed).values(**fresh))
 
 
 def overdue(

@@ -1,7 +1,8 @@
-"""The ledger on taskguard's own tables, on PostgreSQL and SQLite, by SQLAlchemy Core.
+"""The ledger on taskguard's own tables, on PostgreSQL, MariaDB, MySQL and SQLite.
 
 Guarantees what `base.py` says. Every later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
+What databases differ in is in `dialects/`.
 Claims and renewals take one round trip on PostgreSQL (`postgresql/`), several elsewhere
 (`steps.py`); both decide by `states.decide()`.
 
@@ -15,8 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql as postgresql_dialect
-from sqlalchemy.dialects import sqlite
 
 from taskguard.errors import (
     LedgerSchemaError,
@@ -58,14 +57,15 @@ _PUBLISH_LOCK_S = 5.0
 
 
 class SqlLedger:
-    """A `Ledger` on PostgreSQL or SQLite.
+    """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.
 
     Args:
         database: a SQLAlchemy URL, or an Engine of the user's own, whose settings stay as they
             are.
-        lock_timeout_s: how long a claim waits for a row lock before that is busy.
-        idle_in_transaction_s: PostgreSQL ends a guarded transaction that idles for so long, so
-            that a frozen holder's row locks end.
+        lock_timeout_s: how long a claim waits for a row lock before that is busy; on MariaDB and
+            MySQL whole seconds, at least one.
+        idle_in_transaction_s: PostgreSQL, and MariaDB unless the Engine is the user's, end a
+            guarded transaction that idles for so long, so that a frozen holder's row locks end.
         resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
         one_statement: False claims and renews in several statements on PostgreSQL, too.
     """
@@ -246,26 +246,12 @@ class SqlLedger:
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the next copy under the message's row lock, then commit its number."""
-        retries, copy = request.message.retries, request.message.copy + 1
-        insert = postgresql_dialect.insert if self._database.postgresql else sqlite.insert
+        copy = request.message.copy + 1
         with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
             now_us = self._database.now_us(db)
-            statement: Any = insert(MESSAGES).values(
-                message=request.message.id,
-                work=request.work,
-                retries=retries,
-                copy=copy,
-                updated=now_us,
-            )
-            statement = statement.on_conflict_do_update(
-                index_elements=[MESSAGES.c.message],
-                set_={"retries": retries, "copy": copy, "updated": now_us},
-                where=sa.or_(
-                    MESSAGES.c.retries < retries,
-                    sa.and_(MESSAGES.c.retries == retries, MESSAGES.c.copy < copy),
-                ),
-            ).returning(MESSAGES.c.copy)
-            if db.execute(statement).first() is None:
+            if not self._database.dialect.raise_copy(
+                db, request.message, copy, work=request.work, now_us=now_us
+            ):
                 return False
             publish(copy)
             return True
@@ -326,7 +312,10 @@ class SqlLedger:
                 )
                 if changed.rowcount != 1:
                     return False
-                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.work == work))
+                # By their ids: without an index on `work` every row would be locked by the way.
+                ids = sa.select(MESSAGES.c.message).where(MESSAGES.c.work == work)
+                found = db.execute(ids).scalars().all()
+                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found)))
                 return True
 
         return self._database.twice(requeue)
@@ -386,12 +375,12 @@ class SqlLedger:
     def create_schema(self) -> None:
         """Create what is missing; asked again it does nothing."""
         with self._database.transaction() as db:
-            if self._database.postgresql:
-                # Two at once would both find no table and one would fail.
-                db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
-            METADATA.create_all(db)
+            dialect = self._database.dialect
+            dialect.lock_schema(db)
+            for table in METADATA.sorted_tables:
+                db.execute(sa.schema.CreateTable(table, if_not_exists=True))
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
-                db.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
+                db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
 
     def close(self) -> None:
         """Close idle connections."""

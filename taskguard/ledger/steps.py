@@ -1,6 +1,7 @@
 """Claims and renewals in several statements of one transaction, over rows that are locked.
 
-For SQLite, for claims of several keys, and for what `postgresql.py` leaves: races and burials.
+For SQLite, MariaDB and MySQL, for claims of several keys, and for what `postgresql/` leaves: races
+and burials.
 Guarantees: each claim is decided by `states.decide()` from rows nobody else can change meanwhile.
 """
 
@@ -10,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
+from taskguard.errors import TransactionRetryError
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
 from taskguard.ledger.base import Answer, Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
 from taskguard.ledger.database import Database
@@ -60,11 +61,10 @@ class _Claim:
         self.db = db
         self.request = request
         self.owner = str(request.owner)
-        insert = postgresql.insert if database.postgresql else sqlite.insert
         select = sa.select(KEYS).where(KEYS.c.key.in_(request.keys)).order_by(KEYS.c.key)
         self.keys: Sequence[Any] = ()
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
-            self._make_keys(insert)
+            self._make_keys(database)
             self.keys = db.execute(select.with_for_update()).all()
         self.now_us = database.now_us(db)
         self.row: Any = None
@@ -72,10 +72,10 @@ class _Claim:
         if request.work is not None:
             self.row, self.recorded = _read(db, request, lock=True)
 
-    def _make_keys(self, insert: Any) -> None:
+    def _make_keys(self, database: Database) -> None:
+        free = {"fence": 0, "owner": FREE, "lease_until": 0}
         for key in self.request.keys:
-            statement = insert(KEYS).values(key=key, fence=0, owner=FREE, lease_until=0)
-            self.db.execute(statement.on_conflict_do_nothing())
+            self.db.execute(database.dialect.insert_missing(KEYS, key=key, **free))
 
     def decide(self) -> ClaimAnswer:
         decision = decide_row(self.request, self.row, self.recorded, self.now_us)
@@ -127,16 +127,18 @@ class _Claim:
             values["due"] = until_us
         if row is None:
             fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
-            self.db.execute(
-                sa.insert(WORKS).values(
-                    id=request.work,
-                    task=request.task,
-                    key=",".join(request.keys),
-                    created=self.now_us,
-                    **fresh,
-                    **values,
-                )
+            new = sa.insert(WORKS).values(
+                id=request.work,
+                task=request.task,
+                key=",".join(request.keys),
+                created=self.now_us,
+                **fresh,
+                **values,
             )
+            try:
+                self.db.execute(new)
+            except sa.exc.IntegrityError as error:
+                raise TransactionRetryError("Another claim of this work came first.") from error
             return
         if decision is Decision.TAKEOVER:
             values |= {"crashes": WORKS.c.crashes + 1, "crashed_owner": row.owner}
@@ -178,7 +180,7 @@ class _Claim:
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
     """Renew each hold whose rows nobody has locked, in one transaction."""
     ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
-    with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
+    with database.transaction(lock_timeout_s=database.lock_timeout_s, spare=True) as db:
         works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
         keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
             KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from taskguard.ledger.base import Claim
 from taskguard.states import State
@@ -31,28 +32,66 @@ FREE = ""
 
 METADATA = sa.MetaData()
 
-_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+_INNODB: dict[str, Any] = {
+    f"{name}_{option}": value
+    for name in ("mysql", "mariadb")
+    for option, value in {"engine": "InnoDB", "default_charset": "utf8mb4"}.items()
+}
+
+
+class _Exact(sa.types.TypeDecorator[str]):
+    """Text that compares byte by byte, blanks at its end included.
+
+    Args:
+        key: on MariaDB and MySQL as long as InnoDB indexes it: 768 characters.
+    """
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, *, key: bool = False) -> None:
+        super().__init__()
+        self.key = key
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        if dialect.name == "postgresql":
+            return sa.Text(collation="C")
+        if dialect.name not in ("mysql", "mariadb"):
+            return sa.Text()
+        # Their other binary collations fill up the shorter text with blanks before they compare.
+        collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
+        if self.key:
+            return mysql.VARCHAR(768, charset="utf8mb4", collation=collation)
+        return mysql.MEDIUMTEXT(charset="utf8mb4", collation=collation)
+
+
+_KEY = _Exact(key=True)
+_TEXT = _Exact()
+# TEXT ends at 64 kB there.
+_JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 _LONG = sa.BigInteger()
 
 SCHEMA = sa.Table(
     "taskguard_schema",
     METADATA,
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    **_INNODB,
 )
 
 KEYS = sa.Table(
     "taskguard_keys",
     METADATA,
-    sa.Column("key", _TEXT, primary_key=True),
+    sa.Column("key", _KEY, primary_key=True),
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
+    **_INNODB,
 )
 
 WORKS = sa.Table(
     "taskguard_works",
     METADATA,
-    sa.Column("id", _TEXT, primary_key=True),
+    sa.Column("id", _KEY, primary_key=True),
     sa.Column("task", _TEXT, nullable=False),
     sa.Column("key", _TEXT, nullable=False),
     sa.Column("message", _TEXT, nullable=False),
@@ -66,11 +105,11 @@ WORKS = sa.Table(
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("crashed_owner", _TEXT, nullable=False),
     sa.Column("fingerprint", _TEXT),
-    sa.Column("progress", sa.Text),
-    sa.Column("result", sa.Text),
-    sa.Column("error", sa.Text),
+    sa.Column("progress", _JSON),
+    sa.Column("result", _JSON),
+    sa.Column("error", _JSON),
     # How its message is sent again, and from when on that may be overdue; `ledger/outbox.py`.
-    sa.Column("call", sa.Text),
+    sa.Column("call", _JSON),
     sa.Column("due", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
@@ -78,6 +117,7 @@ WORKS = sa.Table(
     sa.CheckConstraint(
         "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_works_state"
     ),
+    **_INNODB,
 )
 
 # Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
@@ -91,11 +131,12 @@ sa.Index(
 MESSAGES = sa.Table(
     "taskguard_messages",
     METADATA,
-    sa.Column("message", _TEXT, primary_key=True),
+    sa.Column("message", _KEY, primary_key=True),
     sa.Column("work", _TEXT, nullable=False),
     sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("copy", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
+    **_INNODB,
 )
 
 

@@ -20,7 +20,6 @@ import sqlalchemy as sa
 
 from taskguard.errors import (
     CommitUnknownError,
-    ConfigurationError,
     LedgerUnavailableError,
     StaleTokenError,
     TransactionRetryError,
@@ -65,7 +64,8 @@ class SqlTransaction:
     def __enter__(self) -> Self:
         self.db = self._transactions.begin(self._claim, look_first=self._look_first)
         self._pid = os.getpid()
-        self._xid: str | None = None
+        self._mark: str | None = None
+        self._looked = False  # at the server, whose answer is had once
         self._root = self.db.get_transaction()
         _lent[self.db] = self._claim
         return self
@@ -82,7 +82,7 @@ class SqlTransaction:
         _lent.pop(self.db, None)
         try:
             if error is None:
-                self._transactions.commit(self.db, self._claim, self._xid)
+                self._transactions.commit(self.db, self._claim, self._mark)
             else:
                 self._transactions.roll_back(self.db, self._claim, error)
         finally:
@@ -105,7 +105,11 @@ class SqlTransaction:
         if not ended:
             driver = driver_of(self.db)
             status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
-            ended = status is not None and status != _IN_TRANSACTION
+            if status is not None:
+                ended = status != _IN_TRANSACTION
+            elif not self._looked:
+                ended = self._transactions.ended(self.db, self._claim)
+                self._looked = True
         if ended:
             raise _ended(self._claim)
 
@@ -113,10 +117,8 @@ class SqlTransaction:
         self._refuse_ended()
         # The keys, too: other work may hold them by now, and this work's row does not tell.
         self._transactions.lock_keys(self.db, claim)
-        self._xid = self._transactions.xid(self.db)
-        done = self.db.execute(
-            sa.update(WORKS).where(standing(claim)).values(progress=progress_json)
-        )
+        stored, self._mark = self._transactions.mark(self.db, claim, progress_json)
+        done = self.db.execute(sa.update(WORKS).where(standing(claim)).values(progress=stored))
         if done.rowcount != 1:
             raise stale(claim)
 
@@ -140,6 +142,7 @@ class Transactions:
         resolve_timeout_s: float,
     ) -> None:
         self._database = database
+        self._dialect = database.dialect
         self._one_statement = one_statement
         self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
@@ -168,33 +171,33 @@ class Transactions:
         return db
 
     def _begin(self) -> sa.Connection:
-        if self._database.one_statement:
-            idle_s = self._idle_in_transaction_s
-            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
-        else:
-            db = self._database.connect()
+        if not self._database.one_statement:
+            return self._database.twice(self._open)
+        idle_s = self._idle_in_transaction_s
+        db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        return self._checked(db)
+
+    def _open(self) -> sa.Connection:
+        with self._database.translated():
+            return self._checked(self._database.connect())
+
+    def _checked(self, db: sa.Connection) -> sa.Connection:
         if not db.in_transaction():
             db.begin()  # else a Session on it would take a transaction of its own, and commit it
-        driver = driver_of(db)
-        autocommit = getattr(driver, "autocommit", False) is True or (
-            # SQLite: nothing begins by itself, and nobody said BEGIN.
-            getattr(driver, "isolation_level", "") is None
-            and getattr(driver, "in_transaction", True) is False
-        )
-        if autocommit and not self._database.begins_itself:
-            db.close()
-            raise ConfigurationError(
-                'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
-                "effects and DONE cannot commit together. Give the ledger an Engine without it."
-            )
+        if not self._database.begins_itself:
+            try:
+                self._dialect.check(db)
+                self._dialect.begun(db, idle_s=self._idle_in_transaction_s)
+            except BaseException:
+                db.close()
+                raise
         return db
 
     def _keeps_snapshot(self, db: sa.Connection) -> bool:
         """Whether transactions on the user's own Engine see the rows of their beginning."""
         if self._snapshots is None:
-            levels = ("REPEATABLE READ", "SERIALIZABLE")
-            ours = self._database.begins_itself or not self._database.postgresql
-            self._snapshots = not ours and db.get_isolation_level() in levels
+            ours = self._database.begins_itself
+            self._snapshots = not ours and self._dialect.keeps_snapshot(db)
         return self._snapshots
 
     def _lock(self, db: sa.Connection, claim: Claim) -> None:
@@ -235,13 +238,18 @@ class Transactions:
         if len(db.execute(select.with_for_update()).all()) != len(claim.keys):
             raise stale(claim)
 
-    def xid(self, db: sa.Connection) -> str | None:
-        """By what the outcome of the transaction can be asked for later."""
-        if not self._database.postgresql:
-            return None
-        return str(db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one())
+    def ended(self, db: sa.Connection, claim: Claim) -> bool:
+        """Whether the server has ended the transaction, and the driver does not tell."""
+        try:
+            return self._dialect.ended(db)
+        except sa.exc.DBAPIError as error:
+            raise _broken(claim) from error
 
-    def commit(self, db: sa.Connection, claim: Claim, xid: str | None = None) -> None:
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
+        return self._dialect.mark(db, claim, progress_json)
+
+    def commit(self, db: sa.Connection, claim: Claim, mark: str | None = None) -> None:
         """Commit, and find out what became of it."""
         try:
             db.commit()
@@ -252,9 +260,9 @@ class Transactions:
             if not isinstance(mapped, LedgerUnavailableError):
                 raise  # the database said no: a deferred constraint
             db.close()  # its row locks and its place in the pool
-            self.resolve(claim, error, xid)
+            self.resolve(claim, error, mark)
 
-    def resolve(self, claim: Claim, error: BaseException, xid: str | None = None) -> None:
+    def resolve(self, claim: Claim, error: BaseException, mark: str | None = None) -> None:
         """Learn what became of a COMMIT that got no answer."""
         until_s = time.monotonic() + self._resolve_timeout_s
         while True:
@@ -262,11 +270,12 @@ class Transactions:
                 with self._database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
                     select = sa.select(WORKS).where(WORKS.c.id == claim.work)
                     row = db.execute(select.with_for_update()).first()
-                    committed = xid is not None and (
-                        db.execute(
-                            sa.text("select pg_xact_status(cast(:xid as xid8))"), {"xid": xid}
-                        ).scalar()
-                        == "committed"
+                    mine = row is not None and (row.fence, row.owner) == (
+                        claim.fence,
+                        str(claim.owner),
+                    )
+                    committed = mark is not None and self._dialect.happened(
+                        db, mark, row, mine=mine
                     )
                 break
             except LedgerUnavailableError as unavailable:
@@ -277,7 +286,6 @@ class Transactions:
                         fence=claim.fence,
                     ) from unavailable
                 time.sleep(0.2)
-        mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
         if committed or (mine and row is not None and row.state == State.DONE.value):
             return
         if mine and row is not None and row.state == State.PROCESSING.value:

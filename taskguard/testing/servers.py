@@ -25,12 +25,13 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from taskguard.testing.process import Server, ServerError, environment, free_port, nobody
 
 __all__ = [
     "DebianRedis",
+    "MariaDB",
     "Postgres",
     "RabbitMQ",
     "Redis62",
@@ -255,6 +256,118 @@ class Postgres(Server):
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
+
+
+class MariaDB(Server):
+    """Debian's MariaDB: 10.11 on Debian 12. Its root has no password.
+
+    Settings are the server's own, `_` for `-`: `MariaDB(innodb_flush_log_at_trx_commit=0)` for
+    tests; the default flushes each commit. As root, which MariaDB refuses to run as, it runs as
+    `nobody`.
+    """
+
+    name = "MariaDB"
+
+    def __init__(self, *, port: int | None = None, **settings: str | int) -> None:
+        super().__init__(port=port)
+        self.settings = {
+            "bind-address": "127.0.0.1",
+            "skip-name-resolve": 1,
+            "max-connections": 300,
+            "innodb-buffer-pool-size": "64M",
+            **{name.replace("_", "-"): value for name, value in settings.items()},
+        }
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        found = shutil.which("mariadbd", path=os.environ.get("PATH", "") + ":/usr/sbin")
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not cls.binary() or not shutil.which("mariadb-install-db"):
+            return "MariaDB is not installed (Debian: mariadb-server)"
+        if importlib.util.find_spec("pymysql") is None:
+            return "PyMySQL is not installed: pip install 'celery-taskguard[mysql]'"
+        return None
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database `mysql`."""
+        return self.url_of("mysql")
+
+    def url_of(self, database: str) -> str:
+        """SQLAlchemy's URL of a database by name."""
+        return f"mariadb+pymysql://root@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str) -> str:
+        """Creates an empty database and returns its SQLAlchemy URL."""
+        self.execute(f"CREATE DATABASE `{name}`")
+        return self.url_of(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drops a database, ending whoever is connected to it."""
+        users = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        for (connection,) in self.execute(users):
+            gone = "DECLARE CONTINUE HANDLER FOR 1094 BEGIN END;"  # it has left by itself
+            self.execute(f"BEGIN NOT ATOMIC {gone} KILL {connection}; END")
+        self.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+    def execute(self, statement: str) -> list[Any]:
+        """The rows of one statement as root, which commits by itself."""
+        import pymysql
+
+        with (
+            pymysql.connect(
+                host="127.0.0.1", port=self.port, user="root", autocommit=True
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    @property
+    def _user(self) -> tuple[int, int] | None:
+        return nobody()
+
+    def _prepare(self) -> None:
+        data = self.folder / "data"
+        if data.exists():
+            return
+        uid, gid = self._user or (None, None)
+        if uid is not None and gid is not None:
+            os.chown(self.folder, uid, gid)
+            if not _reachable(self.folder):
+                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        done = subprocess.run(
+            ["mariadb-install-db", "--no-defaults", f"--datadir={data}", *options],
+            env=environment() | {"TMPDIR": str(self.folder)},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=uid,
+            group=gid,
+            extra_groups=None if uid is None else [],
+        )
+        if done.returncode:
+            text = (done.stdout + done.stderr)[-2000:]
+            raise ServerError(f"mariadb-install-db failed with {done.returncode}: {text}")
+
+    def _command(self) -> list[str]:
+        settings = [f"--{name}={value}" for name, value in self.settings.items()]
+        places = [
+            f"--datadir={self.folder / 'data'}",
+            f"--tmpdir={self.folder}",
+            "--socket=mariadb.sock",  # in the data folder, whose own path may be too long for one
+            f"--port={self.port}",
+        ]
+        return [str(self.binary()), "--no-defaults", *places, *settings]
+
+    def _answers(self) -> bool:
+        return b"MariaDB" in self._ask(b"")  # its greeting
 
 
 class RabbitMQ(Server):

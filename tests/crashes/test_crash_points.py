@@ -1,7 +1,8 @@
 """Real processes, killed (SIGKILL) at every boundary of a delivery; the queue delivers again.
 
-One effect, nothing lost, DONE: by Celery and by RQ, on PostgreSQL and on SQLite. The boundaries
-come from the interfaces of the code; one that no delivery here comes by is named with the reason.
+One effect, nothing lost, DONE: by Celery and by RQ, on PostgreSQL and on SQLite, and by Celery on
+MariaDB. The boundaries come from the interfaces of the code; one that no delivery here comes by is
+named with the reason.
 """
 
 from __future__ import annotations
@@ -111,21 +112,26 @@ class Yard:
         self.ledger.close()
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def database(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("pg_url" if request.param == "postgresql" else "sqlite_url"))
-
-
-@pytest.fixture(params=["celery", "rq"])
+@pytest.fixture(
+    params=[
+        ("celery", "pg_url"),
+        ("celery", "sqlite_url"),
+        pytest.param(("celery", "mariadb_url"), marks=pytest.mark.debian),
+        ("rq", "pg_url"),
+        ("rq", "sqlite_url"),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1].removesuffix('_url')}",
+)
 def yard(
     request: pytest.FixtureRequest,
     valkey: Any,
     redis_url: str,
-    database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Yard]:
     del redis_url  # empties the server
+    queue, url = request.param
+    database = str(request.getfixturevalue(url))
     for name, value in {
         "CRASH_FOLDER": str(tmp_path),
         "CRASH_BROKER": valkey.url_of(2),
@@ -133,7 +139,7 @@ def yard(
         "CRASH_LEDGER": database,
     }.items():
         monkeypatch.setenv(name, value)
-    made = Yard(request.param, valkey, database, tmp_path)
+    made = Yard(queue, valkey, database, tmp_path)
     yield made
     made.close()
 

@@ -257,6 +257,10 @@ FAULTS = (
             "integration/test_transactions.py": (
                 "test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice",
             ),
+            "integration/test_mariadb.py": (
+                "test_a_commit_without_an_answer_that_happened_is_done",
+                "test_what_became_of_a_checkpoint_is_learnt_by_its_progress",
+            ),
         },
     ),
     Fault(
@@ -266,8 +270,8 @@ FAULTS = (
             "integration/test_ledger_faults.py": (
                 "test_a_session_that_the_server_ends_is_no_effect",
             ),
+            "integration/test_mariadb.py": ("test_a_session_that_is_killed_is_no_effect",),
         },
-        Reason("There is no ledger on MariaDB yet, whose KILL would be the same."),
     ),
     Fault(
         22,
@@ -283,6 +287,12 @@ FAULTS = (
             ),
             "faults/test_database.py": (
                 "test_a_lock_that_is_not_given_in_time_runs_the_body_again",
+            ),
+            "integration/test_mariadb.py": (
+                "test_a_deadlock_runs_the_body_again",
+                "test_a_body_that_swallows_a_deadlock_commits_nothing",
+                "test_a_lock_that_a_body_is_not_given_runs_it_again",
+                "test_processes_that_compete_have_each_effect_once",
             ),
         },
     ),
@@ -413,6 +423,5 @@ FAULTS = (
         {
             "faults/test_database.py": ("test_keys_that_look_alike_are_different_keys",),
         },
-        Reason("There is no ledger on MariaDB yet, which folds case, accents and spaces."),
     ),
 )

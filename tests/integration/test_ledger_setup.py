@@ -37,15 +37,28 @@ def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> Non
 
 def test_another_kind_of_database_is_named() -> None:
     """And those that there are."""
-    with pytest.raises(ConfigurationError, match=r"oracle.*sqlite"):
+    with pytest.raises(ConfigurationError, match=r"oracle.*postgresql.*mariadb.*mysql.*sqlite"):
         make_ledger("oracle://h/d")
 
 
-def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("postgresql+psycopg://h/d", "psycopg", "postgresql"),
+        ("mysql+pymysql://h/d", "pymysql", "mysql"),
+        ("mariadb+pymysql://h/d", "pymysql", "mysql"),
+        ("mysql://h/d", "MySQLdb", "mysql"),
+    ],
+)
+def test_a_missing_driver_names_the_extra(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the database that was asked for; a missing SQLAlchemy too."""
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingDriverError, match=r"celery-taskguard\[postgresql\]"):
-        make_ledger("postgresql+psycopg://h/d")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingDriverError, match=rf"celery-taskguard\[{extra}\].*\+{extra[:2]}|psy"
+    ):
+        make_ledger(url)
 
 
 def test_a_database_that_is_not_there_says_where_without_the_password() -> None:

@@ -94,11 +94,11 @@ def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office:
 
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
     """The stock worker without --with-scheduler: an error in the log, and still an answer."""
-    office.queue.enqueue(charge, 1, 2.0)
     office.worker("rq.Worker")
+    office.worker("rq.Worker")  # started before the body begins, which would not wait for it
+    office.queue.enqueue(charge, 1, 4.0)
     office.wait_for(lambda: office.steps("began"), "the first body")
     second = office.queue.enqueue(charge, 1)
-    office.worker("rq.Worker")
     office.wait_for(lambda: "--with-scheduler" in office.logs(), "the error")
     office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
     assert office.effects() == Counter({"1": 1})

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, decide_row, standing_claim
 from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
-from taskguard.ledger.database import Database, milliseconds
+from taskguard.ledger.database import Database
+from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 

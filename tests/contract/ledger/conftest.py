@@ -18,7 +18,8 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State
 
-KINDS = ["postgresql", "postgresql in steps", "sqlite", "memory"]
+KINDS = ["postgresql", "postgresql in steps", "mariadb", "sqlite", "memory"]
+URLS = {"mariadb": "mariadb_url", "sqlite": "sqlite_url"}  # of the others: "pg_url"
 
 
 @dataclass
@@ -202,14 +203,18 @@ class MemoryBook(Book):
             ledger.works[work] = replace(ledger.works[work], lease_until=1)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=pytest.mark.debian if kind == "mariadb" else ()) for kind in KINDS
+    ]
+)
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
     """Makes the ledger of this kind, with options."""
     kind: str = request.param
     if kind == "memory":
         yield lambda **options: MemoryBook(MemoryLedger(**options), "", kind, None)  # type: ignore[arg-type]
         return
-    url: str = request.getfixturevalue("sqlite_url" if kind == "sqlite" else "pg_url")
+    url: str = request.getfixturevalue(URLS.get(kind, "pg_url"))
     books: list[Book] = []
 
     def make(**options: Any) -> Book:

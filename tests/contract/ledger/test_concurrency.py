@@ -44,6 +44,21 @@ def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:
         assert book.work(number).attempts == 1
 
 
+def test_thirty_claim_one_work_under_keys_of_their_own_and_one_gets_it(book: Any) -> None:
+    """Their keys are free; the work's row decides, and the others are told it is busy."""
+    for number in range(3):
+        answers: list[Any] = []
+
+        def claim(thread: int, number: int = number, answers: list[Any] = answers) -> None:
+            key = f"order:{1000 * number + thread}"
+            answers.append(book.ledger.claim(book.request(number, keys=(key,))))
+
+        at_once(30, claim)
+        assert sum(isinstance(answer, Claimed) for answer in answers) == 1
+        assert sum(isinstance(answer, Busy) for answer in answers) == 29
+        assert book.work(number).attempts == 1
+
+
 def test_thirty_take_over_one_expired_work_and_one_gets_it(book: Any) -> None:
     """One takeover, one crash counted."""
     book.claim()

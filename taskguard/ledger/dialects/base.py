@@ -1,0 +1,124 @@
+"""What the ledger asks of a kind of database. The answers are in the modules beside this one."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.base import Claim, MessageRef
+from taskguard.ledger.tables import MESSAGES
+
+__all__ = ["SNAPSHOTS", "Dialect", "Fault", "newer_copy"]
+
+
+SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
+
+
+class Fault(enum.Enum):
+    """What a driver's error means, whatever its number."""
+
+    RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
+    LOCKED = enum.auto()  # a row lock was not given in time
+    NO_TABLE = enum.auto()
+    CANNOT_WRITE = enum.auto()  # a full disk, read-only
+    AWAY = enum.auto()  # no answer, no connection, shutting down
+
+
+class Dialect(ABC):
+    """One kind of database.
+
+    Attributes:
+        one_writer: an open transaction stops all others, whatever rows they want.
+        own: the engine was made from a URL; on an Engine of the user's own nothing may stay
+            changed in a session.
+    """
+
+    one_writer = False
+
+    def __init__(self, *, own: bool) -> None:
+        self.own = own
+
+    def watch(self, engine: sa.Engine) -> None:  # noqa: B027 - most drivers need no watching
+        """Listen to what the driver does on this engine."""
+
+    @abstractmethod
+    def now(self) -> Any:
+        """The database's clock in µs, as an expression."""
+
+    def now_us(self, db: sa.Connection) -> int:
+        """The database's clock in µs, after all waiting for row locks so far."""
+        return int(db.execute(sa.select(self.now())).scalar_one())
+
+    @contextmanager
+    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
+        """Statements within wait for row locks no longer than so."""
+        del db, lock_timeout_s
+        yield
+
+    @abstractmethod
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        """What an error of the driver means; None: it is the statement's own."""
+
+    @abstractmethod
+    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
+        """A row is made unless there is one with this primary key; nothing is changed."""
+
+    @abstractmethod
+    def raise_copy(
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+    ) -> bool:
+        """Record a message's copy number and lock its row. False if its number is not lower."""
+
+    def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
+        """Nobody else makes tables until the transaction ends, where that would fail."""
+
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def check(self, db: sa.Connection) -> None:
+        """Refuse an Engine of the user's own on which nothing can commit together."""
+        if self.autocommits(db.connection.dbapi_connection):
+            raise ConfigurationError(
+                'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
+                "effects and DONE cannot commit together. Give the ledger an Engine without it."
+            )
+
+    def autocommits(self, driver: Any) -> bool:
+        """Whether the driver's connection commits each statement."""
+        return getattr(driver, "autocommit", False) is True
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether changing a row that changed since the transaction began fails."""
+        del db
+        return False
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
+        """A body's transaction begins here, and may idle for so long."""
+
+    def ended(self, db: sa.Connection) -> bool:
+        """Whether the transaction that `begun()` saw is over, as the server sees it. Asked once."""
+        del db
+        return False
+
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
+        del db, claim
+        return progress_json, None
+
+    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+        """Whether the transaction of a mark was committed; `work` is the row, `mine` its owner."""
+        del db, mark, work, mine
+        return False
+
+
+def newer_copy(message: MessageRef, copy: int) -> Any:
+    """The recorded number is lower than this one."""
+    return sa.or_(
+        MESSAGES.c.retries < message.retries,
+        sa.and_(MESSAGES.c.retries == message.retries, MESSAGES.c.copy < copy),
+    )

@@ -1,0 +1,82 @@
+"""PostgreSQL 14 or later, with whatever driver; psycopg's hot path is in `ledger/postgresql/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from taskguard.ledger.base import Claim, MessageRef
+from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
+from taskguard.ledger.tables import MESSAGES
+
+__all__ = ["PostgreSQL", "milliseconds"]
+
+# SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_FAULTS = {
+    "40001": Fault.RETRY,
+    "40P01": Fault.RETRY,
+    "55P03": Fault.LOCKED,
+    "42P01": Fault.NO_TABLE,
+    "25006": Fault.CANNOT_WRITE,  # a standby, after a failover
+    "53100": Fault.CANNOT_WRITE,
+}
+
+
+class PostgreSQL(Dialect):
+    """Its answers."""
+
+    def now(self) -> Any:
+        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
+
+    @contextmanager
+    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
+        db.exec_driver_sql(
+            f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
+        )
+        yield
+
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+        found = _FAULTS.get(code or "")
+        if found is None and isinstance(origin, driver.OperationalError | driver.InterfaceError):
+            return Fault.AWAY
+        return found
+
+    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
+        return insert(table).values(**values).on_conflict_do_nothing()
+
+    def raise_copy(
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+    ) -> bool:
+        numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
+        statement = insert(MESSAGES).values(message=message.id, work=work, **numbers)
+        statement = statement.on_conflict_do_update(
+            index_elements=[MESSAGES.c.message], set_=numbers, where=newer_copy(message, copy)
+        )
+        return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None
+
+    def lock_schema(self, db: sa.Connection) -> None:
+        # Two at once would both find no table and one would fail.
+        db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        return db.get_isolation_level() in SNAPSHOTS
+
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        del claim
+        xid = db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one()
+        return progress_json, str(xid)
+
+    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+        del work, mine
+        status = sa.text("select pg_xact_status(cast(:xid as xid8))")
+        return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
+
+
+def milliseconds(seconds: float) -> int:
+    """For settings that want whole milliseconds, where 0 would mean no limit."""
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,712 @@
+"""The ledger on MariaDB: what is peculiar to InnoDB and PyMySQL, beyond the contract suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from support.competing import COUNT
+from support.guarded_shop import GuardedShop, write
+from support.needs import need
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+    TransactionUsageError,
+)
+from taskguard.guard import MAX_RESULT_BYTES, Guard
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Busy, Claimed, ClaimRequest, LedgerHold, MessageRef
+from taskguard.ledger.database import CannotWriteError
+from taskguard.ledger.sql import SqlLedger, ddl
+from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.locks.base import Renewal
+from taskguard.states import State
+from taskguard.testing.servers import MariaDB
+
+pytestmark = pytest.mark.debian
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def request(number: int = 1, **values: Any) -> ClaimRequest:
+    values = {
+        "keys": (f"order:{number}",),
+        "owner": new_owner("m"),
+        "ttl_s": 30.0,
+        "work": f"ship order:{number}",
+        "task": "ship",
+        "message": MessageRef("m"),
+        **values,
+    }
+    return ClaimRequest(**values)
+
+
+def claim(ledger: SqlLedger, number: int = 1, **values: Any) -> Claimed:
+    found = ledger.claim(request(number, **values))
+    assert isinstance(found, Claimed), found
+    return found
+
+
+@pytest.fixture
+def make_shop() -> Iterator[Callable[..., GuardedShop]]:
+    made: list[GuardedShop] = []
+
+    def make(*args: Any) -> GuardedShop:
+        made.append(GuardedShop(*args))
+        return made[-1]
+
+    yield make
+    for shop in made:
+        shop.close()
+        shop.engine.dispose()
+
+
+@pytest.fixture(params=[False, True], ids=["url", "engine"])
+def own(request: pytest.FixtureRequest) -> bool:
+    """Whether the Engine is the user's."""
+    return bool(request.param)
+
+
+@pytest.fixture(params=["url", "engine"])
+def shop(request: pytest.FixtureRequest, mariadb_url: str, make_shop: Any) -> Any:
+    """On the ledger's own connections, and on the user's Engine as MariaDB makes it."""
+    return make_shop(
+        mariadb_url, sa.create_engine(mariadb_url) if request.param == "engine" else None
+    )
+
+
+def as_mysql(url: str) -> str:
+    return url.replace("mariadb+", "mysql+")
+
+
+# -- tables and sessions ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", [str, as_mysql])
+def test_two_create_the_tables_at_once(mariadb_url: str, spelling: Any) -> None:
+    """By either spelling of the URL; asked again nothing happens, and all tables are InnoDB's."""
+    ledgers = [SqlLedger(spelling(mariadb_url)) for _ in range(8)]
+    errors: list[BaseException] = []
+
+    def create(ledger: SqlLedger) -> None:
+        try:
+            ledger.create_schema()
+            ledger.check_schema()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=create, args=(ledger,)) for ledger in ledgers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    engine = sa.create_engine(mariadb_url)
+    with engine.connect() as db:
+        tables = sa.text(
+            "select engine from information_schema.tables where table_schema = database()"
+        )
+        assert list(db.execute(tables).scalars()) == ["InnoDB"] * 4
+    engine.dispose()
+    for ledger in ledgers:
+        ledger.close()
+
+
+def test_the_printed_tables_are_those_that_are_created(mariadb_url: str) -> None:
+    """For a migration; MySQL's collation without padding has a name of its own."""
+    engine = sa.create_engine(mariadb_url)
+    with engine.begin() as db:
+        for statement in ddl(mariadb_url).split(";\n"):
+            if statement.strip():
+                db.exec_driver_sql(statement)
+    engine.dispose()
+    ledger = SqlLedger(mariadb_url)
+    ledger.check_schema()
+    ledger.complete(claim(ledger).claim, None)
+    ledger.close()
+    printed = ddl("mysql+pymysql://")
+    assert "utf8mb4_0900_bin" in printed
+    assert "nopad" not in printed
+    assert "ENGINE=InnoDB" in printed
+
+
+def test_missing_tables_name_the_command(mariadb_url: str) -> None:
+    """Not a driver's error."""
+    ledger = SqlLedger(mariadb_url)
+    with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
+        ledger.claim(request())
+    ledger.close()
+
+
+def test_sessions_are_strict_and_lock_no_gaps(mariadb: MariaDB, mariadb_url: str) -> None:
+    """Whatever the server's own settings are."""
+    mode = mariadb.execute("select @@global.sql_mode")[0][0]
+    mariadb.execute("set global sql_mode = ''")
+    try:
+        ledger = SqlLedger(mariadb_url)
+        ledger.create_schema()
+        with ledger.transaction(claim(ledger).claim) as tx:
+            found = "select @@sql_mode, @@tx_isolation, @@idle_transaction_timeout"
+            modes, isolation, idle_s = tx.db.execute(sa.text(found)).one()
+        assert "STRICT_TRANS_TABLES" in modes
+        assert (isolation, idle_s) == ("READ-COMMITTED", 60)
+        ledger.close()
+    finally:
+        mariadb.execute(f"set global sql_mode = '{mode}'")
+
+
+def test_the_longest_result_is_stored_whole(shop: GuardedShop) -> None:
+    """A TEXT column ends at 64 kB, and cuts off what is longer unless the session is strict."""
+    text = "🙂" * ((MAX_RESULT_BYTES - 2) // 4)
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int) -> str:
+        return text
+
+    assert ship(1) == text
+    assert ship(1) == text
+
+
+def test_a_work_that_is_too_long_is_refused_whole(shop: GuardedShop) -> None:
+    """Not cut off, which would make two works one."""
+    for last in "ab":
+        with pytest.raises(DBAPIError, match="too long"):
+            shop.ledger.claim(request(work="w" * 768 + last))
+    assert isinstance(shop.ledger.claim(request(work="é" * 768)), Claimed)
+
+
+def test_sessions_of_the_users_engine_stay_as_they_are(mariadb_url: str, make_shop: Any) -> None:
+    """Isolation, lock timeout and idle timeout: the pool is the user's."""
+    engine = sa.create_engine(mariadb_url, pool_size=1, max_overflow=0)
+    settings = sa.text(
+        "select connection_id(), @@tx_isolation, @@innodb_lock_wait_timeout, "
+        "@@idle_transaction_timeout, @@sql_mode"
+    )
+    with engine.connect() as db:
+        before = db.execute(settings).one()
+    ledger = SqlLedger(engine)
+    ledger.create_schema()
+    ledger.complete(claim(ledger).claim, None)
+    assert ledger.defer(request(2), lambda copy: None)
+    with engine.connect() as db:
+        assert db.execute(settings).one() == before
+    engine.dispose()
+
+
+def test_a_connection_that_counts_changed_rows_is_refused(
+    mariadb: MariaDB, mariadb_url: str
+) -> None:
+    """By a `creator` of the user's own: storing the same progress again would look stale."""
+    name = sa.make_url(mariadb_url).database
+
+    def connect() -> Any:
+        return pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", database=name)
+
+    SqlLedger(mariadb_url).create_schema()
+    engine = sa.create_engine("mariadb+pymysql://", creator=connect)
+    with pytest.raises(ConfigurationError, match="FOUND_ROWS"):
+        SqlLedger(engine).claim(request())
+    engine.dispose()
+
+
+def test_an_engine_that_commits_each_statement_is_refused(mariadb_url: str) -> None:
+    """Its claims would hold no locks either."""
+    SqlLedger(mariadb_url).create_schema()
+    engine = sa.create_engine(mariadb_url, isolation_level="AUTOCOMMIT")
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        SqlLedger(engine).claim(request())
+    engine.dispose()
+
+
+def test_the_clock_is_the_servers_in_utc_and_after_all_waiting(mariadb_url: str) -> None:
+    """A claim that waited has its whole lease; a session's time zone changes nothing."""
+    ledger = SqlLedger(mariadb_url, lock_timeout_s=10.0)
+    ledger.create_schema()
+    engine = sa.create_engine(mariadb_url)
+    ledger.give_back(claim(ledger).claim)
+    answers: list[Any] = []
+    waiter = threading.Thread(target=lambda: answers.append(ledger.claim(request(ttl_s=30.0))))
+    with engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=KEYS.c.fence))
+        waiter.start()
+        clock = sa.text("select cast(unix_timestamp(sysdate(6)) * 1000000 as int)")
+        db.execute(sa.text("select sleep(1.0)"))
+        began_us = db.execute(clock).scalar_one()
+    waiter.join()
+    assert isinstance(answers[0], Claimed)
+    with engine.connect() as db:
+        assert db.execute(sa.select(KEYS.c.lease_until)).scalar_one() >= began_us + 30_000_000
+    engine.dispose()
+    ledger.close()
+    zoned = sa.create_engine(mariadb_url, connect_args={"init_command": "set time_zone = '-11:00'"})
+    far = SqlLedger(zoned)
+    far.give_back(answers[0].claim)
+    claimed = claim(far, 2)
+    view = far.view("ship order:2")
+    assert view is not None
+    assert view.started_s is not None
+    assert abs(view.started_s * 1e6 - began_us) < 600e6
+    assert claimed.claim.fence / 1e6 == pytest.approx(view.started_s)
+    zoned.dispose()
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_became_read_only_cannot_write(mariadb_url: str) -> None:
+    """Deliveries are put off; they do not fail."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    engine = sa.create_engine(mariadb_url, connect_args={"init_command": "set tx_read_only = 1"})
+    with pytest.raises(CannotWriteError):
+        SqlLedger(engine).claim(request())
+    engine.dispose()
+    ledger.close()
+
+
+def test_a_locked_key_is_busy_and_a_locked_work_is_told(mariadb_url: str) -> None:
+    """1205 rolls back a statement alone: the claim rolls back the rest, and nothing of it stays."""
+    ledger = SqlLedger(mariadb_url, lock_timeout_s=0.1)
+    ledger.create_schema()
+    held = claim(ledger)
+    ledger.give_back(held.claim)
+    engine = sa.create_engine(mariadb_url)
+    with engine.begin() as db:
+        db.exec_driver_sql("select * from taskguard_works for update")
+        assert ledger.claim(request()) == Busy(None, None, same_work=False, started=True)
+        # The key's row was locked first, and is free again.
+        fence = sa.select(KEYS.c.fence).with_for_update(nowait=True)
+        assert db.execute(fence).scalar_one() == held.claim.fence
+    assert claim(ledger).claim.fence > held.claim.fence
+    engine.dispose()
+    ledger.close()
+
+
+def test_a_lock_that_a_body_is_not_given_runs_it_again(shop: GuardedShop) -> None:
+    """And what it wrote before is rolled back, though the server took back the statement alone."""
+    with shop.engine.begin() as db:
+        db.execute(sa.text("create table goods (id int primary key)"))
+        db.execute(sa.text("insert into goods values (1)"))
+    attempts: list[int] = []
+    locker = shop.engine.connect()
+    locker.execute(sa.text("select * from goods for update"))
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        attempts.append(n)
+        with guard.transaction() as db:
+            write(db)
+            if len(attempts) > 1:
+                locker.rollback()
+            db.execute(sa.text("set innodb_lock_wait_timeout = 1"))
+            db.execute(sa.text("update goods set id = 2"))
+
+    ship(1)
+    locker.close()
+    assert (len(attempts), len(shop.effects), shop.states) == (2, 1, ["DONE"])
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None:
+    """Two bodies that lock crosswise, in a savepoint or not: each has its effect once."""
+    with shop.engine.begin() as db:
+        db.execute(sa.text("create table goods (id int primary key, n int)"))
+        db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
+    barrier = threading.Barrier(2)
+    attempts: list[int] = []
+    errors: list[BaseException] = []
+    update = sa.text("update goods set n = n + 1 where id = :id")
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        attempts.append(n)
+        with guard.transaction() as db:
+            write(db, str(n))
+            db.execute(update, {"id": n})
+            if attempts.count(n) == 1:
+                barrier.wait(30)
+            if nested:
+                with db.begin_nested():
+                    db.execute(update, {"id": 3 - n})
+            else:
+                db.execute(update, {"id": 3 - n})
+
+    def run(n: int) -> None:
+        try:
+            ship(n)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(attempts) > 2
+    assert sorted(shop.effects) == ["1", "2"]
+    with shop.engine.connect() as db:
+        assert list(db.execute(sa.text("select n from goods")).scalars()) == [2, 2]
+
+
+def test_a_body_that_swallows_a_deadlock_commits_nothing(shop: GuardedShop) -> None:
+    """The server has rolled its writes back, and would take what comes after for another one's."""
+    with shop.engine.begin() as db:
+        db.execute(sa.text("create table goods (id int primary key, n int)"))
+        db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
+        db.execute(sa.text("create table many (n int)"))
+        db.execute(sa.text("insert into many select seq from seq_1_to_1000"))
+    update = sa.text("update goods set n = n + 1 where id = :id")
+    locked, swallowed = threading.Event(), []
+
+    def other() -> None:
+        with shop.engine.begin() as db:
+            db.execute(sa.text("update many set n = n + 1"))  # heavier, so that it is no victim
+            db.execute(update, {"id": 2})
+            locked.set()
+            db.execute(update, {"id": 1})
+
+    thread = threading.Thread(target=other)
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, "before")
+            db.execute(update, {"id": 1})
+            thread.start()
+            locked.wait()
+            try:
+                db.execute(update, {"id": 2})
+            except DBAPIError as error:
+                swallowed.append(error)
+            write(db, "after")
+
+    with pytest.raises(TransactionUsageError, match="ended"):
+        ship(1)
+    thread.join()
+    assert swallowed
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+@pytest.mark.parametrize("statement", ["create table other (n int)", "commit", "rollback"])
+def test_a_statement_that_ends_the_transaction_is_told(shop: GuardedShop, statement: str) -> None:
+    """CREATE TABLE commits what came before it: never with DONE, and what came after is not."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            db.exec_driver_sql(statement)
+            write(db, "after")
+
+    with pytest.raises(TransactionUsageError):
+        ship(1)
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+# -- connections ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last_words", ["a statement", "complete", "swallowed"])
+def test_a_session_that_is_killed_is_no_effect(shop: GuardedShop, last_words: str) -> None:
+    """KILL within the block: nobody connects again behind the body, and it is to be run again."""
+    ledger = shop.ledger
+    claimed = claim(ledger)
+    with pytest.raises(TransactionRetryError):
+        with ledger.transaction(claimed.claim) as tx:
+            write(tx.db)
+            pid = tx.db.execute(sa.text("select connection_id()")).scalar()
+            with shop.engine.begin() as db:
+                db.exec_driver_sql(f"kill {pid}")
+            if last_words == "a statement":
+                write(tx.db)
+            elif last_words == "swallowed":
+                for _ in range(2):
+                    with pytest.raises(sa.exc.SQLAlchemyError):
+                        write(tx.db)
+            tx.complete(claimed.claim, None)
+    assert (shop.effects, shop.states) == ([], ["PROCESSING"])
+    ledger.complete(claimed.claim, None)
+    assert shop.states == ["DONE"]
+
+
+def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
+    """MariaDB ends what idles in a transaction; until then the key is busy."""
+    frozen, other = SqlLedger(mariadb_url, idle_in_transaction_s=1.0), SqlLedger(mariadb_url)
+    frozen.create_schema()
+    holder = claim(frozen, ttl_s=0.3)
+    with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
+        tx.complete(holder.claim, None)  # key and work are locked now, and the process freezes
+        wait_until(lambda: isinstance(other.claim(request()), Claimed), timeout_s=60)
+        tx.db.execute(sa.text("select 1"))
+    for each in (frozen, other):
+        each.close()
+
+
+class Interrupt(Exception):  # noqa: N818
+    """As a soft time limit, or a lost lease, is raised in a body's thread."""
+
+
+@pytest.mark.parametrize("within", ["a body", "the ledger"])
+def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
+    mariadb_url: str, within: str, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """PyMySQL would take it for the answer to the next question on that connection."""
+    engine = sa.create_engine(mariadb_url, pool_size=1, max_overflow=0)
+    ledger = SqlLedger(engine if own else mariadb_url)
+    ledger.create_schema()
+    claimed = claim(ledger).claim
+    read = pymysql.connections.Connection._read_query_result
+
+    def interrupt(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(pymysql.connections.Connection, "_read_query_result", read)
+        raise Interrupt
+
+    def strike() -> None:
+        monkeypatch.setattr(pymysql.connections.Connection, "_read_query_result", interrupt)
+
+    with pytest.raises(Interrupt):
+        if within == "a body":
+            with ledger.transaction(claimed) as tx:
+                strike()
+                tx.db.execute(sa.text("select 'a stranger''s'"))
+        else:
+            strike()
+            ledger.view("ship order:1")
+    for number in range(2, 5):
+        view = ledger.view("ship order:1")
+        assert view is not None
+        assert (view.id, view.state) == ("ship order:1", State.PROCESSING)
+        ledger.complete(claim(ledger, number).claim, None)
+    ledger.complete(claimed, None)
+    ledger.close()
+    engine.dispose()
+
+
+def test_renewals_need_no_connection_of_the_bodies(mariadb_url: str) -> None:
+    """A body has the pool's only one, and its lease is kept all the same."""
+    engine = sa.create_engine(mariadb_url, pool_size=1, max_overflow=0, pool_timeout=1)
+    ledger = SqlLedger(engine)
+    ledger.create_schema()
+    first, second = claim(ledger).claim, claim(ledger, 2).claim
+    with ledger.transaction(first):
+        for _ in range(2):
+            assert ledger.renew([LedgerHold(second, 30.0)]) == [Renewal.RENEWED]
+    ledger.close()
+
+
+@pytest.fixture
+def proxied(mariadb: MariaDB, mariadb_url: str, make_shop: Any) -> Iterator[tuple[Any, Proxy]]:
+    """A shop whose ledger reaches the database by way of the proxy."""
+    with Proxy(mariadb.port) as proxy:
+        way = mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/")
+        yield make_shop(mariadb_url, way), proxy
+
+
+def test_a_commit_without_an_answer_that_happened_is_done(proxied: tuple[Any, Proxy]) -> None:
+    """COMMIT arrives, its reply is lost: the ledger is asked, and the block ends well."""
+    shop, proxy = proxied
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+
+    ship(1)
+    assert not proxy.armed
+    assert (len(shop.effects), shop.states) == (1, ["DONE"])
+
+
+@pytest.mark.parametrize("progress", ["the same as before", "another one"])
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
+    proxied: tuple[Any, Proxy], arrives: bool, progress: str
+) -> None:
+    """A COMMIT without an answer; the same progress once more is stored with a blank."""
+    shop, proxy = proxied
+    claimed = claim(shop.ledger).claim
+    second = '"half"' if progress == "the same as before" else '"more"'
+    with shop.ledger.transaction(claimed) as tx:
+        tx.checkpoint(claimed, '"half"')
+    try:
+        with shop.ledger.transaction(claimed) as tx:
+            write(tx.db)
+            tx.checkpoint(claimed, second)
+            if arrives:
+                proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+            else:
+                proxy.cut()
+        assert arrives
+    except TransactionRetryError:
+        assert not arrives
+    view = shop.ledger.view("ship order:1")
+    assert json.loads(view.progress_json) == json.loads(second if arrives else '"half"')
+    assert len(shop.effects) == arrives
+    shop.ledger.complete(claimed, None)
+
+
+@pytest.mark.slow
+def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> None:
+    """A black hole is noticed at the greeting; a body's statement may take longer than that."""
+    shop, proxy = proxied
+    claimed = claim(shop.ledger)
+    with shop.ledger.transaction(claimed.claim) as tx:
+        assert tx.db.execute(sa.text("select sleep(6)")).scalar() == 0
+    shop.ledger.close()
+    proxy.mode = Mode.BLACK_HOLE
+    with pytest.raises(LedgerUnavailableError):
+        shop.ledger.claim(request(2))
+    proxy.mode = Mode.PASS
+    proxy.cut()
+
+
+def test_after_a_restart_the_next_claim_goes_through() -> None:
+    """The pool's connections are dead; nobody has to notice. While it is away, it says so."""
+    need(MariaDB)
+    with MariaDB() as server:
+        ledger = SqlLedger(server.create_database("again"))
+        ledger.create_schema()
+        claimed = claim(ledger)
+        server.restart()
+        ledger.complete(claimed.claim, None)
+        server.kill()
+        with pytest.raises(LedgerUnavailableError) as caught:
+            ledger.claim(request(2))
+        assert "root@" not in str(caught.value)
+        server.start()
+        view = ledger.view("ship order:1")
+        assert view is not None
+        assert view.state is State.DONE
+        assert isinstance(ledger.claim(request(2)), Claimed)
+        ledger.close()
+
+
+# -- neighbours -------------------------------------------------------------------------------
+
+
+def test_claims_lock_no_gaps(shop: GuardedShop) -> None:
+    """While one is in the middle of a first claim, keys and works beside it are claimed."""
+    ledger = shop.ledger
+    claim(ledger, 10)
+    claim(ledger, 30)
+    with shop.engine.connect() as db:
+        with ledger._database.transaction(lock_timeout_s=5.0) as open_one:
+            missing = sa.select(KEYS).where(KEYS.c.key == "order:20").with_for_update()
+            assert open_one.execute(missing).first() is None
+            assert isinstance(ledger.claim(request(21)), Claimed)
+        assert db.execute(sa.select(sa.func.count()).select_from(KEYS)).scalar() == 3
+
+
+def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
+    """A row that somebody has locked is left, or not touched at all."""
+    ledger = shop.ledger
+    for number in (1, 2, 3):
+        claimed = claim(ledger, number, message=MessageRef(f"m{number}"))
+        assert ledger.defer(request(number, message=MessageRef(f"m{number}")), lambda copy: None)
+        ledger.fail(claimed.claim, "x")
+    with shop.engine.begin() as db:
+        for table in ("works", "keys", "messages"):
+            column = {"works": "finished", "keys": "fence", "messages": "updated"}[table]
+            db.exec_driver_sql(f"update taskguard_{table} set `{column}` = 1")
+    with shop.engine.begin() as db:
+        db.exec_driver_sql("select * from taskguard_works where id = 'ship order:1' for update")
+        db.exec_driver_sql("select * from taskguard_messages where message = 'm1' for update")
+        assert ledger.requeue("ship order:2", reason="again")
+        purged = ledger.purge(older_than_s=3600)
+        assert (purged.works, purged.messages, purged.keys) == (1, 1, 3)
+    purged = ledger.purge(older_than_s=3600)
+    assert (purged.works, purged.messages, purged.keys) == (1, 1, 0)
+    assert [each.id for each in ledger.works(State.NEW)] == ["ship order:2"]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("strict", [0, 1])
+def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None:
+    """On the user's Engine: renewed meanwhile it commits, overtaken it is refused.
+
+    `strict` (innodb_snapshot_isolation) refuses to change rows that are newer than the snapshot.
+    """
+    init = {"init_command": f"set innodb_snapshot_isolation = {strict}"}
+    engine = sa.create_engine(mariadb_url, isolation_level=level, connect_args=init)
+    ledger, other = SqlLedger(engine), SqlLedger(mariadb_url)
+    ledger.create_schema()
+    claimed = claim(ledger).claim
+    with ledger.transaction(claimed) as tx:
+        tx.db.execute(sa.select(WORKS)).all()
+        assert other.renew([LedgerHold(claimed, 60.0)])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
+        assert isinstance(other.claim(request()), Busy)
+        tx.complete(claimed, None)
+    stale = claim(ledger, 2, ttl_s=0.05).claim
+    wait_until(lambda: isinstance(other.claim(request(2)), Claimed))
+    with pytest.raises(StaleTokenError), ledger.transaction(stale, look_first=False) as tx:
+        tx.complete(stale, None)
+    engine.dispose()
+    other.close()
+
+
+def test_on_the_users_engine_an_open_body_locks_nothing(mariadb_url: str) -> None:
+    """MariaDB's default is a snapshot; a frozen holder is overtaken all the same, and refused."""
+    engine = sa.create_engine(mariadb_url)
+    ledger, other = SqlLedger(engine), SqlLedger(mariadb_url)
+    ledger.create_schema()
+    frozen = claim(ledger, ttl_s=0.05).claim
+    with pytest.raises(StaleTokenError), ledger.transaction(frozen) as tx:
+        tx.db.execute(sa.select(WORKS)).all()
+        wait_until(lambda: isinstance(other.claim(request()), Claimed))
+        tx.complete(frozen, None)
+    engine.dispose()
+    other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["url", "engine"])
+def test_processes_that_compete_have_each_effect_once(mariadb_url: str, kind: str) -> None:
+    """Neighbouring rows, keys crosswise, late holders: nobody fails, and stale ones are refused."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    engine = sa.create_engine(mariadb_url)
+    with engine.begin() as db:
+        # No unique index: a double effect has to be seen.
+        db.execute(sa.text("create table effects (item int)"))
+    command = [sys.executable, "-m", "support.competing", mariadb_url, kind]
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [*command, str(seed)],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for seed in range(5)
+    ]
+    counts: Counter[str] = Counter()
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        counts.update(json.loads(output.splitlines()[-1]))
+    with engine.connect() as db:
+        effects = Counter(db.execute(sa.text("select item from effects")).scalars())
+        states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
+    assert effects == dict.fromkeys(range(COUNT), 1)
+    assert states == {"DONE": COUNT}
+    assert counts["StaleTokenError"] > 0
+    assert counts["Claimed"] == COUNT + counts["StaleTokenError"] + counts["TransactionRetryError"]
+    engine.dispose()
+    ledger.close()

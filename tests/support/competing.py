@@ -1,0 +1,71 @@
+"""A process that does works in competition with others like it, by the ledger alone.
+
+    python -m support.competing URL url|engine SEED
+
+Works are neighbours in the index, share keys crosswise, and are met in another order by each
+process; some holders are late. The last line it prints is JSON: how often what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+
+import sqlalchemy as sa
+
+from taskguard.errors import StaleTokenError, TransactionRetryError
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.sql import SqlLedger
+
+COUNT = 40
+TTL_S = 0.5
+EFFECT = sa.text("insert into effects values (:item)")
+
+
+def main(url: str, kind: str, seed: str) -> None:
+    """Until all works are done, by whomever."""
+    ledger = SqlLedger(sa.create_engine(url) if kind == "engine" else url)
+    mine = random.Random(int(seed))
+    todo = list(range(COUNT))
+    mine.shuffle(todo)
+    counts: Counter[str] = Counter()
+    while todo:
+        work = todo.pop()
+        keys = (f"goods:{work // 4}", f"order:{work:04}")[: 1 + work % 2]
+        request = ClaimRequest(
+            keys=keys,
+            owner=new_owner(f"m{seed}"),
+            ttl_s=TTL_S,
+            work=f"ship order:{work:04}",
+            task="ship",
+            message=MessageRef(f"m{seed}-{work}"),
+            max_crashes=1000,
+        )
+        found = ledger.claim(request)
+        counts[type(found).__name__] += 1
+        if isinstance(found, Answer):
+            continue
+        if isinstance(found, Claimed):
+            late = mine.choice(["before", "in", "", "", ""]) if found.attempt <= 2 else ""
+            time.sleep(2 * TTL_S * (late == "before"))
+            try:
+                with ledger.transaction(found.claim) as tx:
+                    tx.db.execute(EFFECT, {"item": work})
+                    time.sleep(2 * TTL_S * (late == "in"))
+                    tx.complete(found.claim, None)
+                continue
+            except (StaleTokenError, TransactionRetryError) as error:
+                counts[type(error).__name__] += 1
+        elif not ledger.defer(request, lambda copy: None):
+            counts["superseded"] += 1
+        todo.insert(0, work)
+    ledger.close()
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
