@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.delivery import Codec, Delivery
 from taskguard.errors import (
@@ -28,6 +28,9 @@ from taskguard.errors import (
 from taskguard.lease import Lease
 from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
 from taskguard.progress import Progress
+
+if TYPE_CHECKING:
+    from taskguard.fenced.rows import FencedUpdate
 
 __all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
 
@@ -304,6 +307,28 @@ class Guard:
                 tx.checkpoint(self._standing.claim, text)
             self._progress.committed(text)
         return self._progress.steps[name]
+
+    def fenced(self, statement: Any, *, column: str = "fence_token") -> FencedUpdate:
+        """`statement` for rows elsewhere, so that they refuse an older holder's writes.
+
+            shipped = update(orders).where(orders.c.id == 42).values(status="shipped")
+            guard.fenced(shipped).execute(db)
+
+        `execute(db)` takes a Connection or an ORM Session of any database, changes the row only if
+        its `fence_token` is NULL or not newer than `guard.fence`, and leaves `guard.fence` there.
+        That write is not committed together with DONE, and may happen again; it never happens over
+        a newer holder's. For writes to the ledger's own database use `transaction()`.
+
+        Args:
+            statement: SQLAlchemy's `update()` of a table or an ORM class, without `returning()`.
+            column: the table's column for the fence: a nullable BigInteger.
+
+        Raises:
+            ConfigurationError: it is no update(), or the table has no such column.
+        """
+        from taskguard.fenced.rows import FencedUpdate
+
+        return FencedUpdate(statement, column=column, key=self.key, fence=self.fence)
 
     @property
     def _standing(self) -> Claimed:
