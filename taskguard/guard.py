@@ -234,22 +234,29 @@ class Guard:
         return self._db
 
     @contextmanager
-    def transaction(self) -> Iterator[Any]:
+    def transaction(self, on: Any = None) -> Iterator[Any]:
         """A database transaction that commits this work's effects together with DONE.
 
-        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it). Left
+        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it), or `on`. Left
         normally, PROCESSING -> DONE is written last and everything is committed; left by an
         exception, nothing is.
+
+        Args:
+            on: an ORM Session or a Connection of your own, by whatever Engine it reaches the
+                ledger's database. As by `session.begin()`, the block begins its transaction and
+                ends it: no transaction may be open on it before.
 
         Raises:
             StaleTokenError: a newer holder exists; nothing was written.
             TransactionRetryError: deadlock or serialization failure; the runner runs the body
                 again.
-            TransactionUsageError: DONE is committed already, or a transaction is open.
-            ConfigurationError: the task has no ledger.
+            TransactionUsageError: DONE is committed already, or a transaction is open, here or on
+                `on`.
+            ConfigurationError: the task has no ledger, or `on` is another database's: the two
+                could not commit together. Use `fenced()` there.
         """
-        with self._transaction("transaction") as tx:
-            yield tx.db
+        with self._transaction("transaction", on) as tx:
+            yield tx.db if on is None else on
             tx.complete(self._standing.claim, self._result_json)
         self.note_completed()
 
@@ -364,7 +371,7 @@ class Guard:
             )
 
     @contextmanager
-    def _transaction(self, name: str) -> Iterator[LedgerTransaction]:
+    def _transaction(self, name: str, on: Any = None) -> Iterator[LedgerTransaction]:
         self._refuse_transaction(name)
         claim = self._standing.claim
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
@@ -374,7 +381,8 @@ class Guard:
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
             trusted = self.remaining_s > 0
-            with self._ledger.transaction(claim, look_first=not trusted) as tx:
+            where = {} if on is None else {"on": on}
+            with self._ledger.transaction(claim, look_first=not trusted, **where) as tx:
                 self._db = tx.db
                 yield tx
         except (StaleTokenError, TransactionRetryError, LedgerUnavailableError) as error:

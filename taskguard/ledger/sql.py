@@ -34,6 +34,7 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
+from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
@@ -127,8 +128,12 @@ class SqlLedger:
 
     # -- the holder's transactions ------------------------------------------------------------
 
-    def transaction(self, claim: Claim, *, look_first: bool = True) -> SqlTransaction:
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True, on: Any = None
+    ) -> SqlTransaction:
         """A transaction for the holder's writes; see `base.py`."""
+        if on is not None:
+            return BorrowedTransaction(self._transactions, claim, on)
         return self._transactions.open(claim, look_first=look_first)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:

@@ -6,6 +6,8 @@ answer is resolved before anything is reported.
 
 Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on an Engine of the
 user's whose driver does not tell its state.
+
+Read next: `borrowed.py`, for transactions on the user's own Session or Connection.
 """
 
 from __future__ import annotations
@@ -35,7 +37,18 @@ from taskguard.states import State
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SqlTransaction", "Transactions", "stale"]
+__all__ = [
+    "SNAPSHOTS",
+    "SqlTransaction",
+    "Transactions",
+    "commits_each_statement",
+    "ended_in_block",
+    "key_of",
+    "stale",
+]
+
+# PostgreSQL's isolation levels whose transactions see the rows of their beginning.
+SNAPSHOTS = ("REPEATABLE READ", "SERIALIZABLE")
 
 _IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
@@ -49,7 +62,7 @@ def _refuse_an_end(db: sa.Connection) -> None:
     """Before a COMMIT, and before the BEGIN that follows any end."""
     claim = _lent.get(db)
     if claim is not None:
-        raise _ended(claim)
+        raise ended_in_block(claim)
 
 
 class SqlTransaction:
@@ -64,11 +77,22 @@ class SqlTransaction:
 
     def __enter__(self) -> Self:
         self.db = self._transactions.begin(self._claim, look_first=self._look_first)
+        self._lend()
+        return self
+
+    def _lend(self) -> None:
         self._pid = os.getpid()
         self._xid: str | None = None
         self._root = self.db.get_transaction()
         _lent[self.db] = self._claim
-        return self
+
+    def _take_back(self) -> bool:
+        """False in a forked child: the transaction is its parent's."""
+        if self._pid != os.getpid():
+            _parents.append(self.db)
+            return False
+        _lent.pop(self.db, None)
+        return True
 
     def __exit__(
         self,
@@ -76,10 +100,8 @@ class SqlTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._pid != os.getpid():
-            _parents.append(self.db)
+        if not self._take_back():
             return
-        _lent.pop(self.db, None)
         try:
             if error is None:
                 self._transactions.commit(self.db, self._claim, self._xid)
@@ -107,7 +129,7 @@ class SqlTransaction:
             status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
             ended = status is not None and status != _IN_TRANSACTION
         if ended:
-            raise _ended(self._claim)
+            raise ended_in_block(self._claim)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._refuse_ended()
@@ -139,14 +161,26 @@ class Transactions:
         idle_in_transaction_s: float,
         resolve_timeout_s: float,
     ) -> None:
-        self._database = database
+        self.database = database
+        self.idle_in_transaction_s = idle_in_transaction_s
         self._one_statement = one_statement
-        self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
         self._snapshots: bool | None = None
         for event in ("commit", "begin"):
             if not sa.event.contains(database.engine, event, _refuse_an_end):
                 sa.event.listen(database.engine, event, _refuse_an_end)
+
+    def elsewhere(self, engine: sa.Engine) -> Transactions:
+        """The same by way of another Engine, which may use another driver."""
+        if engine is self.database.engine:
+            return self
+        database = Database(engine, lock_timeout_s=self.database.lock_timeout_s)
+        return Transactions(
+            database,
+            one_statement=self._one_statement and database.one_statement,
+            idle_in_transaction_s=self.idle_in_transaction_s,
+            resolve_timeout_s=self._resolve_timeout_s,
+        )
 
     def open(self, claim: Claim, *, look_first: bool) -> SqlTransaction:
         """A transaction for a `with` block."""
@@ -154,13 +188,13 @@ class Transactions:
 
     def begin(self, claim: Claim, *, look_first: bool) -> sa.Connection:
         """A connection in a transaction; refuses a claim that is seen to be stale."""
-        with self._database.translated():
+        with self.database.translated():
             db = self._begin()
             try:
                 if self._keeps_snapshot(db):
                     # A renewal in between would make the completion a serialization failure.
-                    self._lock(db, claim)
-                elif look_first and not self._stands(db, claim):
+                    self.lock(db, claim)
+                elif look_first and not self.stands(db, claim):
                     raise stale(claim)
             except BaseException:
                 db.close()
@@ -168,20 +202,14 @@ class Transactions:
         return db
 
     def _begin(self) -> sa.Connection:
-        if self._database.one_statement:
-            idle_s = self._idle_in_transaction_s
-            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        if self.database.one_statement:
+            idle_s = self.idle_in_transaction_s
+            db = postgresql.begin(self.database, idle_in_transaction_s=idle_s)
         else:
-            db = self._database.connect()
+            db = self.database.connect()
         if not db.in_transaction():
             db.begin()  # else a Session on it would take a transaction of its own, and commit it
-        driver = driver_of(db)
-        autocommit = getattr(driver, "autocommit", False) is True or (
-            # SQLite: nothing begins by itself, and nobody said BEGIN.
-            getattr(driver, "isolation_level", "") is None
-            and getattr(driver, "in_transaction", True) is False
-        )
-        if autocommit and not self._database.begins_itself:
+        if commits_each_statement(db) and not self.database.begins_itself:
             db.close()
             raise ConfigurationError(
                 'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
@@ -192,19 +220,20 @@ class Transactions:
     def _keeps_snapshot(self, db: sa.Connection) -> bool:
         """Whether transactions on the user's own Engine see the rows of their beginning."""
         if self._snapshots is None:
-            levels = ("REPEATABLE READ", "SERIALIZABLE")
-            ours = self._database.begins_itself or not self._database.postgresql
-            self._snapshots = not ours and db.get_isolation_level() in levels
+            ours = self.database.begins_itself or not self.database.postgresql
+            self._snapshots = not ours and db.get_isolation_level() in SNAPSHOTS
         return self._snapshots
 
-    def _lock(self, db: sa.Connection, claim: Claim) -> None:
+    def lock(self, db: sa.Connection, claim: Claim) -> None:
+        """Keep keys and work ours until the transaction ends, or refuse."""
         self.lock_keys(db, claim)
         work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
         if work is None:
             raise stale(claim)
 
     @staticmethod
-    def _stands(db: sa.Connection, claim: Claim) -> bool:
+    def stands(db: sa.Connection, claim: Claim) -> bool:
+        """Whether the claim is seen to stand."""
         return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
 
     def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
@@ -215,15 +244,19 @@ class Transactions:
                 db.rollback()
             except sa.exc.DBAPIError:
                 broken = True
-        mapped = self._database.map(error)
+        self.explain(claim, error, broken=broken)
+
+    def explain(self, claim: Claim, error: BaseException, *, broken: bool) -> None:
+        """Raise what the database's error, after which nothing is written, means for the body."""
+        mapped = self.database.map(error)
         if mapped is None:
             return
         if broken or getattr(error, "connection_invalidated", False):
             raise _broken(claim) from error
         if isinstance(mapped, LockTimeoutError):
             raise TransactionRetryError(
-                f"A lock that the transaction of {_key(claim)} wanted was not given in time.",
-                key=_key(claim),
+                f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
+                key=key_of(claim),
                 fence=claim.fence,
             ) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
@@ -237,7 +270,7 @@ class Transactions:
 
     def xid(self, db: sa.Connection) -> str | None:
         """By what the outcome of the transaction can be asked for later."""
-        if not self._database.postgresql:
+        if not self.database.postgresql:
             return None
         return str(db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one())
 
@@ -246,20 +279,27 @@ class Transactions:
         try:
             db.commit()
         except sa.exc.DBAPIError as error:
-            mapped = self._database.map(error)
-            if isinstance(mapped, TransactionRetryError):
-                raise mapped from error
-            if not isinstance(mapped, LedgerUnavailableError):
+            if not self.is_unknown(error):
                 raise  # the database said no: a deferred constraint
             db.close()  # its row locks and its place in the pool
             self.resolve(claim, error, xid)
+
+    def is_unknown(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether nobody knows what became of the COMMIT that failed with it.
+
+        Raises TransactionRetryError where the database asks for it.
+        """
+        mapped = self.database.map(error)
+        if isinstance(mapped, TransactionRetryError):
+            raise mapped from error
+        return isinstance(mapped, LedgerUnavailableError)
 
     def resolve(self, claim: Claim, error: BaseException, xid: str | None = None) -> None:
         """Learn what became of a COMMIT that got no answer."""
         until_s = time.monotonic() + self._resolve_timeout_s
         while True:
             try:
-                with self._database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
+                with self.database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
                     select = sa.select(WORKS).where(WORKS.c.id == claim.work)
                     row = db.execute(select.with_for_update()).first()
                     committed = xid is not None and (
@@ -272,8 +312,8 @@ class Transactions:
             except LedgerUnavailableError as unavailable:
                 if time.monotonic() >= until_s:
                     raise CommitUnknownError(
-                        f"COMMIT of {_key(claim)} got no answer and the database stays away.",
-                        key=_key(claim),
+                        f"COMMIT of {key_of(claim)} got no answer and the database stays away.",
+                        key=key_of(claim),
                         fence=claim.fence,
                     ) from unavailable
                 time.sleep(0.2)
@@ -282,7 +322,7 @@ class Transactions:
             return
         if mine and row is not None and row.state == State.PROCESSING.value:
             raise TransactionRetryError(
-                f"COMMIT of {_key(claim)} did not happen.", key=_key(claim), fence=claim.fence
+                f"COMMIT of {key_of(claim)} did not happen.", key=key_of(claim), fence=claim.fence
             ) from error
         raise stale(claim) from error
 
@@ -292,7 +332,7 @@ class Transactions:
             raise _broken(claim)
         if self.in_one_statement(claim):
             try:
-                completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
+                completed = self.database.ask_in(db, *postgresql.complete(claim, result_json))
             except CannotWriteError:
                 raise
             except LedgerUnavailableError as error:
@@ -315,7 +355,7 @@ class Transactions:
                 state=State.DONE.value,
                 result=result_json,
                 lease_until=0,
-                finished=self._database.now(),
+                finished=self.database.now(),
             )
         )
         if done.rowcount != 1:
@@ -326,32 +366,43 @@ class Transactions:
         return self._one_statement and len(claim.keys) == 1
 
 
-def _key(claim: Claim) -> str:
+def commits_each_statement(db: sa.Connection) -> bool:
+    """Whether nothing is open on the driver's connection though SQLAlchemy has begun."""
+    driver = driver_of(db)
+    return getattr(driver, "autocommit", False) is True or (
+        # SQLite: nothing begins by itself, and nobody said BEGIN.
+        getattr(driver, "isolation_level", "") is None
+        and getattr(driver, "in_transaction", True) is False
+    )
+
+
+def key_of(claim: Claim) -> str:
+    """The keys, as errors name them."""
     return ", ".join(claim.keys)
 
 
 def stale(claim: Claim) -> StaleTokenError:
     return StaleTokenError(
-        f"The database refused to commit {_key(claim)} with fence {claim.fence}: a newer holder "
+        f"The database refused to commit {key_of(claim)} with fence {claim.fence}: a newer holder "
         "exists, or the claim is gone after a crash of the database. Nothing was written.",
-        key=_key(claim),
+        key=key_of(claim),
         fence=claim.fence,
     )
 
 
-def _ended(claim: Claim) -> TransactionUsageError:
+def ended_in_block(claim: Claim) -> TransactionUsageError:
     return TransactionUsageError(
-        f"The guarded transaction of {_key(claim)} was ended or left in the block (by commit(), "
+        f"The guarded transaction of {key_of(claim)} was ended or left in the block (by commit(), "
         "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
         "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
-        key=_key(claim),
+        key=key_of(claim),
         fence=claim.fence,
     )
 
 
 def _broken(claim: Claim) -> TransactionRetryError:
     return TransactionRetryError(
-        f"The connection broke in the guarded transaction of {_key(claim)}; nothing was written.",
-        key=_key(claim),
+        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
+        key=key_of(claim),
         fence=claim.fence,
     )
