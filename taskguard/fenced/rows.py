@@ -134,7 +134,8 @@ def _holds_fences(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> bool:
         return True
     if isinstance(here, sa.Integer):
         return dialect.name == "sqlite"  # whose integers have 64 bits, whatever they are called
-    if isinstance(here, sa.Float) or not isinstance(here, sa.Numeric):
+    # What is read as a float has lost digits; older SQLAlchemy makes a Numeric of a Float here.
+    if isinstance(kind, sa.Float) or not isinstance(here, sa.Numeric) or not here.asdecimal:
         return False
     return here.precision is None or here.precision - (here.scale or 0) >= _FENCE_DIGITS
 

@@ -107,7 +107,6 @@ def _session(house: House) -> Session:
 
 LENDERS: dict[str, Callable[[House], Any]] = {
     "Session": _session,
-    "scoped_session": lambda house: scoped_session(sessionmaker(house.engine)),
     "Connection": lambda house: house.engine.connect(),
     "Session on a Connection": lambda house: Session(house.engine.connect()),
 }
@@ -159,6 +158,24 @@ def test_effects_and_done_commit_together(house: House, on: Any) -> None:
         assert outcome.value == "shipped"
     assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
     assert on.execute(sa.text("select 1")).scalar() == 1  # it is still good for more
+
+
+def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) -> None:
+    """It commits with DONE, and no commit() in the block goes by it either."""
+    scoped = scoped_session(sessionmaker(house.engine))
+
+    @house.shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction(scoped):
+            write(scoped, f"{n}")
+            if n == 2:
+                scoped.commit()
+
+    ship(1)
+    with pytest.raises(TransactionUsageError):
+        ship(2)
+    scoped.remove()
+    assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
 
 
 def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:

@@ -305,6 +305,7 @@ def test_a_column_that_is_not_there_is_named(engine: sa.Engine) -> None:
         (sa.Integer(), False),
         (sa.SmallInteger(), False),
         (sa.Numeric(20, 2), False),
+        (sa.Numeric(asdecimal=False), False),
         (sa.Float(53), False),
         (sa.Double(), False),
         (sa.Text(), False),
