@@ -261,15 +261,15 @@ class Guard:
         self.note_completed()
 
     @contextmanager
-    def checkpoint(self, progress: Any) -> Iterator[Any]:
-        """Like `transaction()`, but commits JSON `progress` with the effects, and not DONE.
+    def checkpoint(self, progress: Any, on: Any = None) -> Iterator[Any]:
+        """Like `transaction(on)`, but commits JSON `progress` with the effects, and not DONE.
 
         A later holder finds it in `guard.progress` and goes on from there.
         """
         record = self._progress.with_value(progress)
         progress_json = encode(record, self._codec, what="progress", key=self.key)
-        with self._transaction("checkpoint") as tx:
-            yield tx.db
+        with self._transaction("checkpoint", on) as tx:
+            yield tx.db if on is None else on
             tx.checkpoint(self._standing.claim, progress_json)
         self._progress.committed(progress_json)
 

@@ -80,11 +80,19 @@ class BorrowedTransaction(SqlTransaction):
         self._transactions.explain(self._claim, error, broken=broken or not undone)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
+        self._flush()
+        super().complete(claim, result_json)
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        self._flush()
+        super().checkpoint(claim, progress_json)
+
+    def _flush(self) -> None:
+        """What the Session has pending goes before what the ledger writes."""
         self._refuse_ended()
         if self._lender.ended:
-            raise ended_in_block(claim)
+            raise ended_in_block(self._claim)
         self._lender.flush()
-        super().complete(claim, result_json)
 
     def _commit(self) -> None:
         try:

@@ -527,6 +527,45 @@ def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Prox
     assert (house.orders, house.shop.states) == (["shipped"], ["DONE"])
 
 
+def test_a_body_of_several_parts_commits_them_on_one_session(
+    behind_proxy: tuple[House, Proxy],
+) -> None:
+    """Each with its progress; a part whose COMMIT got no answer is not done twice."""
+    house, proxy = behind_proxy
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            for part in range(guard.progress or 0, 3):
+                with guard.checkpoint(part + 1, session) as given:
+                    assert given is session
+                    session.add(Order(id=10 + part, status=f"part {part}"))
+                    if part == 1 and guard.attempt == 1:
+                        proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+            with guard.transaction(session):
+                write(session)
+
+        house.shop.deliver(body)
+    assert proxy.lost > 0
+    assert house.orders == ["new", "part 0", "part 1", "part 2"]
+    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+
+
+def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
+    """Neither the part nor its progress is written."""
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.checkpoint(1, session):
+                write(session)
+                session.commit()
+
+        with pytest.raises(TransactionUsageError):
+            house.shop.deliver(body)
+    view = house.shop.ledger.view("ship order:1")
+    assert view is not None
+    assert (house.shop.effects, view.progress_json) == ([], None)
+
+
 def test_a_commit_that_did_not_happen_runs_the_body_again(
     behind_proxy: tuple[House, Proxy],
 ) -> None:
