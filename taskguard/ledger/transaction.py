@@ -161,8 +161,8 @@ class Transactions:
         idle_in_transaction_s: float,
         resolve_timeout_s: float,
     ) -> None:
-        self.database = database
-        self.idle_in_transaction_s = idle_in_transaction_s
+        self._database = database
+        self._idle_in_transaction_s = idle_in_transaction_s
         self._one_statement = one_statement
         self._resolve_timeout_s = resolve_timeout_s
         self._snapshots: bool | None = None
@@ -170,15 +170,25 @@ class Transactions:
             if not sa.event.contains(database.engine, event, _refuse_an_end):
                 sa.event.listen(database.engine, event, _refuse_an_end)
 
+    @property
+    def database(self) -> Database:
+        """Where."""
+        return self._database
+
+    @property
+    def idle_in_transaction_s(self) -> float:
+        """For how long a transaction may idle, in seconds."""
+        return self._idle_in_transaction_s
+
     def elsewhere(self, engine: sa.Engine) -> Transactions:
         """The same by way of another Engine, which may use another driver."""
-        if engine is self.database.engine:
+        if engine is self._database.engine:
             return self
-        database = Database(engine, lock_timeout_s=self.database.lock_timeout_s)
+        database = Database(engine, lock_timeout_s=self._database.lock_timeout_s)
         return Transactions(
             database,
             one_statement=self._one_statement and database.one_statement,
-            idle_in_transaction_s=self.idle_in_transaction_s,
+            idle_in_transaction_s=self._idle_in_transaction_s,
             resolve_timeout_s=self._resolve_timeout_s,
         )
 
@@ -188,7 +198,7 @@ class Transactions:
 
     def begin(self, claim: Claim, *, look_first: bool) -> sa.Connection:
         """A connection in a transaction; refuses a claim that is seen to be stale."""
-        with self.database.translated():
+        with self._database.translated():
             db = self._begin()
             try:
                 if self._keeps_snapshot(db):
@@ -202,14 +212,14 @@ class Transactions:
         return db
 
     def _begin(self) -> sa.Connection:
-        if self.database.one_statement:
-            idle_s = self.idle_in_transaction_s
-            db = postgresql.begin(self.database, idle_in_transaction_s=idle_s)
+        if self._database.one_statement:
+            idle_s = self._idle_in_transaction_s
+            db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
         else:
-            db = self.database.connect()
+            db = self._database.connect()
         if not db.in_transaction():
             db.begin()  # else a Session on it would take a transaction of its own, and commit it
-        if commits_each_statement(db) and not self.database.begins_itself:
+        if commits_each_statement(db) and not self._database.begins_itself:
             db.close()
             raise ConfigurationError(
                 'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
@@ -220,7 +230,7 @@ class Transactions:
     def _keeps_snapshot(self, db: sa.Connection) -> bool:
         """Whether transactions on the user's own Engine see the rows of their beginning."""
         if self._snapshots is None:
-            ours = self.database.begins_itself or not self.database.postgresql
+            ours = self._database.begins_itself or not self._database.postgresql
             self._snapshots = not ours and db.get_isolation_level() in SNAPSHOTS
         return self._snapshots
 
@@ -248,7 +258,7 @@ class Transactions:
 
     def explain(self, claim: Claim, error: BaseException, *, broken: bool) -> None:
         """Raise what the database's error, after which nothing is written, means for the body."""
-        mapped = self.database.map(error)
+        mapped = self._database.map(error)
         if mapped is None:
             return
         if broken or getattr(error, "connection_invalidated", False):
@@ -270,7 +280,7 @@ class Transactions:
 
     def xid(self, db: sa.Connection) -> str | None:
         """By what the outcome of the transaction can be asked for later."""
-        if not self.database.postgresql:
+        if not self._database.postgresql:
             return None
         return str(db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one())
 
@@ -289,7 +299,7 @@ class Transactions:
 
         Raises TransactionRetryError where the database asks for it.
         """
-        mapped = self.database.map(error)
+        mapped = self._database.map(error)
         if isinstance(mapped, TransactionRetryError):
             raise mapped from error
         return isinstance(mapped, LedgerUnavailableError)
@@ -299,7 +309,7 @@ class Transactions:
         until_s = time.monotonic() + self._resolve_timeout_s
         while True:
             try:
-                with self.database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
+                with self._database.transaction(lock_timeout_s=self._resolve_timeout_s) as db:
                     select = sa.select(WORKS).where(WORKS.c.id == claim.work)
                     row = db.execute(select.with_for_update()).first()
                     committed = xid is not None and (
@@ -332,7 +342,7 @@ class Transactions:
             raise _broken(claim)
         if self.in_one_statement(claim):
             try:
-                completed = self.database.ask_in(db, *postgresql.complete(claim, result_json))
+                completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
             except CannotWriteError:
                 raise
             except LedgerUnavailableError as error:
@@ -355,7 +365,7 @@ class Transactions:
                 state=State.DONE.value,
                 result=result_json,
                 lease_until=0,
-                finished=self.database.now(),
+                finished=self._database.now(),
             )
         )
         if done.rowcount != 1:
