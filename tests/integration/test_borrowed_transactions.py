@@ -80,12 +80,10 @@ def build() -> Iterator[Callable[..., House]]:
         house.close()
 
 
-@pytest.fixture(params=["url", "engine", "sqlite"])
+@pytest.fixture(params=["pg_url", "sqlite_url"])
 def house(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
-    """The ledger by a URL, on the user's very Engine, on SQLite."""
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "pg_url")
-    engine = sa.create_engine(url)
-    return build(url, engine if request.param == "engine" else None, engine=engine)
+    """The ledger by a URL, the user's Engine beside it."""
+    return build(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
@@ -176,6 +174,31 @@ def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) ->
         ship(2)
     scoped.remove()
     assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect])
+def test_on_the_ledgers_own_engine(
+    request: pytest.FixtureRequest, build: Callable[..., House], name: str, make: Any
+) -> None:
+    """Which is the user's: it commits with DONE, and no commit() in the block goes by."""
+    url = request.getfixturevalue(name)
+    engine = sa.create_engine(url)
+    house = build(url, engine, engine=engine)
+    on = make(engine)
+
+    @house.shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction(on):
+            write(on, f"{n}")
+            if n == 2:
+                on.commit()
+
+    ship(1)
+    with pytest.raises(TransactionUsageError):
+        ship(2)
+    on.close()
+    assert (house.shop.effects, sorted(house.shop.states)) == (["1"], ["DONE", "FAILED"])
 
 
 def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
