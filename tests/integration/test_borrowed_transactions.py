@@ -368,6 +368,25 @@ def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
         on.close()
 
 
+def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
+    pg_url: str, build: Callable[..., House]
+) -> None:
+    """Whoever gets the connection next would commit it."""
+    house = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session)
+                session.connection().commit()
+
+        with pytest.raises(TransactionUsageError):
+            house.shop.deliver(body)
+    with house.engine.begin() as db:
+        db.execute(sa.text("select 1"))
+    assert house.shop.effects == []
+
+
 def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str) -> None:
     """It would commit apart from DONE."""
     other = sa.create_engine(sqlite_url)
