@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskguard import errors, events
+    from taskguard import errors, events, fenced
     from taskguard.api import TaskGuard, connect
     from taskguard.delivery import (
         Answered,
@@ -85,12 +85,13 @@ __all__ = [
     "enqueue_in",
     "errors",
     "events",
+    "fenced",
     "key",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "events"):
+    if name in ("errors", "events", "fenced"):
         return importlib.import_module(f"taskguard.{name}")
     home = _HOMES.get(name)
     if home is None:

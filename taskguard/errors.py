@@ -9,7 +9,8 @@
   - KeyBusyError                   another delivery holds the key, and waiting was not asked for
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
   - LeaseLostError                 the lease ran out or was taken over: stop working
-  - StaleTokenError                the database refused a commit: a newer holder exists
+  - StaleTokenError                a commit or a fenced write was refused: a newer holder exists
+  - FencedRowMissingError          `guard.fenced()` found no row to write
   - TransactionRetryError          the database asked for this transaction to be run again
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
   - ResultError                    a result or progress value cannot be stored
@@ -35,6 +36,7 @@ from typing import Any
 __all__ = [
     "CommitUnknownError",
     "ConfigurationError",
+    "FencedRowMissingError",
     "FingerprintMismatchError",
     "KeyAlreadyHeldError",
     "KeyArgumentError",
@@ -148,8 +150,27 @@ class LeaseLostError(TaskguardError):
 class StaleTokenError(TaskguardError):
     """The database refused the commit: the key or the work has a newer holder.
 
-    Nothing of the transaction was written.
+    Nothing of the transaction was written. Raised for fenced writes elsewhere, too, if what they
+    would write over is a newer holder's.
+
+    Attributes:
+        newer_fence: the newer holder's fence, where the one that refused has told it; else None.
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        fence: int | None = None,
+        newer_fence: int | None = None,
+    ) -> None:
+        super().__init__(message, key=key, fence=fence)
+        self.newer_fence = newer_fence
+
+
+class FencedRowMissingError(TaskguardError):
+    """`guard.fenced()` found no row that fits the statement; nothing was written."""
 
 
 class TransactionRetryError(TaskguardError):

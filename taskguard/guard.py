@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.delivery import Codec, Delivery
 from taskguard.errors import (
@@ -28,6 +28,9 @@ from taskguard.errors import (
 from taskguard.lease import Lease
 from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
 from taskguard.progress import Progress
+
+if TYPE_CHECKING:
+    from taskguard.fenced.rows import FencedUpdate
 
 __all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
 
@@ -240,36 +243,43 @@ class Guard:
         return self._db
 
     @contextmanager
-    def transaction(self) -> Iterator[Any]:
+    def transaction(self, on: Any = None) -> Iterator[Any]:
         """A database transaction that commits this work's effects together with DONE.
 
-        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it). Left
+        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it), or `on`. Left
         normally, PROCESSING -> DONE is written last and everything is committed; left by an
         exception, nothing is.
+
+        Args:
+            on: an ORM Session or a Connection of your own, by whatever Engine it reaches the
+                ledger's database. As by `session.begin()`, the block begins its transaction and
+                ends it: no transaction may be open on it before.
 
         Raises:
             StaleTokenError: a newer holder exists; nothing was written.
             TransactionRetryError: deadlock or serialization failure; the runner runs the body
                 again.
-            TransactionUsageError: DONE is committed already, or a transaction is open.
-            ConfigurationError: the task has no ledger.
+            TransactionUsageError: DONE is committed already, or a transaction is open, here or on
+                `on`.
+            ConfigurationError: the task has no ledger, or `on` is another database's: the two
+                could not commit together. Use `fenced()` there.
         """
-        with self._transaction("transaction") as tx:
-            yield tx.db
+        with self._transaction("transaction", on) as tx:
+            yield tx.db if on is None else on
             tx.complete(self._standing.claim, self._result_json)
         self.note_completed()
         self._call_then()
 
     @contextmanager
-    def checkpoint(self, progress: Any) -> Iterator[Any]:
-        """Like `transaction()`, but commits JSON `progress` with the effects, and not DONE.
+    def checkpoint(self, progress: Any, on: Any = None) -> Iterator[Any]:
+        """Like `transaction(on)`, but commits JSON `progress` with the effects, and not DONE.
 
         A later holder finds it in `guard.progress` and goes on from there.
         """
         record = self._progress.with_value(progress)
         progress_json = encode(record, self._codec, what="progress", key=self.key)
-        with self._transaction("checkpoint") as tx:
-            yield tx.db
+        with self._transaction("checkpoint", on) as tx:
+            yield tx.db if on is None else on
             tx.checkpoint(self._standing.claim, progress_json)
         self._progress.committed(progress_json)
         self._call_then()
@@ -333,6 +343,28 @@ class Guard:
         """Whether `db` is the connection of the open transaction."""
         return self._db is not None and self._db is db
 
+    def fenced(self, statement: Any, *, column: str = "fence_token") -> FencedUpdate:
+        """`statement` for rows elsewhere, so that they refuse an older holder's writes.
+
+            shipped = update(orders).where(orders.c.id == 42).values(status="shipped")
+            guard.fenced(shipped).execute(db)
+
+        `execute(db)` takes a Connection or an ORM Session of any database, changes the row only if
+        its `fence_token` is NULL or not newer than `guard.fence`, and leaves `guard.fence` there.
+        That write is not committed together with DONE, and may happen again; it never happens over
+        a newer holder's. For writes to the ledger's own database use `transaction()`.
+
+        Args:
+            statement: SQLAlchemy's `update()` of a table or an ORM class, without `returning()`.
+            column: the table's column for the fence: a nullable BigInteger.
+
+        Raises:
+            ConfigurationError: it is no update(), or the table has no such column.
+        """
+        from taskguard.fenced.rows import FencedUpdate
+
+        return FencedUpdate(statement, column=column, key=self.key, fence=self.fence)
+
     @property
     def _standing(self) -> Claimed:
         if self._claimed is None:
@@ -367,7 +399,7 @@ class Guard:
             )
 
     @contextmanager
-    def _transaction(self, name: str) -> Iterator[LedgerTransaction]:
+    def _transaction(self, name: str, on: Any = None) -> Iterator[LedgerTransaction]:
         self._refuse_transaction(name)
         claim = self._standing.claim
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
@@ -378,7 +410,8 @@ class Guard:
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
             trusted = self.remaining_s > 0
-            with self._ledger.transaction(claim, look_first=not trusted) as tx:
+            where = {} if on is None else {"on": on}
+            with self._ledger.transaction(claim, look_first=not trusted, **where) as tx:
                 self._db = tx.db
                 yield tx
         except (StaleTokenError, TransactionRetryError, LedgerUnavailableError) as error:

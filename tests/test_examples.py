@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
 from support.needs import need
+from taskguard.errors import StaleTokenError
 from taskguard.testing.servers import Postgres, Valkey
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -95,3 +100,107 @@ def test_the_tested_shop_finds_the_wrong_tasks_out() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
     assert "transaction.commit done                 2        1" in done.stdout
+
+
+# -- writes elsewhere -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The recipes of `fenced_elsewhere/elsewhere.py`, as a module."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "fenced_elsewhere"))
+    for name in ("elsewhere", "services"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import elsewhere  # type: ignore[import-not-found]
+
+    return elsewhere
+
+
+def holder(fence: int) -> Any:
+    return SimpleNamespace(key="label:7", fence=fence)
+
+
+def test_fenced_elsewhere_refuses_every_sleeper(tmp_path: Path) -> None:
+    """By the command that its README names: one process is killed, two are stopped."""
+    folder = EXAMPLES / "fenced_elsewhere"
+    command = "python examples/fenced_elsewhere/elsewhere.py\n"
+    assert command in (folder / "README.md").read_text()
+    done = subprocess.run(
+        [sys.executable, str(folder / "elsewhere.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("wakes up and is refused") == 2
+    assert done.stdout.count("takes over") == 3
+    assert done.stdout.splitlines()[-2:] == [
+        "charge requests: 2, charges: 1",
+        "status and label are the second process's: True",
+    ]
+
+
+def test_an_idempotency_key_is_one_request(elsewhere: ModuleType) -> None:
+    """The same again gets the same answer; another body under that key is an error."""
+    from services import Shop, serve  # type: ignore[import-not-found]
+
+    shop = Shop()
+    with serve(shop) as url:
+        charge = {"order": 7, "cents": 990}
+        answers = {
+            elsewhere.ask("POST", f"{url}/charges", charge, {"Idempotency-Key": "k"})[2]
+            for _ in range(3)
+        }
+        with pytest.raises(HTTPError, match="422"):
+            elsewhere.ask(
+                "POST", f"{url}/charges", {**charge, "cents": 1}, {"Idempotency-Key": "k"}
+            )
+        with pytest.raises(HTTPError, match="400"):
+            elsewhere.ask("POST", f"{url}/charges", charge)
+    assert (answers, shop.charges) == ({b'{"charge": "ch_1"}'}, [charge])
+
+
+@pytest.mark.parametrize("before", [[], [(5, "first")], [(5, "newer")]], ids=["new", "old", "same"])
+def test_an_object_refuses_a_holder_that_slept_between_look_and_write(
+    elsewhere: ModuleType, monkeypatch: pytest.MonkeyPatch, before: list[tuple[int, str]]
+) -> None:
+    """Where there was none, where there was another, and where the newer one wrote the same."""
+    from services import Bucket, serve
+
+    bucket = Bucket()
+    with serve(bucket) as url:
+        place = f"{url}/labels/7.json"
+        for fence, value in before:
+            elsewhere.put_object(place, value, holder(fence))
+
+        def be_overtaken() -> None:
+            monkeypatch.setattr(elsewhere, "an_accident_may_happen_here", lambda: None)
+            elsewhere.put_object(place, "newer", holder(8))
+
+        monkeypatch.setattr(elsewhere, "an_accident_may_happen_here", be_overtaken)
+        with pytest.raises(StaleTokenError) as raised:
+            elsewhere.put_object(place, "late", holder(7))
+        assert (raised.value.fence, raised.value.newer_fence) == (7, 8)
+        elsewhere.put_object(place, "again", holder(8))  # the same holder may write again
+    content, fence = bucket.objects["/labels/7.json"]
+    assert (json.loads(content), fence) == ({"fence": 8, "value": "again"}, "8")
+
+
+def test_an_object_that_an_older_holder_wrote_meanwhile_is_written_over(
+    elsewhere: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed condition is not yet a refusal: the newer holder looks again, and writes."""
+    from services import Bucket, serve
+
+    bucket = Bucket()
+    with serve(bucket) as url:
+
+        def older_writes() -> None:
+            monkeypatch.setattr(elsewhere, "an_accident_may_happen_here", lambda: None)
+            elsewhere.put_object(f"{url}/o", "older", holder(7))
+
+        monkeypatch.setattr(elsewhere, "an_accident_may_happen_here", older_writes)
+        elsewhere.put_object(f"{url}/o", "newer", holder(8))
+    assert bucket.objects["/o"][1] == "8"

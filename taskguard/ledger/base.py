@@ -223,10 +223,11 @@ class Ledger(Protocol):
         ...
 
     def transaction(
-        self, claim: Claim, *, look_first: bool = True
+        self, claim: Claim, *, look_first: bool = True, on: Any = None
     ) -> AbstractContextManager[LedgerTransaction]:
         """A transaction for the holder's writes. With `look_first`, for a holder whose lease may
-        have run out, an obviously stale claim is refused before the body writes anything.
+        have run out, an obviously stale claim is refused before the body writes anything. `on` is
+        the user's own session or connection to have it on, where it reaches this database.
 
         Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
         resolved before this returns or raises: returns if it happened; raises

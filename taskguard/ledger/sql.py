@@ -33,6 +33,7 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
+from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
@@ -128,8 +129,12 @@ class SqlLedger:
 
     # -- the holder's transactions ------------------------------------------------------------
 
-    def transaction(self, claim: Claim, *, look_first: bool = True) -> SqlTransaction:
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True, on: Any = None
+    ) -> SqlTransaction:
         """A transaction for the holder's writes; see `base.py`."""
+        if on is not None:
+            return BorrowedTransaction(self._transactions, claim, on)
         return self._transactions.open(claim, look_first=look_first)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:

@@ -6,6 +6,8 @@ answer is resolved before anything is reported.
 
 Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on an Engine of the
 user's whose driver does not tell its state.
+
+Read next: `borrowed.py`, for transactions on the user's own Session or Connection.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ from taskguard.states import State
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SqlTransaction", "Transactions", "stale"]
+__all__ = [
+    "SqlTransaction",
+    "Transactions",
+    "ended_in_block",
+    "key_of",
+    "stale",
+]
+
 
 _IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
@@ -48,7 +57,7 @@ def _refuse_an_end(db: sa.Connection) -> None:
     """Before a COMMIT, and before the BEGIN that follows any end."""
     claim = _lent.get(db)
     if claim is not None:
-        raise _ended(claim)
+        raise ended_in_block(claim)
 
 
 class SqlTransaction:
@@ -63,12 +72,23 @@ class SqlTransaction:
 
     def __enter__(self) -> Self:
         self.db = self._transactions.begin(self._claim, look_first=self._look_first)
+        self._lend()
+        return self
+
+    def _lend(self) -> None:
         self._pid = os.getpid()
         self._mark: str | None = None
         self._looked = False  # at the server, whose answer is had once
         self._root = self.db.get_transaction()
         _lent[self.db] = self._claim
-        return self
+
+    def _take_back(self) -> bool:
+        """False in a forked child: the transaction is its parent's."""
+        if self._pid != os.getpid():
+            _parents.append(self.db)
+            return False
+        _lent.pop(self.db, None)
+        return True
 
     def __exit__(
         self,
@@ -76,10 +96,8 @@ class SqlTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._pid != os.getpid():
-            _parents.append(self.db)
+        if not self._take_back():
             return
-        _lent.pop(self.db, None)
         try:
             if error is None:
                 self._transactions.commit(self.db, self._claim, self._mark)
@@ -111,7 +129,7 @@ class SqlTransaction:
                 ended = self._transactions.ended(self.db, self._claim)
                 self._looked = True
         if ended:
-            raise _ended(self._claim)
+            raise ended_in_block(self._claim)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._refuse_ended()
@@ -143,13 +161,35 @@ class Transactions:
     ) -> None:
         self._database = database
         self._dialect = database.dialect
-        self._one_statement = one_statement
         self._idle_in_transaction_s = idle_in_transaction_s
+        self._one_statement = one_statement
         self._resolve_timeout_s = resolve_timeout_s
         self._snapshots: bool | None = None
         for event in ("commit", "begin"):
             if not sa.event.contains(database.engine, event, _refuse_an_end):
                 sa.event.listen(database.engine, event, _refuse_an_end)
+
+    @property
+    def database(self) -> Database:
+        """Where."""
+        return self._database
+
+    @property
+    def idle_in_transaction_s(self) -> float:
+        """For how long a transaction may idle, in seconds."""
+        return self._idle_in_transaction_s
+
+    def elsewhere(self, engine: sa.Engine) -> Transactions:
+        """The same by way of another Engine, which may use another driver."""
+        if engine is self._database.engine:
+            return self
+        database = Database(engine, lock_timeout_s=self._database.lock_timeout_s)
+        return Transactions(
+            database,
+            one_statement=self._one_statement and database.one_statement,
+            idle_in_transaction_s=self._idle_in_transaction_s,
+            resolve_timeout_s=self._resolve_timeout_s,
+        )
 
     def open(self, claim: Claim, *, look_first: bool) -> SqlTransaction:
         """A transaction for a `with` block."""
@@ -162,8 +202,8 @@ class Transactions:
             try:
                 if self._keeps_snapshot(db):
                     # A renewal in between would make the completion a serialization failure.
-                    self._lock(db, claim)
-                elif look_first and not self._stands(db, claim):
+                    self.lock(db, claim)
+                elif look_first and not self.stands(db, claim):
                     raise stale(claim)
             except BaseException:
                 db.close()
@@ -200,14 +240,16 @@ class Transactions:
             self._snapshots = not ours and self._dialect.keeps_snapshot(db)
         return self._snapshots
 
-    def _lock(self, db: sa.Connection, claim: Claim) -> None:
+    def lock(self, db: sa.Connection, claim: Claim) -> None:
+        """Keep keys and work ours until the transaction ends, or refuse."""
         self.lock_keys(db, claim)
         work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
         if work is None:
             raise stale(claim)
 
     @staticmethod
-    def _stands(db: sa.Connection, claim: Claim) -> bool:
+    def stands(db: sa.Connection, claim: Claim) -> bool:
+        """Whether the claim is seen to stand."""
         return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
 
     def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
@@ -218,6 +260,10 @@ class Transactions:
                 db.rollback()
             except sa.exc.DBAPIError:
                 broken = True
+        self.explain(claim, error, broken=broken)
+
+    def explain(self, claim: Claim, error: BaseException, *, broken: bool) -> None:
+        """Raise what the database's error, after which nothing is written, means for the body."""
         mapped = self._database.map(error)
         if mapped is None:
             return
@@ -225,8 +271,8 @@ class Transactions:
             raise _broken(claim) from error
         if isinstance(mapped, LockTimeoutError):
             raise TransactionRetryError(
-                f"A lock that the transaction of {_key(claim)} wanted was not given in time.",
-                key=_key(claim),
+                f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
+                key=key_of(claim),
                 fence=claim.fence,
             ) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
@@ -254,13 +300,20 @@ class Transactions:
         try:
             db.commit()
         except sa.exc.DBAPIError as error:
-            mapped = self._database.map(error)
-            if isinstance(mapped, TransactionRetryError):
-                raise mapped from error
-            if not isinstance(mapped, LedgerUnavailableError):
+            if not self.is_unknown(error):
                 raise  # the database said no: a deferred constraint
             db.close()  # its row locks and its place in the pool
             self.resolve(claim, error, mark)
+
+    def is_unknown(self, error: sa.exc.DBAPIError) -> bool:
+        """Whether nobody knows what became of the COMMIT that failed with it.
+
+        Raises TransactionRetryError where the database asks for it.
+        """
+        mapped = self._database.map(error)
+        if isinstance(mapped, TransactionRetryError):
+            raise mapped from error
+        return isinstance(mapped, LedgerUnavailableError)
 
     def resolve(self, claim: Claim, error: BaseException, mark: str | None = None) -> None:
         """Learn what became of a COMMIT that got no answer."""
@@ -281,8 +334,8 @@ class Transactions:
             except LedgerUnavailableError as unavailable:
                 if time.monotonic() >= until_s:
                     raise CommitUnknownError(
-                        f"COMMIT of {_key(claim)} got no answer and the database stays away.",
-                        key=_key(claim),
+                        f"COMMIT of {key_of(claim)} got no answer and the database stays away.",
+                        key=key_of(claim),
                         fence=claim.fence,
                     ) from unavailable
                 time.sleep(0.2)
@@ -290,7 +343,7 @@ class Transactions:
             return
         if mine and row is not None and row.state == State.PROCESSING.value:
             raise TransactionRetryError(
-                f"COMMIT of {_key(claim)} did not happen.", key=_key(claim), fence=claim.fence
+                f"COMMIT of {key_of(claim)} did not happen.", key=key_of(claim), fence=claim.fence
             ) from error
         raise stale(claim) from error
 
@@ -336,32 +389,33 @@ class Transactions:
         return self._one_statement and len(claim.keys) == 1
 
 
-def _key(claim: Claim) -> str:
+def key_of(claim: Claim) -> str:
+    """The keys, as errors name them."""
     return ", ".join(claim.keys)
 
 
 def stale(claim: Claim) -> StaleTokenError:
     return StaleTokenError(
-        f"The database refused to commit {_key(claim)} with fence {claim.fence}: a newer holder "
+        f"The database refused to commit {key_of(claim)} with fence {claim.fence}: a newer holder "
         "exists, or the claim is gone after a crash of the database. Nothing was written.",
-        key=_key(claim),
+        key=key_of(claim),
         fence=claim.fence,
     )
 
 
-def _ended(claim: Claim) -> TransactionUsageError:
+def ended_in_block(claim: Claim) -> TransactionUsageError:
     return TransactionUsageError(
-        f"The guarded transaction of {_key(claim)} was ended or left in the block (by commit(), "
+        f"The guarded transaction of {key_of(claim)} was ended or left in the block (by commit(), "
         "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
         "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
-        key=_key(claim),
+        key=key_of(claim),
         fence=claim.fence,
     )
 
 
 def _broken(claim: Claim) -> TransactionRetryError:
     return TransactionRetryError(
-        f"The connection broke in the guarded transaction of {_key(claim)}; nothing was written.",
-        key=_key(claim),
+        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
+        key=key_of(claim),
         fence=claim.fence,
     )

@@ -20,7 +20,7 @@ from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
-__all__ = ["begin", "claim", "complete", "renew", "store_result"]
+__all__ = ["begin", "bound", "claim", "complete", "renew", "store_result"]
 
 _HOLDS_PER_STATEMENT = 1000
 _CHECK_CLIENT_MS = 2000
@@ -160,6 +160,17 @@ def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
         db.close()
         raise
     return db
+
+
+def bound(db: sa.Connection, *, idle_in_transaction_s: float) -> str:
+    """The same bounds for a transaction that is open, by any driver. Its isolation level."""
+    settings = {
+        "idle_in_transaction_session_timeout": milliseconds(idle_in_transaction_s),
+        "client_connection_check_interval": _CHECK_CLIENT_MS,
+    }
+    bounds = [sa.func.set_config(name, str(ms), True) for name, ms in settings.items()]
+    level = sa.func.current_setting("transaction_isolation")
+    return str(db.execute(sa.select(level, *bounds)).scalar_one()).upper()
 
 
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:

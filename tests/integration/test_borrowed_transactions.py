@@ -1,0 +1,772 @@
+"""`guard.transaction(session)`: effects in the user's own transaction, with DONE or not at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.delivery import Completed
+from taskguard.errors import (
+    ConfigurationError,
+    StaleTokenError,
+    TransactionUsageError,
+)
+from taskguard.guard import Guard
+from taskguard.lease import new_owner
+from taskguard.ledger.base import ClaimRequest, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, WORKS
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str]
+
+
+@dataclass
+class House:
+    """A shop, and an Engine of the user's own, which is the ledger's or another one."""
+
+    shop: GuardedShop
+    engine: sa.Engine
+
+    def __post_init__(self) -> None:
+        Base.metadata.create_all(self.engine)
+        with Session(self.engine) as session, session.begin():
+            session.add(Order(id=1, status="new"))
+
+    @property
+    def orders(self) -> list[str]:
+        with self.shop.engine.connect() as db:
+            return list(db.execute(sa.select(Order.status).order_by(Order.id)).scalars())
+
+    def close(self) -> None:
+        self.shop.close()
+        self.engine.dispose()
+
+
+@pytest.fixture
+def build() -> Iterator[Callable[..., House]]:
+    made: list[House] = []
+
+    def build(url: str, ledger: Any = None, *, engine: sa.Engine | None = None) -> House:
+        made.append(House(GuardedShop(url, ledger), engine or sa.create_engine(url)))
+        return made[-1]
+
+    yield build
+    for house in made:
+        house.close()
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def house(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
+    """The ledger by a URL, the user's Engine beside it."""
+    return build(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def pg(pg_url: str, build: Callable[..., House]) -> House:
+    return build(pg_url)
+
+
+@pytest.fixture
+def behind_proxy(postgres: Any, pg_url: str, build: Any) -> Iterator[tuple[House, Proxy]]:
+    """The user's Engine reaches the database by way of the proxy, the ledger does not."""
+    with Proxy(postgres.port) as proxy:
+        url = pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        yield build(pg_url, engine=sa.create_engine(url)), proxy
+
+
+def _session(house: House) -> Session:
+    return Session(house.engine)
+
+
+LENDERS: dict[str, Callable[[House], Any]] = {
+    "Session": _session,
+    "Connection": lambda house: house.engine.connect(),
+    "Session on a Connection": lambda house: Session(house.engine.connect()),
+}
+
+
+@pytest.fixture(params=LENDERS)
+def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
+    """What the user hands in."""
+    lent = LENDERS[request.param](house)
+    yield lent
+    bind = lent.get_bind() if not isinstance(lent, sa.Connection) else None
+    lent.close()
+    if isinstance(bind, sa.Connection):
+        bind.close()
+
+
+def overtake(shop: GuardedShop) -> None:
+    """The lease runs out and somebody else takes the work over."""
+    with shop.engine.begin() as db:
+        for table in (KEYS, WORKS):
+            db.execute(sa.update(table).values(lease_until=1))
+    shop.ledger.claim(
+        ClaimRequest(
+            keys=("order:1",),
+            owner=new_owner("other"),
+            ttl_s=30.0,
+            work="ship order:1",
+            task="ship",
+            message=MessageRef("m"),
+        )
+    )
+
+
+# -- together, or not at all ------------------------------------------------------------------
+
+
+def test_effects_and_done_commit_together(house: House, on: Any) -> None:
+    """The block gives what it was handed; a duplicate gets the stored result."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on) as given:
+            assert given is on
+            assert isinstance(guard.db, sa.Connection)
+            write(on)
+            guard.result = "shipped"
+
+    for _ in range(2):
+        outcome: Any = house.shop.deliver(body)
+        assert outcome.value == "shipped"
+    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert on.execute(sa.text("select 1")).scalar() == 1  # it is still good for more
+
+
+def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) -> None:
+    """It commits with DONE, and no commit() in the block goes by it either."""
+    scoped = scoped_session(sessionmaker(house.engine))
+
+    @house.shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction(scoped):
+            write(scoped, f"{n}")
+            if n == 2:
+                scoped.commit()
+
+    ship(1)
+    with pytest.raises(TransactionUsageError):
+        ship(2)
+    scoped.remove()
+    assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+@pytest.mark.parametrize("make", [Session, sa.Engine.connect])
+def test_on_the_ledgers_own_engine(
+    request: pytest.FixtureRequest, build: Callable[..., House], name: str, make: Any
+) -> None:
+    """Which is the user's: it commits with DONE, and no commit() in the block goes by."""
+    url = request.getfixturevalue(name)
+    engine = sa.create_engine(url)
+    house = build(url, engine, engine=engine)
+    on = make(engine)
+
+    @house.shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction(on):
+            write(on, f"{n}")
+            if n == 2:
+                on.commit()
+
+    ship(1)
+    with pytest.raises(TransactionUsageError):
+        ship(2)
+    on.close()
+    assert (house.shop.effects, sorted(house.shop.states)) == (["1"], ["DONE", "FAILED"])
+
+
+def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
+    """Neither effects nor DONE."""
+    with _session(pg) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                session.get_one(Order, 1).status = "shipped"
+                session.flush()
+                assert (pg.orders, pg.shop.states) == (["new"], ["PROCESSING"])
+
+        pg.shop.deliver(body)
+    assert (pg.orders, pg.shop.states) == (["shipped"], ["DONE"])
+
+
+def test_a_body_that_fails_writes_nothing(house: House, on: Any) -> None:
+    """The user's session or connection is rolled back, and usable again."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            write(on)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        house.shop.deliver(body)
+    assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+    write(on, "later")
+    on.commit()
+    assert house.shop.effects == ["later"]
+
+
+def test_a_holder_that_was_overtaken_writes_nothing(house: House, on: Any) -> None:
+    """Its effects are rolled back with its DONE."""
+    shop = house.shop
+    heard: list[BaseException] = []
+
+    def body(guard: Guard) -> None:
+        if shop.engine.dialect.name == "sqlite":
+            overtake(shop)  # one writer at a time: before the block
+        try:
+            with guard.transaction(on):
+                write(on)
+                if shop.engine.dialect.name != "sqlite":
+                    overtake(shop)
+        except StaleTokenError as error:
+            heard.append(error)
+            raise
+
+    shop.deliver(body, NotingQueue())
+    assert (shop.effects, shop.states) == ([], ["PROCESSING"])
+    assert len(heard) == 1
+
+
+def test_what_the_orm_has_pending_goes_before_done(house: House) -> None:
+    """Flushed with a constraint that fails: an error of the body, and nothing of it stays."""
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                session.add(Order(id=1, status="again"))
+
+        with pytest.raises(sa.exc.IntegrityError):
+            house.shop.deliver(body)
+        assert (house.orders, house.shop.states) == (["new"], ["FAILED"])
+        assert session.get_one(Order, 1).status == "new"
+
+
+@pytest.mark.parametrize("expire", [True, False])
+def test_objects_are_usable_after_the_block(house: House, expire: bool) -> None:
+    """New ones and old ones, expired by the commit or not."""
+    with Session(house.engine, expire_on_commit=expire) as session:
+
+        def body(guard: Guard) -> list[str]:
+            with guard.transaction(session):
+                old, new = session.get_one(Order, 1), Order(id=2, status="new")
+                session.add(new)
+                old.status = "shipped"
+            return [old.status, new.status]
+
+        assert house.shop.deliver(body) == Completed(["shipped", "new"])
+
+
+def test_a_savepoint_may_be_rolled_back_and_another_committed(house: House) -> None:
+    """begin_nested() is for parts that may fail, on a Session as on a Connection."""
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session, "kept")
+                with session.begin_nested():
+                    write(session, "kept, too")
+                part = session.begin_nested()
+                write(session, "dropped")
+                part.rollback()
+
+        house.shop.deliver(body)
+    assert (house.shop.effects, house.shop.states) == (["kept", "kept, too"], ["DONE"])
+
+
+def test_several_keys_complete_on_it_too(house: House) -> None:
+    """Which takes several statements."""
+    with _session(house) as session:
+
+        @house.shop.tg.guarded(key=["order:<n>", "account:<n>"])
+        def ship(n: int, guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session)
+
+        ship(1)
+    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+
+
+# -- the body ends it -------------------------------------------------------------------------
+
+
+def _inner(session: Any) -> sa.Connection:
+    return session if isinstance(session, sa.Connection) else session.connection()
+
+
+ENDS: dict[str, Callable[[Any], Any]] = {
+    "commit": lambda on: on.commit(),
+    "rollback": lambda on: on.rollback(),
+    "close": lambda on: on.close(),
+    "commit of the connection": lambda on: _inner(on).commit(),
+    "rollback of the connection": lambda on: _inner(on).rollback(),
+    "commit of the transaction": lambda on: _inner(on).get_transaction().commit(),
+}
+
+
+GOES_ON = ["stops", "writes", "writes and commits", "swallows"]
+
+
+@pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("end", ENDS)
+def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
+    """Nothing of before or after is written, also by what the user does with it later."""
+    for goes_on in GOES_ON:
+        if isinstance(on, sa.Connection) and on.closed:
+            on = house.engine.connect()
+
+        def body(guard: Guard, goes_on: str = goes_on, on: Any = on) -> None:
+            with guard.transaction(on):
+                write(on, "before")
+                try:
+                    ENDS[end](on)
+                except TransactionUsageError:
+                    if goes_on != "swallows":
+                        raise
+                if goes_on.startswith("writes"):
+                    write(on, "after")
+                if goes_on == "writes and commits":
+                    on.commit()
+
+        # A Connection that is closed says so itself.
+        with pytest.raises((TransactionUsageError, sa.exc.ResourceClosedError)):
+            house.shop.deliver(body)
+        assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+        if not (isinstance(on, sa.Connection) and on.closed):
+            on.commit()
+            write(on, "later")
+            on.commit()
+            assert house.shop.effects == ["later"]
+            on.execute(sa.text("delete from effects"))
+            on.commit()
+    if isinstance(on, sa.Connection):
+        on.close()
+
+
+def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
+    pg_url: str, build: Callable[..., House]
+) -> None:
+    """Whoever gets the connection next would commit it."""
+    house = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session)
+                session.connection().commit()
+
+        with pytest.raises(TransactionUsageError):
+            house.shop.deliver(body)
+    with house.engine.begin() as db:
+        db.execute(sa.text("select 1"))
+    assert house.shop.effects == []
+
+
+def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str) -> None:
+    """It would commit apart from DONE."""
+    other = sa.create_engine(sqlite_url)
+    Base.metadata.create_all(other)
+    with Session(pg.engine, binds={Order: other}) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session)
+                session.add(Order(id=5, status="new"))
+
+        with pytest.raises(TransactionUsageError, match="another database"):
+            pg.shop.deliver(body)
+    with other.connect() as db:
+        assert db.execute(sa.select(sa.func.count()).select_from(Order)).scalar() == 0
+    other.dispose()
+    assert (pg.shop.effects, pg.shop.states) == ([], ["FAILED"])
+
+
+# -- what is refused at once ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["wrote", "read", "added"])
+def test_one_that_has_begun_is_refused(house: House, on: Any, how: str) -> None:
+    """As by `session.begin()`: what was done before is neither committed nor rolled back."""
+    if how == "wrote" and house.engine.dialect.name == "sqlite":
+        return  # one writer at a time: nothing would be claimed
+    if how == "added":
+        if isinstance(on, sa.Connection):
+            return
+        on.add(Order(id=2, status="added"))
+    else:
+        on.execute(sa.text("select 1" if how == "read" else "insert into effects values ('mine')"))
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            write(on)
+
+    with pytest.raises(TransactionUsageError, match="Commit or roll back before the block"):
+        house.shop.deliver(body)
+    on.commit()
+    assert house.shop.effects == (["mine"] if how == "wrote" else [])
+    assert house.orders == (["new", "added"] if how == "added" else ["new"])
+    assert house.shop.states == ["FAILED"]
+
+
+def test_a_session_that_joins_an_open_transaction_is_refused(house: House) -> None:
+    """Its commit() would not commit, and DONE would be lost with the outer one."""
+    with house.engine.connect() as db:
+        outer = db.begin()
+
+        def body(guard: Guard) -> None:
+            with Session(db) as session, guard.transaction(session):
+                write(session)
+
+        with pytest.raises(TransactionUsageError):
+            house.shop.deliver(body)
+        outer.rollback()
+
+
+@pytest.mark.parametrize("ledger_there", ["none", "empty", "same_work"])
+def test_another_database_is_refused_with_the_reason(
+    postgres: Any, pg: House, ledger_there: str
+) -> None:
+    """Also if a ledger is there that knows the work, by another claim."""
+    url = postgres.create_database(f"other_{ledger_there}")
+    other = sa.create_engine(url)
+    with other.begin() as db:
+        db.execute(sa.text("create table effects (item text)"))
+    if ledger_there != "none":
+        ledger = SqlLedger(other)
+        ledger.create_schema()
+    if ledger_there == "same_work":
+        keys, work = ("order:1",), "ship order:1"
+        ledger.claim(
+            ClaimRequest(keys=keys, owner=new_owner("m"), ttl_s=30.0, work=work, task="ship")
+        )
+    for make in (Session, sa.Engine.connect):
+        on: Any = make(other)
+
+        def body(guard: Guard, on: Any = on) -> None:
+            with guard.transaction(on):
+                write(on)
+
+        with pytest.raises(ConfigurationError, match=r"not of the ledger's.*guard\.fenced"):
+            pg.shop.deliver(body)
+        assert on.execute(sa.text("select count(*) from effects")).scalar() == 0
+        on.close()
+    other.dispose()
+    postgres.drop_database(url.rsplit("/", 1)[1])
+
+
+def test_another_kind_of_database_is_refused(pg: House, sqlite_url: str) -> None:
+    """Before anything is asked of it."""
+    other = sa.create_engine(sqlite_url)
+    with Session(other) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                raise AssertionError("unreachable")
+
+        with pytest.raises(ConfigurationError, match=r"guard\.fenced"):
+            pg.shop.deliver(body)
+        assert not session.in_transaction()
+    other.dispose()
+
+
+def test_another_schema_is_refused(pg: House) -> None:
+    """The same database, by a session that would not find the ledger's tables."""
+    with pg.shop.engine.begin() as db:
+        db.execute(sa.text("create schema mine"))
+    engine = sa.create_engine(pg.engine.url, connect_args={"options": "-c search_path=mine"})
+    with Session(engine) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                raise AssertionError("unreachable")
+
+        with pytest.raises(ConfigurationError, match="another schema"):
+            pg.shop.deliver(body)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+def test_one_that_commits_each_statement_is_refused(
+    request: pytest.FixtureRequest, build: Callable[..., House], name: str
+) -> None:
+    """Effects and DONE could not commit together."""
+    url = request.getfixturevalue(name)
+    house = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                write(session)
+
+        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+            house.shop.deliver(body)
+    assert house.shop.effects == []
+
+
+@pytest.mark.parametrize("on", ["engine", "url", "factory", "twophase"])
+def test_what_is_neither_session_nor_connection_is_refused(pg: House, on: str) -> None:
+    """By name; and two phases are not one."""
+    given: Any = {
+        "engine": pg.engine,
+        "url": str(pg.engine.url),
+        "factory": sessionmaker(pg.engine),
+        "twophase": Session(pg.engine, twophase=True),
+    }[on]
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(given):
+            raise AssertionError("unreachable")
+
+    with pytest.raises(ConfigurationError, match="Session"):
+        pg.shop.deliver(body)
+
+
+# -- the database says no, or nothing ---------------------------------------------------------
+
+
+def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Proxy]) -> None:
+    """It happened: the body is not run again, and the Session is good for more."""
+    house, proxy = behind_proxy
+    runs: list[int] = []
+    with _session(house) as session:
+
+        def body(guard: Guard) -> str:
+            runs.append(1)
+            with guard.transaction(session):
+                order = session.get_one(Order, 1)
+                order.status = "shipped"
+                write(session)
+                proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+            return order.status
+
+        assert house.shop.deliver(body) == Completed("shipped")
+    assert (len(runs), house.shop.effects) == (1, ["x"])
+    assert (house.orders, house.shop.states) == (["shipped"], ["DONE"])
+
+
+def test_a_body_of_several_parts_commits_them_on_one_session(
+    behind_proxy: tuple[House, Proxy],
+) -> None:
+    """Each with its progress; a part whose COMMIT got no answer is not done twice."""
+    house, proxy = behind_proxy
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            for part in range(guard.progress or 0, 3):
+                with guard.checkpoint(part + 1, session) as given:
+                    assert given is session
+                    session.add(Order(id=10 + part, status=f"part {part}"))
+                    if part == 1 and guard.attempt == 1:
+                        proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+            with guard.transaction(session):
+                write(session)
+
+        house.shop.deliver(body)
+    assert proxy.lost > 0
+    assert house.orders == ["new", "part 0", "part 1", "part 2"]
+    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+
+
+def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
+    """Neither the part nor its progress is written."""
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.checkpoint(1, session):
+                write(session)
+                session.commit()
+
+        with pytest.raises(TransactionUsageError):
+            house.shop.deliver(body)
+    view = house.shop.ledger.view("ship order:1")
+    assert view is not None
+    assert (house.shop.effects, view.progress_json) == ([], None)
+
+
+def test_a_commit_that_did_not_happen_runs_the_body_again(
+    behind_proxy: tuple[House, Proxy],
+) -> None:
+    """The server ends the session before it can commit; once is what remains."""
+    house, _ = behind_proxy
+    runs: list[int] = []
+    with _session(house) as session:
+
+        def end_the_session(_: Session) -> None:
+            if len(runs) == 1:
+                pid = session.connection().exec_driver_sql("select pg_backend_pid()").scalar()
+                with house.shop.engine.connect() as db:
+                    db.execute(sa.text("select pg_terminate_backend(:pid)"), {"pid": pid})
+
+        def body(guard: Guard) -> None:
+            runs.append(1)
+            with guard.transaction(session):
+                write(session)
+                if len(runs) == 1:
+                    sa.event.listen(session, "before_commit", end_the_session)
+
+        house.shop.deliver(body)
+    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x"], ["DONE"])
+
+
+def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
+    behind_proxy: tuple[House, Proxy],
+) -> None:
+    """On the same Session, which gets another connection."""
+    house, proxy = behind_proxy
+    runs: list[int] = []
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            runs.append(1)
+            with guard.transaction(session):
+                write(session)
+                if len(runs) == 1:
+                    proxy.cut()
+                write(session, "y")
+
+        house.shop.deliver(body)
+    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x", "y"], ["DONE"])
+
+
+def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[House, Proxy]) -> None:
+    """It is not the body's fault."""
+    house, proxy = behind_proxy
+    house.engine.dispose()
+    queue = NotingQueue()
+    with _session(house) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                raise AssertionError("unreachable")
+
+        proxy.mode = Mode.CUT
+        house.shop.deliver(body, queue)
+        proxy.mode = Mode.PASS
+    assert (queue.copies, house.shop.states) == ([1], ["NEW"])
+
+
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: House) -> None:
+    """Nothing is unknown about it; the Session can go on."""
+    with pg.shop.engine.begin() as db:
+        db.execute(sa.text("create table u (id int unique deferrable initially deferred)"))
+    with _session(pg) as session:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(session):
+                session.execute(sa.text("insert into u values (1), (1)"))
+
+        with pytest.raises(sa.exc.IntegrityError):
+            pg.shop.deliver(body)
+        assert session.execute(sa.text("select count(*) from u")).scalar() == 0
+    assert pg.shop.states == ["FAILED"]
+
+
+def test_a_deadlock_runs_the_body_again(pg: House) -> None:
+    """As the database asks for, on the same Session."""
+    with pg.shop.engine.begin() as db:
+        db.execute(sa.text("insert into orders values (2, 'new')"))
+    runs: list[int] = []
+    lock = "select * from orders where id = {} for update"
+    with _session(pg) as session, pg.shop.engine.connect() as rival:
+        rival.execute(sa.text("set deadlock_timeout = '60s'"))
+        rival.execute(sa.text(lock.format(2)))
+
+        def rivals_turn() -> None:
+            rival.execute(sa.text(lock.format(1)))
+            rival.commit()
+
+        thread = threading.Thread(target=rivals_turn)
+        waiting = sa.text("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+
+        def body(guard: Guard) -> None:
+            runs.append(1)
+            with guard.transaction(session):
+                session.execute(sa.text(lock.format(1)))
+                if len(runs) == 1:
+                    thread.start()
+                    autocommit = pg.shop.engine.execution_options(isolation_level="AUTOCOMMIT")
+                    with autocommit.connect() as watcher:
+                        wait_until(lambda: watcher.execute(waiting).scalar() == 1)
+                session.execute(sa.text(lock.format(2)))
+                write(session)
+
+        pg.shop.deliver(body)
+        thread.join(30)
+    assert (len(runs), pg.shop.effects, pg.shop.states) == (2, ["x"], ["DONE"])
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_body_longer_than_a_renewal_on_a_snapshot(
+    pg_url: str, build: Callable[..., House], level: str
+) -> None:
+    """The watchdog's own renewal is no reason to run the body again."""
+    house = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
+    runs: list[int] = []
+    with _session(house) as session:
+
+        @house.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+        def ship(n: int, guard: Guard) -> None:
+            runs.append(1)
+            with guard.transaction(session):
+                write(session)
+                time.sleep(0.7)
+
+        ship(1)
+    assert (len(runs), house.shop.effects) == (1, ["x"])
+
+
+def test_it_leaves_no_listener_on_the_session(house: House, on: Any) -> None:
+    """After the block commit() is the user's own again."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            write(on)
+        write(on, "after")
+        on.commit()
+        write(on, "dropped")
+        on.rollback()
+
+    house.shop.deliver(body)
+    assert house.shop.effects == ["after", "x"]
+
+
+def test_a_second_transaction_is_refused(house: House, on: Any) -> None:
+    """Inside the block, and after DONE."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            with pytest.raises(TransactionUsageError, match="inside a transaction"):
+                with guard.transaction(on):
+                    pass
+            write(on)
+        with pytest.raises(TransactionUsageError, match="after DONE"):
+            with guard.transaction(on):
+                pass
+
+    house.shop.deliver(body)
+    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])

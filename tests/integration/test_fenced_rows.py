@@ -1,0 +1,382 @@
+"""`guard.fenced(update(…))`: a row elsewhere lets newer holders write, and the same one again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
+
+from support.guarded_shop import GuardedShop
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
+from taskguard.fenced.rows import FencedUpdate
+from taskguard.guard import Guard
+from taskguard.ledger.tables import KEYS, WORKS
+
+# Beyond what a double can tell apart, and the largest there is.
+EDGES = [2**53, 2**53 + 1, 2**63 - 1]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str]
+    # The attribute has a name of its own.
+    token: Mapped[int | None] = mapped_column("fence_token", sa.BigInteger)
+
+
+ORDERS: Any = Order.__table__
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def engine(request: pytest.FixtureRequest) -> Iterator[sa.Engine]:
+    """A shop's database: orders 1 and 2, which nobody has fenced yet."""
+    name = "pg_url" if request.param == "postgresql" else "sqlite_url"
+    yield from _shop(request.getfixturevalue(name))
+
+
+@pytest.fixture
+def pg(pg_url: str) -> Iterator[sa.Engine]:
+    yield from _shop(pg_url)
+
+
+def _shop(url: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(url)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([Order(id=1, status="new"), Order(id=2, status="new")])
+        session.commit()
+    yield engine
+    engine.dispose()
+
+
+def fenced(fence: int, status: str = "shipped", *, order: int | None = 1) -> FencedUpdate:
+    update = sa.update(ORDERS).values(status=status)
+    if order is not None:
+        update = update.where(ORDERS.c.id == order)
+    return FencedUpdate(update, column="fence_token", key="order:1", fence=fence)
+
+
+def write(engine: sa.Engine, fence: int, status: str = "shipped", **options: Any) -> int:
+    with engine.begin() as db:
+        return fenced(fence, status, **options).execute(db)
+
+
+def rows(engine: sa.Engine) -> list[tuple[str, int | None]]:
+    with engine.connect() as db:
+        select = sa.select(ORDERS.c.status, ORDERS.c.fence_token).order_by(ORDERS.c.id)
+        return [(row.status, row.fence_token) for row in db.execute(select)]
+
+
+# -- who may write ----------------------------------------------------------------------------
+
+
+def test_a_row_that_nobody_fenced_takes_any_fence(engine: sa.Engine) -> None:
+    """NULL is older than all; other rows stay as they are."""
+    assert write(engine, 7) == 1
+    assert rows(engine) == [("shipped", 7), ("new", None)]
+
+
+def test_the_same_holder_writes_again_and_a_newer_one_too(engine: sa.Engine) -> None:
+    """A body may write a row twice, also when it is run again under the same lease."""
+    for fence, status in ((7, "packed"), (7, "shipped"), (8, "returned")):
+        write(engine, fence, status)
+    assert rows(engine)[0] == ("returned", 8)
+
+
+@pytest.mark.parametrize("newer", EDGES)
+def test_an_older_holder_is_refused(engine: sa.Engine, newer: int) -> None:
+    """By one, on all 64 bits; it hears key and both fences, and the row stays."""
+    write(engine, newer, "newer")
+    with pytest.raises(StaleTokenError) as raised:
+        write(engine, newer - 1, "older")
+    error = raised.value
+    assert (error.key, error.fence, error.newer_fence) == ("order:1", newer - 1, newer)
+    assert rows(engine)[0] == ("newer", newer)
+
+
+def test_a_row_that_is_not_there_is_no_stale_one(engine: sa.Engine) -> None:
+    """The two need different cures."""
+    with pytest.raises(FencedRowMissingError, match="orders has no row"):
+        write(engine, 7, order=99)
+
+
+def test_one_stale_row_among_several_refuses_them_all(engine: sa.Engine) -> None:
+    """With the transaction: a holder that is stale anywhere must stop."""
+    write(engine, 9, "newer", order=2)
+    with pytest.raises(StaleTokenError):
+        write(engine, 8, "older", order=None)
+    assert rows(engine) == [("new", None), ("newer", 9)]
+    assert write(engine, 10, "all", order=None) == 2
+
+
+def test_a_condition_that_the_write_itself_ends_is_no_trouble(engine: sa.Engine) -> None:
+    """The row no longer fits where() once it is written."""
+    update = sa.update(ORDERS).where(ORDERS.c.status == "new").values(status="shipped")
+    with engine.begin() as db:
+        done = FencedUpdate(update, column="fence_token", key="k", fence=7).execute(db)
+    assert done == 2
+
+
+# -- at the same time -------------------------------------------------------------------------
+
+
+def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], Any]) -> Any:
+    """What becomes of a write with `fence` that waits for another transaction, in its thread."""
+    told: list[Any] = []
+
+    def wait_and_write() -> None:
+        try:
+            told.append(write(pg, fence, "mine"))
+        except Exception as error:
+            told.append(error)
+
+    with pg.connect() as db:
+        end = first(db)
+        thread = threading.Thread(target=wait_and_write)
+        thread.start()
+        waiting = sa.text(
+            "select count(*) from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        with pg.execution_options(isolation_level="AUTOCOMMIT").connect() as watcher:
+            wait_until(lambda: watcher.execute(waiting).scalar() == 1)
+        end()
+        thread.join(30)
+    return told[0]
+
+
+def test_a_newer_holder_that_is_just_committing_wins(pg: sa.Engine) -> None:
+    """The older write waits for it, sees what it left, and is refused."""
+
+    def newer(db: sa.Connection) -> Callable[[], None]:
+        fenced(8, "newer").execute(db)
+        return db.commit
+
+    error = _while_it_waits(pg, 7, newer)
+    assert isinstance(error, StaleTokenError)
+    assert error.newer_fence == 8
+    assert rows(pg)[0] == ("newer", 8)
+
+
+def test_a_newer_holder_that_rolls_back_was_never_there(pg: sa.Engine) -> None:
+    """The older write goes through."""
+
+    def newer(db: sa.Connection) -> Callable[[], None]:
+        fenced(8, "newer").execute(db)
+        return db.rollback
+
+    assert _while_it_waits(pg, 7, newer) == 1
+    assert rows(pg)[0] == ("mine", 7)
+
+
+def test_a_row_that_is_deleted_meanwhile_is_missing(pg: sa.Engine) -> None:
+    """Not stale: nobody has a newer fence."""
+
+    def delete(db: sa.Connection) -> Callable[[], None]:
+        db.execute(sa.delete(ORDERS).where(ORDERS.c.id == 1))
+        return db.commit
+
+    assert isinstance(_while_it_waits(pg, 7, delete), FencedRowMissingError)
+
+
+def test_a_row_that_comes_into_being_between_update_and_look_is_written(engine: sa.Engine) -> None:
+    """It is not called missing, for it is there."""
+    inserted: list[int] = []
+
+    def insert_after_the_update(db: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE") and not inserted:
+            inserted.append(3)
+            db.execute(sa.insert(ORDERS).values(id=3, status="new"))
+
+    with engine.begin() as db:
+        sa.event.listen(db, "after_cursor_execute", insert_after_the_update)
+        assert fenced(7, order=3).execute(db) == 1
+    assert rows(engine)[2] == ("shipped", 7)
+
+
+def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
+    """Whatever their order, nobody is told that it wrote over a newer one."""
+    gate = threading.Barrier(8)
+    refused: list[StaleTokenError] = []
+
+    def hold(fence: int) -> None:
+        gate.wait()
+        for _ in range(5):
+            try:
+                write(pg, fence, str(fence))
+            except StaleTokenError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=hold, args=(fence,)) for fence in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert rows(pg)[0] == ("8", 8)
+    assert all(each.newer_fence > each.fence for each in refused)
+
+
+# -- on what ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_an_orm_session_runs_it_too(engine: sa.Engine, scoped: bool) -> None:
+    """With an ORM class, whose attribute has another name than the column; objects hear of it."""
+    update = sa.update(Order).where(Order.id == 1).values(status="shipped")
+    make = sessionmaker(engine)
+    session: Any = scoped_session(make) if scoped else make()
+    order = session.get(Order, 1)
+    assert FencedUpdate(update, column="fence_token", key="k", fence=7).execute(session) == 1
+    assert (order.status, order.token) == ("shipped", 7)
+    session.commit()
+    assert rows(engine)[0] == ("shipped", 7)
+    order = session.get(Order, 1)  # loads fence 7, which is then older than what the row has
+    assert order.token == 7
+    session.rollback()
+    write(engine, 9, "newer")
+    session.get(Order, 1)
+    with pytest.raises(StaleTokenError):
+        FencedUpdate(update, column="fence_token", key="k", fence=8).execute(session)
+    session.rollback()
+    assert (order.status, order.token) == ("newer", 9)
+    session.close()
+
+
+@pytest.mark.parametrize("on", ["engine", "driver", "nothing"])
+def test_what_is_no_connection_is_refused(engine: sa.Engine, on: str) -> None:
+    """Before anything is sent."""
+    raw = engine.raw_connection()
+    try:
+        given = {"engine": engine, "driver": raw.driver_connection, "nothing": None}[on]
+        with pytest.raises(ConfigurationError, match="Connection or an ORM Session"):
+            fenced(7).execute(given)
+    finally:
+        raw.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        sa.insert(ORDERS).values(id=1),
+        sa.delete(ORDERS),
+        sa.select(ORDERS),
+        sa.text("update orders set status = 'x'"),
+        sa.update(ORDERS).values(status="x").returning(ORDERS.c.id),
+        "update orders set status = 'x'",
+    ],
+    ids=["insert", "delete", "select", "text", "returning", "str"],
+)
+def test_only_a_plain_update_can_be_fenced(statement: Any) -> None:
+    """The others are told what to do instead."""
+    with pytest.raises(ConfigurationError, match=r"guard\.fenced\(\) takes .*update\(\)"):
+        FencedUpdate(statement, column="fence_token", key="k", fence=1)
+
+
+def test_a_column_that_is_not_there_is_named(engine: sa.Engine) -> None:
+    """At once, not as the database's error in the middle of a body."""
+    with pytest.raises(ConfigurationError, match="orders has no column 'token'"):
+        FencedUpdate(sa.update(Order), column="token", key="k", fence=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [
+        (sa.BigInteger(), True),
+        (sa.Numeric(), True),
+        (sa.Numeric(20, 0), True),
+        (sa.BigInteger().with_variant(sa.Integer(), "sqlite"), True),
+        (sa.Integer(), False),
+        (sa.SmallInteger(), False),
+        (sa.Numeric(20, 2), False),
+        (sa.Numeric(asdecimal=False), False),
+        (sa.Float(53), False),
+        (sa.Double(), False),
+        (sa.Text(), False),
+        (sa.types.NullType(), False),
+    ],
+    ids=str,
+)
+def test_a_column_that_is_too_narrow_is_refused_at_use(
+    pg: sa.Engine, kind: sa.types.TypeEngine[Any], holds: bool
+) -> None:
+    """A double or 32 bits would take old and new fences for the same, or fail half-way."""
+    table = sa.table("orders", sa.column("id", sa.Integer), sa.column("fence_token", kind))
+    update = FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62)
+    with pg.begin() as db:
+        if holds:
+            assert update.execute(db) == 2
+        else:
+            with pytest.raises(ConfigurationError, match=r"orders\.fence_token is .* 64 bits"):
+                update.execute(db)
+
+
+def test_a_numeric_column_compares_all_digits(pg: sa.Engine) -> None:
+    """As the integers they are."""
+    with pg.begin() as db:
+        db.execute(sa.text("alter table orders alter fence_token type numeric"))
+    table = sa.table("orders", sa.column("fence_token", sa.Numeric))
+    with pg.begin() as db:
+        FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62).execute(db)
+        with pytest.raises(StaleTokenError) as raised:
+            FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62 - 1).execute(
+                db
+            )
+    assert raised.value.newer_fence == 2**62
+
+
+def test_sqlites_integers_are_wide_enough(sqlite_url: str) -> None:
+    """Reflected tables call them INTEGER."""
+    for engine in _shop(sqlite_url):
+        table = sa.table("orders", sa.column("fence_token", sa.Integer))
+        update = FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62)
+        with engine.begin() as db:
+            assert update.execute(db) == 2
+
+
+# -- in a body --------------------------------------------------------------------------------
+
+
+def test_a_holder_that_was_overtaken_cannot_write_elsewhere(pg: sa.Engine, sqlite_url: str) -> None:
+    """The ledger is on SQLite, the orders on PostgreSQL: the row itself refuses the late write."""
+    shops = [GuardedShop(sqlite_url), GuardedShop(sqlite_url)]
+    fences: list[int] = []
+
+    def ship(n: int, guard: Guard) -> str:
+        fences.append(guard.fence)
+        attempt = len(fences)
+        mine = guard.fenced(sa.update(Order).where(Order.id == n).values(status=f"by {attempt}"))
+        if attempt == 1:  # it is paused here, for longer than its lease
+            with shops[0].engine.begin() as db:
+                for table in (KEYS, WORKS):
+                    db.execute(sa.update(table).values(lease_until=1))
+            with ThreadPoolExecutor() as elsewhere:
+                assert elsewhere.submit(tasks[1], n).result() == "shipped"
+        with pg.begin() as db:
+            mine.execute(db)
+        return "shipped"
+
+    tasks = [shop.tg.guarded(key="order:<n>", work="ship")(ship) for shop in shops]
+    try:
+        assert tasks[0](1) == "shipped"  # answered from the record
+    finally:
+        for shop in shops:
+            shop.close()
+    assert rows(pg)[0] == ("by 2", fences[1])
+    assert "stale_refused" in shops[0].happened
