@@ -189,6 +189,7 @@ class Entry:
             max_crashes=policy.max_crashes,
             may_create=age_s <= policy.retention_s,
             fingerprint=delivery.fingerprint,
+            row=delivery.row,
         )
 
     def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:

@@ -86,6 +86,14 @@ class Placeholder:
         cause = None if self.hidden else problem.__cause__
         raise problem.named(self.source, task=task) from cause
 
+    def text(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
+        """What the argument says, as it is: for a column of a table, not for a key."""
+        try:
+            return allowance.take(self._text(values))
+        except RefusedValueError as refusal:
+            problem = refusal
+        raise problem.named(self.source, task=task) from problem.__cause__
+
     def _text(self, values: Mapping[str, object]) -> str:
         if self.name not in values:  # only where the task takes **kwargs
             raise RefusedValueError("is not among the arguments of this call")
@@ -116,6 +124,18 @@ class Template:
             pieces.append(placeholder.fill(values, task=task, allowance=allowance))
             pieces.append(literal)
         return shorten("".join(pieces))
+
+    def text(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> str:
+        """The same, neither escaped nor shortened: what a column holds.
+
+        Raises:
+            KeyArgumentError: an argument is no text.
+        """
+        pieces = [self.head]
+        for placeholder, literal in self.tail:
+            pieces.append(placeholder.text(values, task=task, allowance=allowance))
+            pieces.append(literal)
+        return "".join(pieces)
 
 
 def parse(source: str) -> Template:

@@ -26,7 +26,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger import postgresql
+from taskguard.ledger import postgresql, rows
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
 from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
@@ -90,6 +90,8 @@ class SqlTransaction:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended()
+        if claim.row is not None:
+            rows.complete(self.db, claim)
         self._transactions.complete(self.db, claim, result_json)
 
     def _refuse_ended(self) -> None:
@@ -111,6 +113,8 @@ class SqlTransaction:
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._refuse_ended()
+        if claim.row is not None:
+            rows.confirm(self.db, claim)
         # The keys, too: other work may hold them by now, and this work's row does not tell.
         self._transactions.lock_keys(self.db, claim)
         self._xid = self._transactions.xid(self.db)
@@ -215,6 +219,8 @@ class Transactions:
                 db.rollback()
             except sa.exc.DBAPIError:
                 broken = True
+        if isinstance(error, rows.RowMovedError):
+            raise (_broken(claim) if broken else self._moved(db, claim, error)) from None
         mapped = self._database.map(error)
         if mapped is None:
             return
@@ -228,6 +234,11 @@ class Transactions:
             ) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
+
+    def _moved(self, db: sa.Connection, claim: Claim, error: rows.RowMovedError) -> Exception:
+        """By whom the user's row was moved: its body, whose doing is rolled back, or others."""
+        with self._database.translated():
+            return rows.changed_by_body(db, claim, error) or stale(claim)
 
     def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
         """Keep the keys ours until the transaction ends, or refuse."""
