@@ -210,7 +210,7 @@ class GuardedRow:
         kind = self.state.type
         if isinstance(kind, sa.Enum) and kind.enum_class is not None:
             # What the database holds: by default the members' names.
-            members = dict(zip(kind.enum_class.__members__.values(), kind.enums, strict=True))
+            members = dict(zip(kind.enum_class, kind.enums, strict=False))
             value = members.get(value, value) if isinstance(value, enum.Enum) else value
         elif isinstance(value, enum.Enum):
             value = value.value

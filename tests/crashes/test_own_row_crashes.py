@@ -1,0 +1,173 @@
+"""A task that moves a row of its own, killed wherever it may be; the message comes again.
+
+At every moment the row and taskguard's record say the same; at the end there is one effect, and
+the row is SHIPPED.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
+from taskguard import Guard
+from taskguard.testing.crashes import kill_process
+
+TOGETHER = {
+    "PAID": {None, "NEW", "FAILED"},
+    "SHIPPING": {"PROCESSING"},
+    "SHIPPED": {"DONE"},
+}
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("pg_url" if request.param == "postgresql" else "sqlite_url"))
+
+
+def with_transaction(ship: Step, guard: Guard) -> Any:
+    return ship.effect(guard)
+
+
+def in_parts(ship: Step, guard: Guard) -> Any:
+    if guard.progress is None:
+        with guard.checkpoint("half"):
+            pass
+    return ship.effect(guard)
+
+
+def fails_first(ship: Step, guard: Guard) -> Any:
+    if guard.attempt == 1:
+        raise ZeroDivisionError
+    return ship.effect(guard)
+
+
+def without_transaction(ship: Step, guard: Guard) -> Any:
+    return "ship"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [with_transaction, in_parts, fails_first, without_transaction])
+def test_killed_before_any_statement_of_its_process(
+    url: str, body: Callable[[Step, Guard], Any]
+) -> None:
+    """SIGKILL before each statement and each COMMIT of a process, those of the claim included."""
+    shop = Shop(url)
+    effects = 0 if body is without_transaction else 1
+    at = 0
+    while True:
+        at += 1
+        _begin_again(shop)
+        killed = _deliver_in_a_process(url, body, at)
+        status = shop.status
+        assert shop.state() in TOGETHER[status], (at, status, shop.state())
+        if not killed:
+            break
+        shop.expire()
+        ship = Step(shop, "ship", own_row())
+        runner = shop.process()
+        while True:  # the queue's retry of a body that raised
+            try:
+                told = ship(lambda guard: body(ship, guard), by=runner, retries=1)
+                break
+            except ZeroDivisionError:
+                assert shop.status == "PAID"
+        assert told.value in ("ship", None), at
+        assert (shop.status, shop.state()) == ("SHIPPED", "DONE"), at
+        assert len(shop.effects) == effects, at
+    shop.close()
+    assert at > 10
+    print(f"{at - 1} kills, one effect each")
+
+
+def _begin_again(shop: Shop) -> None:
+    for table in ("taskguard_keys", "taskguard_works", "taskguard_messages", "effects", "orders"):
+        shop.change(f"delete from {table}")
+    shop.put(7, "PAID")
+    shop.engine.dispose()
+    shop.ledger.close()  # a child must not inherit an open file of SQLite's
+
+
+def _deliver_in_a_process(url: str, body: Callable[[Step, Guard], Any], at: int) -> bool:
+    """Whether it was killed, before its statement number `at`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _deliver(url, body, at)
+        finally:
+            os._exit(1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, -signal.SIGKILL)
+    return ended != 0
+
+
+def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
+    engine = sa.create_engine(url)
+    shop = Shop(url, engine)
+    left = [at]
+
+    def count(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            kill_process()
+
+    for event in ("before_cursor_execute", "commit"):
+        sa.event.listen(engine, event, count)
+    ship = Step(shop, "ship", own_row())
+    try:
+        ship(lambda guard: body(ship, guard))
+    except ZeroDivisionError:
+        pass
+    os._exit(0)
+
+
+@pytest.fixture
+def taskguard_ledger(url: str) -> str:
+    """Where the plugin's guards have their ledger."""
+    return url
+
+
+@pytest.fixture
+def orders(taskguard_memory: Any) -> Iterator[Any]:
+    """The shop's tables, and one paid order."""
+    METADATA.create_all(taskguard_memory.engine)
+
+    def put() -> None:
+        with taskguard_memory.engine.begin() as db:
+            db.execute(sa.delete(ORDERS))
+            db.execute(sa.insert(ORDERS).values(id=7, status="PAID"))
+
+    yield put
+    METADATA.drop_all(taskguard_memory.engine)
+
+
+def test_the_plugin_kills_it_at_every_boundary(
+    taskguard_memory: Any, orders: Any, explore_crashes: Any
+) -> None:
+    """As users test their own: one effect and SHIPPED, wherever it dies."""
+
+    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(
+        key="order:<order_id>", row=own_row()
+    )
+    def ship(order_id: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            db.execute(sa.insert(EFFECTS).values(item=str(order_id)))
+
+    begun: list[int] = []
+
+    def effects() -> int:
+        with taskguard_memory.engine.connect() as db:
+            status = db.execute(sa.select(ORDERS.c.status)).scalar_one()
+            assert status == ("SHIPPED" if len(begun) % 2 else "PAID")
+            begun.append(1)
+            count = sa.select(sa.func.count()).select_from(EFFECTS)
+            return int(db.execute(count).scalar_one())
+
+    report = explore_crashes(ship, (7,), effects=effects, before_each=orders)
+    assert "transaction.commit done" in [line.point for line in report.lines]
