@@ -17,6 +17,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 OUTCOMES = {
     "celery_shop/shop.py": "shipments: {7: 1, 8: 1, 9: 1}",
     "rq_invoices/invoices.py": "payments: {7: 1, 8: 1}",
+    "sqlalchemy_shop/shop.py": "orders: {7: ('BILLED', 1, 1), 8: ('BILLED', 1, 1), "
+    "9: ('CANCELLED', 0, 0)}",
 }
 
 

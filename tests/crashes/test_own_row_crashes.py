@@ -6,6 +6,7 @@ the row is SHIPPED.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -70,20 +71,21 @@ def test_killed_before_any_statement_of_its_process(
         if not killed:
             break
         shop.expire()
-        ship = Step(shop, "ship", own_row())
-        runner = shop.process()
-        while True:  # the queue's retry of a body that raised
-            try:
-                told = ship(lambda guard: body(ship, guard), by=runner, retries=1)
-                break
-            except ZeroDivisionError:
-                assert shop.status == "PAID"
-        assert told.value in ("ship", None), at
+        with contextlib.suppress(ZeroDivisionError):
+            _once(shop, body, retries=1)
+        assert shop.state() in TOGETHER[shop.status], at
+        _once(shop, body, retries=2)
         assert (shop.status, shop.state()) == ("SHIPPED", "DONE"), at
         assert len(shop.effects) == effects, at
     shop.close()
     assert at > 10
     print(f"{at - 1} kills, one effect each")
+
+
+def _once(shop: Shop, body: Callable[[Step, Guard], Any], **numbers: int) -> None:
+    """One delivery of the message."""
+    ship = Step(shop, "ship", own_row())
+    ship(lambda guard: body(ship, guard), by=shop.process(), **numbers)
 
 
 def _begin_again(shop: Shop) -> None:
@@ -119,11 +121,8 @@ def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
 
     for event in ("before_cursor_execute", "commit"):
         sa.event.listen(engine, event, count)
-    ship = Step(shop, "ship", own_row())
-    try:
-        ship(lambda guard: body(ship, guard))
-    except ZeroDivisionError:
-        pass
+    with contextlib.suppress(ZeroDivisionError):
+        _once(shop, body)
     os._exit(0)
 
 
