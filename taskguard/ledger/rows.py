@@ -9,8 +9,9 @@ Read next: `guarded_row.py` for how it is declared, `states.decide_by_row()` for
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -50,14 +51,16 @@ class Found:
     fence: int | None
 
 
-def read(db: sa.Connection, ref: RowRef, *, lock: bool = False) -> Found | None:
-    """The row, locked for the transaction if asked; None if there is none."""
-    declared: GuardedRow = ref.declared
-    state: Any = declared.state
-    if isinstance(state.type, sa.Enum):
-        state = sa.type_coerce(state, sa.String)  # as it is stored, not as a member
-    select = sa.select(state, declared.fence).where(_is(ref))
-    row = db.execute(select.with_for_update() if lock else select).first()
+def read(
+    db: sa.Connection, ref: RowRef, *, lock: bool = False, skip_locked: bool = False
+) -> Found | None:
+    """The row, locked for the transaction if asked; None if there is none.
+
+    With `skip_locked` also where somebody else has locked it.
+    """
+    made = _statements(ref.declared)
+    locking = made.lock_free if skip_locked else made.lock
+    row = db.execute(locking if lock else made.read, _id(ref)).first()
     if row is None:
         return None
     state, fence = row
@@ -85,15 +88,8 @@ def place(ref: RowRef, found: Found | None, work: Any) -> Place:
 
 def claim(db: sa.Connection, ref: RowRef, found: Found, fence: int) -> bool:
     """`new`, or the last holder's, -> `processing` with a higher fence; False if it has moved."""
-    declared: GuardedRow = ref.declared
-    lower = sa.or_(declared.fence.is_(None), declared.fence < fence)
-    return _change(
-        db,
-        ref,
-        declared.state == found.state,
-        lower,
-        {declared.state: declared.processing, declared.fence: fence},
-    )
+    values = {"from_state": found.state, "to_fence": fence, **_id(ref)}
+    return db.execute(_statements(ref.declared).claim, values).rowcount == 1
 
 
 def complete(db: sa.Connection, claim: Claim) -> None:
@@ -124,25 +120,51 @@ def bury(db: sa.Connection, ref: RowRef, fence: int) -> None:
 
 
 def _leave(db: sa.Connection, ref: RowRef, fence: int, state: Any) -> bool:
-    declared: GuardedRow = ref.declared
-    return _change(
-        db,
-        ref,
-        declared.state == declared.processing,
-        declared.fence == fence,
-        {declared.state: state},
+    values = {"to_state": state, "held_fence": fence, **_id(ref)}
+    return db.execute(_statements(ref.declared).leave, values).rowcount == 1
+
+
+class _Statements(NamedTuple):
+    read: Any
+    lock: Any
+    lock_free: Any
+    claim: Any
+    leave: Any
+
+
+@functools.lru_cache(maxsize=1_000)
+def _statements(declared: GuardedRow) -> _Statements:
+    """Made once: to make one takes as long as to run it."""
+    table, state, fence = declared.table, declared.state, declared.fence
+    this = sa.and_(
+        *(
+            column == sa.bindparam(f"id_{number}", type_=column.type)
+            for number, column in enumerate(declared.id)
+        )
+    )
+
+    def bound(name: str, column: sa.Column[Any]) -> Any:
+        return sa.bindparam(name, type_=column.type)
+
+    stored: Any = state
+    if isinstance(state.type, sa.Enum):
+        stored = sa.type_coerce(state, sa.String)  # as it is stored, not as a member
+    read = sa.select(stored, fence).where(this)
+    lower = sa.or_(fence.is_(None), fence < bound("to_fence", fence))
+    claim = sa.update(table).where(this, state == bound("from_state", state), lower)
+    held = fence == bound("held_fence", fence)
+    leave = sa.update(table).where(this, state == declared.processing, held)
+    return _Statements(
+        read,
+        read.with_for_update(),
+        read.with_for_update(skip_locked=True),
+        claim.values({state: declared.processing, fence: bound("to_fence", fence)}),
+        leave.values({state: bound("to_state", state)}),
     )
 
 
-def _change(db: sa.Connection, ref: RowRef, state: Any, fence: Any, values: dict[Any, Any]) -> bool:
-    changed = db.execute(sa.update(ref.declared.table).where(_is(ref), state, fence).values(values))
-    return changed.rowcount == 1
-
-
-def _is(ref: RowRef) -> Any:
-    return sa.and_(
-        *(column == value for column, value in zip(ref.declared.id, ref.id, strict=True))
-    )
+def _id(ref: RowRef) -> dict[str, Any]:
+    return {f"id_{number}": value for number, value in enumerate(ref.id)}
 
 
 def changed_by_body(

@@ -106,7 +106,10 @@ class SqlLedger:
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         if request.row is not None:
-            return claim_in_steps(self._database, request)
+            database, answered = self._database, None
+            if self._one_statement:
+                answered = postgresql.claim_with_row(database, request)
+            return claim_in_steps(database, request) if answered is None else answered
         if self._one_statement:
             answered = postgresql.claim(self._database, request)
             if answered is not None:

@@ -30,10 +30,10 @@ from taskguard_celery import guarded_task
 from taskguard_celery.startup import check_worker
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=["postgresql", "postgresql in steps", "sqlite"])
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "pg_url")
-    made = Shop(url)
+    made = Shop(url, one_statement=request.param == "postgresql")
     yield made
     made.close()
 
@@ -291,6 +291,7 @@ def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.Monkey
     from taskguard.ledger import sql
 
     monkeypatch.setattr(sql, "claim_in_steps", None)
+    monkeypatch.setattr(sql, "rows", None)
     ledger = SqlLedger(pg.url)
     request = ClaimRequest(keys=("k",), owner=ME, ttl_s=30.0, work="w k")
     claimed = ledger.claim(request)

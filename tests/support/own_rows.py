@@ -94,11 +94,11 @@ class Step:
 class Shop:
     """A database with orders, a ledger on it, and what happened."""
 
-    def __init__(self, url: str, ledger: Any = None) -> None:
+    def __init__(self, url: str, ledger: Any = None, **options: Any) -> None:
         self.url = url
         self.engine = sa.create_engine(url)
         METADATA.create_all(self.engine)
-        self.ledger = SqlLedger(ledger or url)
+        self.ledger = SqlLedger(ledger or url, **options)
         self.ledger.create_schema()
         self.queue = NotingQueue()
         self.events: list[Event] = []
