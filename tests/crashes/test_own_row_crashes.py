@@ -18,6 +18,7 @@ import sqlalchemy as sa
 import taskguard
 from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
 from taskguard import Guard
+from taskguard.ledger.database import Database
 from taskguard.testing.crashes import kill_process
 
 TOGETHER = {
@@ -55,17 +56,17 @@ def without_transaction(ship: Step, guard: Guard) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [with_transaction, in_parts, fails_first, without_transaction])
-def test_killed_before_any_statement_of_its_process(
+def test_killed_around_any_statement_of_its_process(
     url: str, body: Callable[[Step, Guard], Any]
 ) -> None:
-    """SIGKILL before each statement and each COMMIT of a process, those of the claim included."""
+    """SIGKILL around each statement and before each COMMIT, those of the claim included."""
     shop = Shop(url)
     effects = 0 if body is without_transaction else 1
     at = 0
     while True:
         at += 1
         _begin_again(shop)
-        killed = _deliver_in_a_process(url, body, at)
+        killed = _deliver_in_a_process(shop, body, at)
         status = shop.status
         assert shop.state() in TOGETHER[status], (at, status, shop.state())
         if not killed:
@@ -96,17 +97,27 @@ def _begin_again(shop: Shop) -> None:
     shop.ledger.close()  # a child must not inherit an open file of SQLite's
 
 
-def _deliver_in_a_process(url: str, body: Callable[[Step, Guard], Any], at: int) -> bool:
-    """Whether it was killed, before its statement number `at`."""
+def _deliver_in_a_process(shop: Shop, body: Callable[[Step, Guard], Any], at: int) -> bool:
+    """Whether it was killed, at its boundary number `at`."""
     child = os.fork()
     if child == 0:
         try:
-            _deliver(url, body, at)
+            _deliver(shop.url, body, at)
         finally:
             os._exit(1)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert ended in (0, -signal.SIGKILL)
     return ended != 0
+
+
+def _counted(ask: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count()
+        found = ask(*args, **kwargs)
+        count()
+        return found
+
+    return counted
 
 
 def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
@@ -119,8 +130,10 @@ def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
         if left[0] == 0:
             kill_process()
 
-    for event in ("before_cursor_execute", "commit"):
+    for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
         sa.event.listen(engine, event, count)
+    for name in ("ask", "ask_in"):  # by the driver itself
+        setattr(Database, name, _counted(getattr(Database, name), count))
     with contextlib.suppress(ZeroDivisionError):
         _once(shop, body)
     os._exit(0)
