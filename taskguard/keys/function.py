@@ -105,10 +105,10 @@ def compile_key(
 class KeyFunction:
     """Makes a call's keys: one at least, sorted, each once. `sources` are the templates.
 
-    `placeholders` are their placeholders' sources; None where a callable may use any argument.
+    `arguments` is what their placeholders name; None where a callable may use any.
     """
 
-    __slots__ = ("_arguments", "_parts", "placeholders", "sources", "task")
+    __slots__ = ("_arguments", "_parts", "arguments", "sources", "task")
 
     def __init__(
         self, parts: tuple[Template | _Callable, ...], arguments: Arguments, *, task: str
@@ -116,7 +116,7 @@ class KeyFunction:
         self._parts = parts
         self._arguments = arguments
         self.sources = tuple(part.source for part in parts)
-        self.placeholders = _placeholders(parts)
+        self.arguments = _named(parts)
         self.task = task
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
@@ -145,12 +145,12 @@ class KeyFunction:
         return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
 
 
-def _placeholders(parts: tuple[Template | _Callable, ...]) -> frozenset[str] | None:
+def _named(parts: tuple[Template | _Callable, ...]) -> frozenset[str] | None:
     found: set[str] = set()
     for part in parts:
         if isinstance(part, _Callable):
             return None
-        found.update(placeholder.source for placeholder, _ in part.tail)
+        found.update(placeholder.argument for placeholder, _ in part.tail)
     return frozenset(found)
 
 
@@ -188,10 +188,10 @@ class TextFunction:
     """Makes a call's texts, by name; unlike keys they are neither escaped nor shortened.
 
     Attributes:
-        placeholders: the sources of all placeholders.
+        arguments: what all its placeholders name.
     """
 
-    __slots__ = ("_arguments", "_task", "_templates", "placeholders")
+    __slots__ = ("_arguments", "_task", "_templates", "arguments")
 
     def __init__(
         self, templates: Mapping[str, Template], arguments: Arguments, *, task: str
@@ -199,8 +199,8 @@ class TextFunction:
         self._templates = templates
         self._arguments = arguments
         self._task = task
-        self.placeholders = frozenset(
-            placeholder.source for each in templates.values() for placeholder, _ in each.tail
+        self.arguments = frozenset(
+            placeholder.argument for each in templates.values() for placeholder, _ in each.tail
         )
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, str]:

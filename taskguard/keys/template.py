@@ -65,9 +65,11 @@ class TemplateProblemError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One `<…>` of a template."""
+    """One `<…>` of a template. `argument` is its source less the filters, which hide nothing of
+    what tells values apart."""
 
     source: str
+    argument: str
     name: str
     path: tuple[Callable[[object], object], ...]
     takes_item: bool
@@ -209,6 +211,7 @@ def _parse_placeholder(token: str) -> Placeholder:
         raise TemplateProblemError(f"{token}: |str makes text, which takes no format")
     return Placeholder(
         source=token,
+        argument=match["name"] + match["path"] + ("" if spec is None else f":{spec}"),
         name=match["name"],
         path=tuple(
             _item(s[1:-1]) if s[0] == "[" else _attribute(s[1:]) for s in _steps(match["path"])

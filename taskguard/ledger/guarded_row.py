@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -136,8 +137,9 @@ class GuardedRow:
         return ", ".join(self._templates.values())
 
     def describe(self, ref: RowRef) -> str:
-        """The row, for messages: `orders 42`."""
-        return f"{self.table.fullname} {', '.join(map(str, ref.id))}"
+        """The row, for messages: `orders 42`; a text may be an address that no log should have."""
+        shown = ("…" if isinstance(value, str) else str(value) for value in ref.id)
+        return f"{self.table.fullname} {', '.join(shown)}"
 
     def _wrong(self, problem: str) -> ConfigurationError:
         return ConfigurationError(f"GuardedRow of {self.table.fullname}: {problem}.")
@@ -224,10 +226,10 @@ class GuardedRow:
     ) -> None:
         named: set[str] = set()
         for work in works:
-            if work.placeholders is None:
+            if work.arguments is None:
                 return  # a callable may use any argument
-            named |= work.placeholders
-        missing = ", ".join(sorted(texts.placeholders - named))
+            named |= work.arguments
+        missing = ", ".join(f"<{argument}>" for argument in sorted(texts.arguments - named))
         if works and missing:
             raise ConfigurationError(
                 f"{task}: {missing} tells rows of {self.table.fullname} apart, but not their "
@@ -267,14 +269,13 @@ def _table(given: Any) -> sa.Table:
 
 
 def _integer(text: str) -> int:
-    value = int(text)
-    if str(value) != text:  # another key, and the same row
-        raise ValueError("an integer is written without spaces, signs and leading zeros")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError("an integer has 64 bits")
-    return value
+    # "07" would be another key, and the same row.
+    if _is_integer(text) is None or not -(2**63) <= int(text) < 2**63:
+        raise ValueError("it is no integer of 64 bits, or has leading zeros")
+    return int(text)
 
 
+_is_integer = re.compile(r"0|-?[1-9][0-9]{0,18}").fullmatch
 _READERS: dict[Any, Callable[[str], Any]] = {int: _integer, str: str, uuid.UUID: uuid.UUID}
 
 RowId = Callable[[Sequence[Any], Mapping[str, Any]], RowRef]

@@ -143,23 +143,26 @@ def _statements(declared: GuardedRow) -> _Statements:
         )
     )
 
-    def bound(name: str, column: sa.Column[Any]) -> Any:
-        return sa.bindparam(name, type_=column.type)
+    def bound_state(name: str) -> Any:
+        return sa.bindparam(name, type_=state.type)
+
+    def bound_fence(name: str) -> Any:
+        return sa.bindparam(name, type_=sa.BigInteger)  # of a NUMERIC, SQLite would make a float
 
     stored: Any = state
     if isinstance(state.type, sa.Enum):
         stored = sa.type_coerce(state, sa.String)  # as it is stored, not as a member
-    read = sa.select(stored, fence).where(this)
-    lower = sa.or_(fence.is_(None), fence < bound("to_fence", fence))
-    claim = sa.update(table).where(this, state == bound("from_state", state), lower)
-    held = fence == bound("held_fence", fence)
+    read = sa.select(stored, sa.type_coerce(fence, sa.BigInteger)).where(this)
+    lower = sa.or_(fence.is_(None), fence < bound_fence("to_fence"))
+    claim = sa.update(table).where(this, state == bound_state("from_state"), lower)
+    held = fence == bound_fence("held_fence")
     leave = sa.update(table).where(this, state == declared.processing, held)
     return _Statements(
         read,
         read.with_for_update(),
         read.with_for_update(skip_locked=True),
-        claim.values({state: declared.processing, fence: bound("to_fence", fence)}),
-        leave.values({state: bound("to_state", state)}),
+        claim.values({state: declared.processing, fence: bound_fence("to_fence")}),
+        leave.values({state: bound_state("to_state")}),
     )
 
 
@@ -231,6 +234,8 @@ def _check_states(db: sa.Connection, declared: GuardedRow, kind: Any, table: str
             continue
         if isinstance(kind, sa.Enum):
             advice = f"ALTER TYPE {kind.name} ADD VALUE '{state}'"
+            if db.dialect.name != "postgresql":
+                advice = f"add it to the column's ENUM (ALTER TABLE {table} …)"
         else:
             length = max(len(str(each)) for each in declared.states if each is not None)
             advice = _alter(db, table, declared.state, f"VARCHAR({length})")

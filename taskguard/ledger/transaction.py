@@ -202,6 +202,8 @@ class Transactions:
         return self._snapshots
 
     def _lock(self, db: sa.Connection, claim: Claim) -> None:
+        if claim.row is not None:
+            rows.read(db, claim.row, lock=True)
         self.lock_keys(db, claim)
         work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
         if work is None:

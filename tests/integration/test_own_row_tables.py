@@ -175,6 +175,36 @@ def test_states_and_ids_of_all_kinds(shop: Shop, case: str) -> None:
     assert stage() == done
 
 
+def test_a_numeric_fence_is_exact(shop: Shop) -> None:
+    """Beyond what a float can hold, too."""
+    table = orders(sa.Text())
+    table.create(shop.engine)
+    shop.change(f"insert into tenants_orders values ('eu', 7, 'a', {2**62 + 1})")
+    declared = GuardedRow(
+        table,
+        id={"tenant": "eu", "no": "<order_id>"},
+        state="stage",
+        fence="fence",
+        new="a",
+        processing="b",
+        done="c",
+    )
+    assert Step(shop, "ship", declared)(lambda guard: guard.fence) == Completed(2**62 + 2)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_engine_that_keeps_snapshots(pg_url: str, level: str) -> None:
+    """The row is locked with the claim's own rows before the snapshot is taken."""
+    engine = sa.create_engine(pg_url, isolation_level=level)
+    shop = Shop(pg_url, engine)
+    ship = shop.step()
+    with pytest.raises(ZeroDivisionError):
+        ship(lambda guard: 1 / 0)
+    assert ship(retries=1) == Completed("ship")
+    assert (shop.status, shop.effects) == ("SHIPPED", ["ship order:7"])
+    shop.close()
+
+
 def test_a_state_that_the_enum_of_the_database_lacks(pg: Shop) -> None:
     """With the ALTER TYPE that adds it."""
     pg.change("create type stage as enum ('paid', 'shipped')")

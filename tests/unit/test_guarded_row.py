@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from taskguard import GuardedFunction, GuardedRow, MessageRef
-from taskguard.errors import ConfigurationError, KeyTemplateError
+from taskguard.errors import ConfigurationError, KeyArgumentError, KeyTemplateError
+from taskguard.ledger.base import RowRef
 
 M1 = MessageRef("m1")
 
@@ -176,7 +177,22 @@ def test_two_rows_must_not_be_one_work() -> None:
         GuardedFunction(ship, key="customer:<tenant>", row=row())
     for once_per in ("message", "order:<order_id>"):
         assert ids(row(), 7, key="customer:<tenant>", once_per=once_per) == (7,)
+    assert ids(row(table(id=sa.Text)), "a@b", key="order:<order_id|hash>") == ("a@b",)
     assert ids(row(), 7, key=lambda order_id, **_: f"order:{order_id}") == (7,)
+
+
+@pytest.mark.parametrize("given", ["07", "+7", " 7", "7.0", "x", "-0", "9223372036854775808", True])
+def test_what_is_no_integer_is_no_id_of_one(given: Any) -> None:
+    """Nor another way to write one; the error does not show it."""
+    with pytest.raises(KeyArgumentError, match="no id of orders: it is no integer") as caught:
+        ids(row(), given)
+    assert str(given) not in str(caught.value).replace("<order_id>", "")
+
+
+def test_a_text_of_an_id_is_in_no_message() -> None:
+    """It may be an address; numbers and UUIDs are nobody's."""
+    declared = row(table(id=sa.Text, no=sa.Integer), id={"id": "<tenant>", "no": "<order_id>"})
+    assert declared.describe(RowRef(declared, ("a@b", 7))) == "orders …, 7"
 
 
 def test_something_else_than_a_guarded_row_is_refused() -> None:
