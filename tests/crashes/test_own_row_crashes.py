@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import taskguard
+from support.own_row_tasks import TASKS
 from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
 from taskguard import Guard
 from taskguard.ledger.database import Database
@@ -159,18 +159,11 @@ def orders(taskguard_memory: Any) -> Iterator[Any]:
     METADATA.drop_all(taskguard_memory.engine)
 
 
+@pytest.mark.parametrize("kind", TASKS)
 def test_the_plugin_kills_it_at_every_boundary(
-    taskguard_memory: Any, orders: Any, explore_crashes: Any
+    taskguard_memory: Any, orders: Any, explore_crashes: Any, kind: str
 ) -> None:
     """As users test their own: one effect and SHIPPED, wherever it dies."""
-
-    @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(
-        key="order:<order_id>", row=own_row()
-    )
-    def ship(order_id: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            db.execute(sa.insert(EFFECTS).values(item=str(order_id)))
-
     begun: list[int] = []
 
     def effects() -> int:
@@ -181,5 +174,17 @@ def test_the_plugin_kills_it_at_every_boundary(
             count = sa.select(sa.func.count()).select_from(EFFECTS)
             return int(db.execute(count).scalar_one())
 
-    report = explore_crashes(ship, (7,), effects=effects, before_each=orders)
+    report = explore_crashes(TASKS[kind], (7,), effects=effects, before_each=orders)
     assert "transaction.commit done" in [line.point for line in report.lines]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_each_kind_is_answered_and_overtaken(
+    orders: Any, deliver_twice: Any, lose_lease_at: Any, kind: str
+) -> None:
+    """A second message gets the first one's answer; a paused holder that of who took over."""
+    orders()
+    assert deliver_twice(TASKS[kind], (7,)) == ("shipped 7", "shipped 7")
+    orders()
+    lost = lose_lease_at(TASKS[kind], (7,), at="transaction.begin asked")
+    assert (lost.result, lost.overtaker, lost.refused) == ("shipped 7", "shipped 7", True)
