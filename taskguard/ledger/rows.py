@@ -159,8 +159,9 @@ def _statements(declared: GuardedRow) -> _Statements:
     leave = sa.update(table).where(this, state == declared.processing, held)
     return _Statements(
         read,
-        read.with_for_update(),
-        read.with_for_update(skip_locked=True),
+        # Its key stays: inserts of rows that refer to it do not stand in the way.
+        read.with_for_update(key_share=True),
+        read.with_for_update(key_share=True, skip_locked=True),
         claim.values({state: declared.processing, fence: bound_fence("to_fence")}),
         leave.values({state: bound_state("to_state")}),
     )

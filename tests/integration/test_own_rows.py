@@ -493,6 +493,16 @@ def test_somebody_who_locks_the_row_makes_it_busy(pg_url: str) -> None:
     shop.close()
 
 
+def test_an_open_insert_that_refers_to_the_row_is_not_in_the_way(pg_url: str) -> None:
+    """As of a line of the order, by somebody's web handler: only the row's key is locked."""
+    shop = Shop(pg_url)
+    shop.change("create table lines (order_id integer references orders (id))")
+    with shop.engine.begin() as db:
+        db.execute(sa.text("insert into lines values (7)"))
+        assert shop.step()() == Completed("ship")
+    shop.close()
+
+
 def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_url: str) -> None:
     """Both lock the row first: the late holder, still unrivalled, completes; no deadlock."""
     shop = Shop(pg_url)
