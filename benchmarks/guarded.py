@@ -18,6 +18,23 @@ from taskguard.testing.servers import Postgres, Valkey
 
 REFERENCE = "by hand: redis-py and psycopg"
 EFFECT = "insert into effects values ('order')"
+PAID_ORDERS = "insert into orders (id, status) select n, 'PAID' from generate_series(1, 20000) n"
+ORDERS = sa.Table(
+    "orders",
+    sa.MetaData(),
+    sa.Column("id", sa.BigInteger, primary_key=True),
+    sa.Column("status", sa.Text),
+    sa.Column("fence", sa.BigInteger),
+)
+OWN_ROW = taskguard.GuardedRow(
+    ORDERS,
+    id="<order>",
+    state="status",
+    fence="fence",
+    new="PAID",
+    processing="SHIPPING",
+    done="SHIPPED",
+)
 
 
 def main(*, quick: bool) -> None:
@@ -59,13 +76,23 @@ def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], o
     def touch(order: int) -> None:
         pass
 
+    @tg.guarded(key="order:<order>", row=OWN_ROW)
+    def ship_own(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            db.execute(statement)
+
     def effect(db: psycopg.Connection[Any]) -> None:
         db.execute(EFFECT)
 
+    # Orders are there before their messages: nobody measures how they are made.
+    by_hand.db.execute(PAID_ORDERS)
+    orders = itertools.count(1)
     return {
         REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}", effect),
         "taskguard": lambda: ship(next(numbers)),
         "by hand, no effect": lambda: by_hand.run(f"touch {next(numbers)}"),
         "taskguard, no effect": lambda: touch(next(numbers)),
         "taskguard, a duplicate of DONE": lambda: ship(1),
+        "by hand, the order's own row": lambda: by_hand.run_order(next(orders), effect),
+        "taskguard, the order's own row": lambda: ship_own(next(orders)),
     }

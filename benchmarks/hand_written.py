@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import redis
@@ -20,6 +20,9 @@ create table if not exists hand_works (
     owner text not null, lease_until timestamptz not null
 )
 """
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
 
 _CLAIM = """
 insert into hand_works as w (id, state, fence, owner, lease_until)
@@ -35,6 +38,26 @@ returning fence
 _COMPLETE = """
 update hand_works set state = 'DONE'
 where id = %(id)s and state = 'PROCESSING' and fence = %(fence)s and owner = %(owner)s
+"""
+
+ORDERS = """
+create table if not exists orders (
+    id bigint primary key, status text not null, fence bigint, owner text, lease_until timestamptz
+)
+"""
+
+_CLAIM_ROW = """
+update orders set
+    status = 'SHIPPING', owner = %(owner)s, lease_until = clock_timestamp() + interval '30 s',
+    fence = greatest(fence + 1, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+where id = %(id)s
+    and (status = 'PAID' or (status = 'SHIPPING' and lease_until < clock_timestamp()))
+returning fence
+"""
+
+_COMPLETE_ROW = """
+update orders set status = 'SHIPPED'
+where id = %(id)s and status = 'SHIPPING' and fence = %(fence)s and owner = %(owner)s
 """
 
 _ACQUIRE = """
@@ -57,26 +80,41 @@ class ByHand:
         self.release = self.redis.register_script(_RELEASE)
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute(SCHEMA)
+        self.db.execute(ORDERS)
 
     def run(self, work: str, effect: Callable[[Any], object] | None = None) -> bool:
         """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""
+        return self._run(work, work, effect, _CLAIM, _COMPLETE)
+
+    def run_order(self, order: int, effect: Callable[[Any], object]) -> bool:
+        """The same with the states in the order's own row, which has to have columns for it."""
+        return self._run(f"order:{order}", order, effect, _CLAIM_ROW, _COMPLETE_ROW)
+
+    def _run(
+        self,
+        key: str,
+        row: object,
+        effect: Callable[[Any], object] | None,
+        claim: LiteralString,
+        complete: LiteralString,
+    ) -> bool:
         owner = os.urandom(12).hex()
-        if self.acquire(keys=[f"hand:{work}"], args=[owner, 30_000]):
+        if self.acquire(keys=[f"hand:{key}"], args=[owner, 30_000]):
             return False  # whose it is, and for how long, is what a deferral has to know
         try:
-            values: dict[str, Any] = {"id": work, "owner": owner}
-            claimed = self.db.execute(_CLAIM, values).fetchone()
+            values: dict[str, Any] = {"id": row, "owner": owner}
+            claimed = self.db.execute(claim, values).fetchone()
             if claimed is None:
                 return False
             values["fence"] = claimed[0]
             with self.db.transaction():
                 if effect is not None:
                     effect(self.db)
-                if self.db.execute(_COMPLETE, values).rowcount != 1:
+                if self.db.execute(complete, values).rowcount != 1:
                     raise RuntimeError("stale")
             return True
         finally:
-            self.release(keys=[f"hand:{work}"], args=[owner])
+            self.release(keys=[f"hand:{key}"], args=[owner])
 
     def close(self) -> None:
         self.db.close()

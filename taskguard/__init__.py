@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.lease import Lease
+    from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET
@@ -45,6 +46,7 @@ _HOMES = {
     "Dropped": "delivery",
     "Guard": "guard",
     "GuardedFunction": "guarded",
+    "GuardedRow": "ledger.guarded_row",
     "Lease": "lease",
     "MessageRef": "delivery",
     "Outcome": "delivery",
@@ -71,6 +73,7 @@ __all__ = [
     "Dropped",
     "Guard",
     "GuardedFunction",
+    "GuardedRow",
     "Lease",
     "MessageRef",
     "Outcome",

@@ -185,6 +185,7 @@ class TaskGuard:
         once_per: str = "key",
         work: str | None = None,
         fingerprint: Any = None,
+        row: Any = None,
         **options: Any,
     ) -> Callable[[Function], Function]:
         """Guard a plain function: options as for `guarded_task`, with `busy="raise"`.
@@ -206,6 +207,7 @@ class TaskGuard:
                 once_per=once_per,
                 work=work,
                 fingerprint=fingerprint,
+                row=row,
                 options=options,
                 busy="raise",
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from taskguard.ledger.base import MessageRef
+from taskguard.ledger.base import MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
@@ -68,6 +68,7 @@ class Delivery:
         by_message: whether each message is work of its own (`once_per="message"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
         call: how this message is sent again, as JSON text, to be stored with the work; None: not.
+        row: the user's own row that the work moves, if it is declared with one.
     """
 
     keys: tuple[str, ...]
@@ -80,6 +81,7 @@ class Delivery:
     by_message: bool = False
     fingerprint: str | None = None
     call: str | None = None
+    row: RowRef | None = None
 
     @property
     def key(self) -> str:
@@ -103,7 +105,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Acknowledge without a result: `reason` is superseded, revoked or skipped."""
+    """Acknowledge without a result: `reason` is superseded, revoked, skipped, or of its own row
+    missing or ineligible."""
 
     reason: str
 

@@ -190,6 +190,7 @@ class Entry:
             may_create=age_s <= policy.retention_s,
             fingerprint=delivery.fingerprint,
             call=delivery.call,
+            row=delivery.row,
         )
 
     def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:

@@ -13,9 +13,12 @@
   - FencedRowMissingError          `guard.fenced()` found no row to write
   - TransactionRetryError          the database asked for this transaction to be run again
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
+    + RowChangedError              the body moved its own row, which taskguard does
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
   - FingerprintMismatchError       the work was first asked for with other arguments
+  - RowMissingError                the row that the task is to move does not exist
+  - RowIneligibleError             the row is in a state that is not this task's
   - WorkDeadError                  this work has killed its workers too often
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
@@ -49,6 +52,9 @@ __all__ = [
     "MessageTooOldError",
     "MissingDriverError",
     "ResultError",
+    "RowChangedError",
+    "RowIneligibleError",
+    "RowMissingError",
     "StaleTokenError",
     "TaskguardError",
     "TransactionRetryError",
@@ -184,6 +190,10 @@ class TransactionUsageError(TaskguardError):
     """`guard.transaction()` or `guard.checkpoint()` was used out of turn."""
 
 
+class RowChangedError(TransactionUsageError):
+    """The body changed state or fence of its own row (`row=`). Nothing was written."""
+
+
 class ResultError(TaskguardError, TypeError):
     """A result or progress value is not JSON or is over the size limit."""
 
@@ -194,6 +204,22 @@ class MessageTooOldError(TaskguardError):
 
 class FingerprintMismatchError(TaskguardError):
     """Another message asked for this work with other arguments. Nothing was run or answered."""
+
+
+class RowMissingError(TaskguardError):
+    """The row that `row=` names does not exist. Nothing was run."""
+
+
+class RowIneligibleError(TaskguardError):
+    """The row is in a state that is not this task's. Nothing was run.
+
+    Attributes:
+        state: the state it was found in.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, state: Any = None) -> None:
+        super().__init__(message, key=key)
+        self.state = state
 
 
 class WorkDeadError(TaskguardError):

@@ -160,7 +160,11 @@ class Takeover(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate(Event):
-    """The delivery needed no body: `reason` is done, superseded, revoked, skipped or mismatch."""
+    """The delivery needed no body.
+
+    `reason` is done, superseded, revoked, skipped or mismatch; of the user's own row, missing or
+    ineligible.
+    """
 
     name: ClassVar[str] = "duplicate"
     level: ClassVar[int] = logging.INFO

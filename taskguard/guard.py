@@ -20,6 +20,7 @@ from taskguard.errors import (
     ConfigurationError,
     LedgerUnavailableError,
     ResultError,
+    RowChangedError,
     StaleTokenError,
     TaskguardError,
     TransactionRetryError,
@@ -414,7 +415,12 @@ class Guard:
             with self._ledger.transaction(claim, look_first=not trusted, **where) as tx:
                 self._db = tx.db
                 yield tx
-        except (StaleTokenError, TransactionRetryError, LedgerUnavailableError) as error:
+        except (
+            StaleTokenError,
+            TransactionRetryError,
+            LedgerUnavailableError,
+            RowChangedError,
+        ) as error:
             self.refused = error
             raise
         else:

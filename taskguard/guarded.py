@@ -11,13 +11,16 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.delivery import Delivery, MessageRef, Queue
 from taskguard.errors import ConfigurationError
 from taskguard.guard import Guard
 from taskguard.keys import KeyFunction, compile_key
 from taskguard.policy import Policy, make_policy
+
+if TYPE_CHECKING:
+    from taskguard.ledger.guarded_row import RowId
 
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "work_id"]
 
@@ -43,6 +46,7 @@ class GuardedFunction:
         name: its module and qualified name, for messages.
         policy: its options.
         signature: its signature without `guard`.
+        row: the GuardedRow that it moves; None: taskguard's own record alone tells its state.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class GuardedFunction:
         once_per: str = "key",
         work: str | None = None,
         fingerprint: Any = None,
+        row: Any = None,
         options: Mapping[str, Any] | None = None,
         busy: str = "retry",
     ) -> None:
@@ -79,6 +84,19 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = compile_key(fingerprint, signature=self._signature, task=self.name)
+        self.row = row
+        self._row_of = self._compile_row()
+
+    def _compile_row(self) -> RowId | None:
+        if self.row is None:
+            return None
+        if not hasattr(self.row, "compile_id"):
+            raise ConfigurationError(
+                f"{self.name}: row={type(self.row).__name__}: give a taskguard.GuardedRow."
+            )
+        names = [] if self.by_message else [self._once_per or self._keys]
+        compiled: RowId = self.row.compile_id(self._signature, task=self.name, works=names)
+        return compiled
 
     def delivery(
         self,
@@ -106,6 +124,7 @@ class GuardedFunction:
             by_message=self.by_message,
             fingerprint=self._digest(args, kwargs),
             call=call,
+            row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
     def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -85,7 +85,9 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
     known = [field.name for field in fields(Policy)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, ["key", "once_per", "work", *known], n=1)
+            near = difflib.get_close_matches(
+                name, ["key", "once_per", "work", "fingerprint", "row", *known], n=1
+            )
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
                 f"{task}: unknown option {name!r}.{hint} Known: {', '.join(sorted(known))}."

@@ -24,6 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
 from taskguard.entry import Entered, Entry
 from taskguard.errors import (
+    ConfigurationError,
     FingerprintMismatchError,
     KeyAlreadyHeldError,
     KeyBusyError,
@@ -32,6 +33,8 @@ from taskguard.errors import (
     LedgerUnavailableError,
     MessageTooOldError,
     ResultError,
+    RowIneligibleError,
+    RowMissingError,
     StaleTokenError,
     TaskguardError,
     TransactionRetryError,
@@ -107,10 +110,16 @@ class Runner:
         """Run `body` if this delivery is the one to do it, and say what to tell the queue.
 
         Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError,
-        MessageTooOldError and FingerprintMismatchError; and, where the delivery cannot be put off,
+        MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError; and,
+        where the delivery cannot be put off,
         LedgerUnavailableError, LeaseLostError and StaleTokenError.
         """
         _refuse_reentry(delivery)
+        if delivery.row is not None and self.ledger is None:
+            raise ConfigurationError(
+                f"{delivery.task} has row=, and there is no ledger to move it in. Configure the "
+                "database of that table as the ledger (TASKGUARD_LEDGER_URL)."
+            )
         self._report_late()
         try:
             entered = self._enter(delivery)
@@ -169,6 +178,8 @@ class Runner:
             return self._drop(delivery, "superseded")
         if found.mismatch:
             raise self._mismatch(delivery)
+        if found.missing or found.ineligible:
+            return self._unfit(delivery, found)
         if found.too_old:
             raise MessageTooOldError(
                 f"{delivery.task} {delivery.key}: this message is older than retention_s "
@@ -193,6 +204,36 @@ class Runner:
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
         return Answered(None if json_text is None else self.codec.loads(json_text))
+
+    def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
+        """Its own row is missing, or in a state that is not this task's: its declaration decides.
+
+        A message is not put off for longer than records are kept.
+        """
+        row = delivery.row
+        assert row is not None  # noqa: S101
+        declared, name = row.declared, row.declared.describe(row)
+        how = declared.on_missing if found.missing else declared.on_ineligible
+        reason = "missing" if found.missing else "ineligible"
+        if delivery.queue is not None and how == "defer" and not found.too_old:
+            state = "is missing" if found.missing else f"is {found.row_state!r}"
+            return self._defer(delivery, self._delay_s(delivery, None), f"{name} {state}")
+        if delivery.queue is not None and how == "skip":
+            return self._drop(delivery, reason)
+        self._entry.emit(Duplicate, delivery, reason=reason)
+        if found.missing:
+            raise RowMissingError(
+                f"{delivery.task} {delivery.key}: there is no row {name}. Nothing was run. If its "
+                'message may come before its row is committed, say on_missing="defer".',
+                key=delivery.key,
+            )
+        raise RowIneligibleError(
+            f"{delivery.task} {delivery.key}: {name} is {found.row_state!r}, and this task takes "
+            f"it from {declared.new!r} to {declared.done!r}. Nothing was run. If such messages are "
+            'to be expected, say on_ineligible="skip", or "defer" if the state will come.',
+            key=delivery.key,
+            state=found.row_state,
+        )
 
     def _mismatch(self, delivery: Delivery) -> FingerprintMismatchError:
         self._entry.emit(Duplicate, delivery, reason="mismatch")

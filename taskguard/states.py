@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["TRANSITIONS", "Decision", "State", "WorkRow", "decide", "is_superseded"]
+__all__ = [
+    "TRANSITIONS",
+    "Decision",
+    "Place",
+    "State",
+    "WorkRow",
+    "decide",
+    "decide_by_row",
+    "is_superseded",
+]
 
 
 class State(str, Enum):
@@ -54,6 +63,20 @@ class Decision(str, Enum):
     SUPERSEDED = "superseded"
     TOO_OLD = "too_old"
     MISMATCH = "mismatch"
+    # Only where the user's own row is the authority (`decide_by_row`).
+    AGAIN = "again"
+    MISSING = "missing"
+    INELIGIBLE = "ineligible"
+
+
+class Place(str, Enum):
+    """Where the user's own row stands, as one task sees it."""
+
+    NEW = "new"
+    HELD = "held"  # PROCESSING, or where a burial left it, with the fence of this work's record
+    DONE = "done"
+    OTHER = "other"  # any other state; PROCESSING with the fence of somebody else
+    MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +145,26 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     if row.lease_until_us > now_us:
         return Decision.BUSY
     return Decision.BURY if row.crashes + 1 >= max_crashes else Decision.TAKEOVER
+
+
+def decide_by_row(recorded: Decision, work: State | None, place: Place) -> Decision:
+    """What a claim does where the user's own row is the authority about the state.
+
+    It alone may leave DONE and DEAD: where the row's owner has set it back to NEW.
+
+    `recorded` is what `decide()` says by the record alone, `work` the record's state; by the
+    first rule that fits.
+    """
+    ended = work in (State.DONE, State.DEAD)
+    overdue = recorded in (Decision.SAME, Decision.TAKEOVER, Decision.BURY)
+    if place is Place.NEW and (ended or overdue):
+        return Decision.AGAIN  # set back by its owner
+    if recorded is Decision.MISMATCH:
+        return recorded
+    if place is Place.DONE:
+        return Decision.DONE
+    if recorded in (Decision.BUSY, Decision.REVOKED, Decision.SUPERSEDED, Decision.DONE):
+        return recorded
+    if place in (Place.NEW, Place.HELD):
+        return recorded
+    return Decision.MISSING if place is Place.MISSING else Decision.INELIGIBLE

@@ -24,6 +24,8 @@ OUTCOMES = {
     "rq_invoices/invoices.py": "payments: {7: 1, 8: 1}",
     "billing/billing.py": "payments: {7: 1, 8: 1}",
     "rq_sqlite/measurements.py": "lines: {'a.txt': 9, 'b.txt': 5}",
+    "sqlalchemy_shop/shop.py": "orders: {7: ('BILLED', 1, 1), 8: ('BILLED', 1, 1), "
+    "9: ('CANCELLED', 0, 0)}",
 }
 
 

@@ -38,6 +38,7 @@ def guarded_task(
     once_per: str = "key",
     work: str | None = None,
     fingerprint: Any = None,
+    row: Any = None,
     **options: Any,
 ) -> Callable[[Function], Function]:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
@@ -50,6 +51,8 @@ def guarded_task(
         fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
             that differs in it raises FingerprintMismatchError, instead of getting a result that
             is not its own. Only a digest is stored.
+        row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
+            with the effects, and says whether there is anything to do.
         options: see `taskguard.Policy`.
 
     Raises:
@@ -69,6 +72,7 @@ def guarded_task(
             once_per=once_per,
             work=work,
             fingerprint=fingerprint,
+            row=row,
             options=options,
             busy="retry",
         )

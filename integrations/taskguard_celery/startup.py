@@ -112,10 +112,11 @@ def check_worker(app: Any) -> None:
                 "; ".join(problems),
             )
     if tasks:
-        _check_servers(app)
+        rows = [compiled.row for _, compiled in tasks if compiled.row is not None]
+        _check_servers(app, rows)
 
 
-def _check_servers(app: Any) -> None:
+def _check_servers(app: Any, rows: list[Any]) -> None:
     """With connections of its own, which are closed before the pool forks."""
     house = build(app)
     try:
@@ -123,7 +124,7 @@ def _check_servers(app: Any) -> None:
             for warning in house.runner.locks.warnings():
                 logger.warning("%s", warning)
         if house.runner.ledger is not None:
-            house.runner.ledger.check_schema()
+            house.runner.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
     finally:

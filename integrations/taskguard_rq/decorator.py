@@ -41,6 +41,7 @@ def guarded_job(
     once_per: str = "key",
     work: str | None = None,
     fingerprint: Any = None,
+    row: Any = None,
     message_id: Callable[[Job], str] | None = None,
     **options: Any,
 ) -> Callable[[Function], Function]:
@@ -54,6 +55,8 @@ def guarded_job(
         fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
             that differs in it raises FingerprintMismatchError, instead of getting a result that
             is not its own. Only a digest is stored.
+        row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
+            with the effects, and says whether there is anything to do.
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.
@@ -71,6 +74,7 @@ def guarded_job(
             once_per=once_per,
             work=work,
             fingerprint=fingerprint,
+            row=row,
             options=options,
             busy="retry",
         )

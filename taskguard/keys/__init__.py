@@ -30,7 +30,15 @@ counts as a text).
 
 from __future__ import annotations
 
-from taskguard.keys.function import MAX_KEYS, KeyFunction, compile_key, finish_key, key
+from taskguard.keys.function import (
+    MAX_KEYS,
+    KeyFunction,
+    TextFunction,
+    compile_key,
+    compile_texts,
+    finish_key,
+    key,
+)
 from taskguard.keys.values import MAX_KEY_BYTES, MAX_TEXT_CHARS, encode_value, shorten
 
 __all__ = [
@@ -38,7 +46,9 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
     "KeyFunction",
+    "TextFunction",
     "compile_key",
+    "compile_texts",
     "encode_value",
     "finish_key",
     "key",

@@ -20,7 +20,15 @@ from taskguard.keys.arguments import Arguments, check_name
 from taskguard.keys.template import MAX_TEMPLATE_CHARS, Template, TemplateProblemError, parse
 from taskguard.keys.values import BYTES, Allowance, RefusedValueError, escape, shorten, text_of
 
-__all__ = ["MAX_KEYS", "KeyFunction", "KeySpec", "compile_key", "key"]
+__all__ = [
+    "MAX_KEYS",
+    "KeyFunction",
+    "KeySpec",
+    "TextFunction",
+    "compile_key",
+    "compile_texts",
+    "key",
+]
 
 MAX_KEYS = 100
 # A callable may name a key more than once; a generator that only repeats itself has no end either.
@@ -95,9 +103,12 @@ def compile_key(
 
 
 class KeyFunction:
-    """Makes a call's keys: one at least, sorted, each once. `sources` are the templates."""
+    """Makes a call's keys: one at least, sorted, each once. `sources` are the templates.
 
-    __slots__ = ("_arguments", "_parts", "sources", "task")
+    `arguments` is what their placeholders name; None where a callable may use any.
+    """
+
+    __slots__ = ("_arguments", "_parts", "arguments", "sources", "task")
 
     def __init__(
         self, parts: tuple[Template | _Callable, ...], arguments: Arguments, *, task: str
@@ -105,6 +116,7 @@ class KeyFunction:
         self._parts = parts
         self._arguments = arguments
         self.sources = tuple(part.source for part in parts)
+        self.arguments = _named(parts)
         self.task = task
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
@@ -131,6 +143,79 @@ class KeyFunction:
 
     def __repr__(self) -> str:
         return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
+
+
+def _named(parts: tuple[Template | _Callable, ...]) -> frozenset[str] | None:
+    found: set[str] = set()
+    for part in parts:
+        if isinstance(part, _Callable):
+            return None
+        found.update(placeholder.argument for placeholder, _ in part.tail)
+    return frozenset(found)
+
+
+def compile_texts(
+    templates: Mapping[str, str], *, signature: inspect.Signature, task: str
+) -> TextFunction:
+    """Check templates whose texts are columns of a row, by the columns' names.
+
+    Raises:
+        KeyTemplateError: one does not fit; the message names the task, the placeholder and the
+            parameters there are.
+    """
+    arguments = Arguments(signature, task=task, ignore=("guard",))
+    parsed = {}
+    for name, source in templates.items():
+        try:
+            if not isinstance(source, str):
+                raise TemplateProblemError(f"a template is text, not {type(source).__name__}")
+            parsed[name] = parse(source)
+            for placeholder, _ in parsed[name].tail:
+                arguments.check(placeholder)
+                if placeholder.hidden:
+                    raise TemplateProblemError(f"{placeholder.source}: a row has no digest as id")
+        except TemplateProblemError as problem:
+            raise KeyTemplateError(
+                f"task {task}, id {_describe_part(source)}: {problem}. Parameters: "
+                f"{arguments.describe()}.",
+                task=task,
+                template=_describe_part(source),
+            ) from None
+    return TextFunction(parsed, arguments, task=task)
+
+
+class TextFunction:
+    """Makes a call's texts, by name; unlike keys they are neither escaped nor shortened.
+
+    Attributes:
+        arguments: what all its placeholders name.
+    """
+
+    __slots__ = ("_arguments", "_task", "_templates", "arguments")
+
+    def __init__(
+        self, templates: Mapping[str, Template], arguments: Arguments, *, task: str
+    ) -> None:
+        self._templates = templates
+        self._arguments = arguments
+        self._task = task
+        self.arguments = frozenset(
+            placeholder.argument for each in templates.values() for placeholder, _ in each.tail
+        )
+
+    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, str]:
+        """The texts of a call with these arguments.
+
+        Raises:
+            KeyArgumentError: an argument is no text.
+            TypeError: the arguments do not fit the task's signature.
+        """
+        values = self._arguments.bind(args, kwargs)
+        allowance = Allowance()
+        return {
+            name: template.text(values, task=self._task, allowance=allowance)
+            for name, template in self._templates.items()
+        }
 
 
 def _too_many() -> RefusedValueError:

@@ -65,9 +65,11 @@ class TemplateProblemError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One `<…>` of a template."""
+    """One `<…>` of a template. `argument` is its source less the filters, which hide nothing of
+    what tells values apart."""
 
     source: str
+    argument: str
     name: str
     path: tuple[Callable[[object], object], ...]
     takes_item: bool
@@ -85,6 +87,14 @@ class Placeholder:
         # Out here, so that nothing of a hidden value hangs on the error as its context.
         cause = None if self.hidden else problem.__cause__
         raise problem.named(self.source, task=task) from cause
+
+    def text(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
+        """What the argument says, as it is: for a column of a table, not for a key."""
+        try:
+            return allowance.take(self._text(values))
+        except RefusedValueError as refusal:
+            problem = refusal
+        raise problem.named(self.source, task=task) from problem.__cause__
 
     def _text(self, values: Mapping[str, object]) -> str:
         if self.name not in values:  # only where the task takes **kwargs
@@ -116,6 +126,18 @@ class Template:
             pieces.append(placeholder.fill(values, task=task, allowance=allowance))
             pieces.append(literal)
         return shorten("".join(pieces))
+
+    def text(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> str:
+        """The same, neither escaped nor shortened: what a column holds.
+
+        Raises:
+            KeyArgumentError: an argument is no text.
+        """
+        pieces = [self.head]
+        for placeholder, literal in self.tail:
+            pieces.append(placeholder.text(values, task=task, allowance=allowance))
+            pieces.append(literal)
+        return "".join(pieces)
 
 
 def parse(source: str) -> Template:
@@ -189,6 +211,7 @@ def _parse_placeholder(token: str) -> Placeholder:
         raise TemplateProblemError(f"{token}: |str makes text, which takes no format")
     return Placeholder(
         source=token,
+        argument=match["name"] + match["path"] + ("" if spec is None else f":{spec}"),
         name=match["name"],
         path=tuple(
             _item(s[1:-1]) if s[0] == "[" else _attribute(s[1:]) for s in _steps(match["path"])

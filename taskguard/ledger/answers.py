@@ -6,18 +6,26 @@ from typing import Any
 
 from taskguard.lease import Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
-from taskguard.states import Decision, State, WorkRow, decide
+from taskguard.states import Decision, Place, State, WorkRow, decide, decide_by_row
 
 __all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing_claim", "view_of"]
 
-CLAIMABLE = frozenset({Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER})
+CLAIMABLE = frozenset(
+    {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
+)
 
 
-def decide_row(request: ClaimRequest, row: Any, recorded: tuple[int, int], now_us: int) -> Decision:
-    """`states.decide()` for a work's row, or None."""
+def decide_row(
+    request: ClaimRequest,
+    row: Any,
+    recorded: tuple[int, int],
+    now_us: int,
+    place: Place | None = None,
+) -> Decision:
+    """`states.decide()` for a work's row, or None; with the place of the user's own, if any."""
     if request.work is None:
         return Decision.CREATE
-    return decide(
+    decision = decide(
         None if row is None else _work_row(row),
         owner=str(request.owner),
         message=request.message.id,
@@ -25,14 +33,18 @@ def decide_row(request: ClaimRequest, row: Any, recorded: tuple[int, int], now_u
         recorded=recorded,
         now_us=now_us,
         max_crashes=request.max_crashes,
-        may_create=request.may_create,
+        # The user's own row tells for ever what was done.
+        may_create=request.may_create or place is not None,
         fingerprint=request.fingerprint,
     )
+    if place is None:
+        return decision
+    return decide_by_row(decision, None if row is None else State(row.state), place)
 
 
 def standing_claim(request: ClaimRequest, fence: int) -> Claim:
     """The claim that was granted to this request."""
-    return Claim(request.keys, request.owner, fence, request.work, request.message)
+    return Claim(request.keys, request.owner, fence, request.work, request.message, request.row)
 
 
 def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
@@ -40,18 +52,20 @@ def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> 
     claim = standing_claim(request, fence)
     if row is None:
         return Claimed(claim)
-    takeover = decision is Decision.TAKEOVER
+    takeover, again = decision is Decision.TAKEOVER, decision is Decision.AGAIN
     return Claimed(
         claim,
         attempt=row.attempts + (decision is not Decision.SAME),
         takeover=takeover,
-        crashes=row.crashes + takeover,
-        progress_json=row.progress,
+        crashes=0 if again else row.crashes + takeover,
+        progress_json=None if again and row.state == State.DONE.value else row.progress,
     )
 
 
-def answer(request: ClaimRequest, row: Any, decision: Decision, now_us: int) -> Answer | Busy:
-    """What a delivery that gets no claim is told."""
+def answer(  # noqa: PLR0911  # one decision, one return
+    request: ClaimRequest, row: Any, decision: Decision, now_us: int, own_state: Any = None
+) -> Answer | Busy:
+    """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
     if decision is Decision.BUSY:
         return Busy(
             Owner.parse(row.owner),
@@ -65,6 +79,13 @@ def answer(request: ClaimRequest, row: Any, decision: Decision, now_us: int) -> 
         return Answer(None, too_old=True)
     if decision is Decision.MISMATCH:
         return Answer(None, mismatch=True)
+    if decision is Decision.MISSING:
+        return Answer(None, missing=True, too_old=not request.may_create)
+    if decision is Decision.INELIGIBLE:
+        too_old = not request.may_create
+        return Answer(None, ineligible=True, row_state=own_state, too_old=too_old)
+    if decision is Decision.DONE and (row is None or row.state != State.DONE.value):
+        return Answer(State.DONE)  # by its own row; no record of a result
     return Answer(
         State(row.state),
         result_json=row.result,

@@ -6,7 +6,8 @@ Guarantees of every ledger:
   the same grant and counts nothing;
 * `complete` moves PROCESSING -> DONE only while the work *and* its keys still carry this claim's
   fence and owner, in the caller's transaction, else StaleTokenError and nothing of it stays;
-* DONE and DEAD never change but by an operator;
+* DONE and DEAD never change but by an operator, or by the owner of the user's own row, who sets
+  it back to its first state;
 * no call waits for a row lock longer than a short lock time-out: that is `Busy`.
 
 Driver errors come out as LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
@@ -15,13 +16,16 @@ Times in requests are seconds, in rows µs of the *database's* clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.lease import Owner
 from taskguard.states import State
+
+if TYPE_CHECKING:
+    from taskguard.ledger.guarded_row import GuardedRow
 
 __all__ = [
     "Answer",
@@ -34,6 +38,7 @@ __all__ = [
     "LedgerHold",
     "LedgerTransaction",
     "MessageRef",
+    "RowRef",
     "WorkView",
 ]
 
@@ -53,6 +58,14 @@ class MessageRef:
 
 
 @dataclass(frozen=True, slots=True)
+class RowRef:
+    """One row of the user's own: where it is declared, and its id's values."""
+
+    declared: GuardedRow
+    id: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimRequest:
     """What a delivery asks for.
 
@@ -67,6 +80,8 @@ class ClaimRequest:
         fingerprint: a digest of the arguments that have to be those of the first message; None:
             they need not.
         call: how the work's message is sent again, if it is to be stored: JSON text.
+        row: the user's own row, which says whether there is anything to do; None: the work's
+            record does.
     """
 
     keys: tuple[str, ...]
@@ -79,6 +94,7 @@ class ClaimRequest:
     may_create: bool = True
     fingerprint: str | None = None
     call: str | None = None
+    row: RowRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,7 @@ class Claim:
     fence: int
     work: str | None
     message: MessageRef = MessageRef("")
+    row: RowRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +150,9 @@ class Answer:
 
     `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`),
     FAILED (revoked for good), or None:
-    `superseded` (a live copy of the message has higher numbers), `too_old`, or `mismatch` (the
-    work has another fingerprint).
+    `superseded` (a live copy of the message has higher numbers), `too_old`, `mismatch` (the
+    work has another fingerprint), or, of the user's own row, `missing` or `ineligible` (with
+    `row_state`); with one of these, `too_old` says that the message is.
 
     Attributes:
         owner: who completed the work; its body may still be about to store its result.
@@ -149,6 +167,9 @@ class Answer:
     superseded: bool = False
     too_old: bool = False
     mismatch: bool = False
+    missing: bool = False
+    ineligible: bool = False
+    row_state: Any = None
     owner: Owner | None = None
     same_message: bool = True
     age_s: float = 0.0
@@ -284,8 +305,11 @@ class Ledger(Protocol):
         """A work's record."""
         ...
 
-    def check_schema(self) -> None:
-        """Raise LedgerSchemaError unless the tables are there in this library's version."""
+    def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
+        """Raise LedgerSchemaError unless the tables are there in this library's version.
+
+        And, for `rows`, unless the users' own tables have what was declared.
+        """
         ...
 
     def create_schema(self) -> None:

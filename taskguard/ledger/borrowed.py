@@ -23,9 +23,11 @@ from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
+from taskguard.ledger.rows import RowMovedError
 from taskguard.ledger.transaction import (
     SqlTransaction,
     Transactions,
+    broken_in_block,
     ended_in_block,
     key_of,
     stale,
@@ -75,8 +77,14 @@ class BorrowedTransaction(SqlTransaction):
             self._commit()
             return
         broken = self.db.invalidated
-        undone = self._undo()
-        self._transactions.explain(self._claim, error, broken=broken or not undone)
+        broken = not self._undo() or broken
+        if isinstance(error, RowMovedError):
+            raise (broken_in_block(self._claim) if broken else self._moved(error)) from None
+        self._transactions.explain(self._claim, error, broken=broken)
+
+    def _moved(self, error: RowMovedError) -> Exception:
+        with self._home.database.transaction() as home:
+            return self._home.moved(home, self._claim, error)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._flush()

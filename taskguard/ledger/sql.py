@@ -12,8 +12,9 @@ renewals of others. For one machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import sqlalchemy as sa
 
@@ -22,8 +23,8 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import outbox, postgresql
-from taskguard.ledger.answers import CLAIMABLE, answer, view_of
+from taskguard.ledger import outbox, postgresql, rows
+from taskguard.ledger.answers import CLAIMABLE, view_of
 from taskguard.ledger.base import (
     Busy,
     Claim,
@@ -35,6 +36,7 @@ from taskguard.ledger.base import (
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
@@ -82,6 +84,8 @@ class SqlLedger:
     ) -> None:
         self._database = Database(database, lock_timeout_s=lock_timeout_s)
         self._one_statement = one_statement and self._database.one_statement
+        # Users' own tables that were found to be as declared.
+        self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
             self._database,
             one_statement=self._one_statement,
@@ -96,12 +100,18 @@ class SqlLedger:
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one atomic step, whether this delivery may run."""
+        self._check_own(request)
         try:
             return self._database.twice(lambda: self._claim(request))
         except (LockTimeoutError, TransactionRetryError):
             return Busy(None, None, same_work=False, started=True)
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
+        if request.row is not None:
+            database, answered = self._database, None
+            if self._one_statement:
+                answered = postgresql.claim_with_row(database, request)
+            return claim_in_steps(database, request) if answered is None else answered
         if self._one_statement:
             answered = postgresql.claim(self._database, request)
             if answered is not None:
@@ -122,10 +132,18 @@ class SqlLedger:
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming."""
-        row, decision, now_us = self._database.twice(lambda: look(self._database, request))
-        if decision not in CLAIMABLE and decision is not Decision.BURY:
-            return answer(request, row, decision, now_us)
+        self._check_own(request)
+        seen = self._database.twice(lambda: look(self._database, request))
+        row = seen.row
+        if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
+            return seen.answer(request)
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+
+    def _check_own(self, request: ClaimRequest) -> None:
+        """The table of the user's own row, once in a process."""
+        if request.row is not None and request.row.declared not in self._checked:
+            declared = request.row.declared
+            self._database.twice(lambda: self._check_rows([declared]))
 
     # -- the holder's transactions ------------------------------------------------------------
 
@@ -139,7 +157,7 @@ class SqlLedger:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
-        if not self._transactions.in_one_statement(claim):
+        if claim.row is not None or not self._transactions.in_one_statement(claim):
             try:
                 self._complete_in_steps(claim, result_json)
             except TransactionRetryError:  # it did not happen; the body need not run again
@@ -197,11 +215,16 @@ class SqlLedger:
     def _end(self, claim: Claim, **values: Any) -> bool:
         def end() -> bool:
             with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+                if claim.row is not None:
+                    rows.read(db, claim.row, lock=True)  # before our own rows, as everybody does
                 db.execute(sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0))
                 if claim.work is None:
                     return True
                 changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
-                return changed.rowcount == 1
+                ended = changed.rowcount == 1
+                if claim.row is not None and (ended or _revoked(db, claim)):
+                    rows.put_back(db, claim)
+                return ended
 
         return self._database.twice(end)
 
@@ -367,8 +390,8 @@ class SqlLedger:
         """
         return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
-    def check_schema(self) -> None:
-        """Raise LedgerSchemaError unless the tables are there in this library's version."""
+    def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
+        """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared."""
         with self._database.transaction() as db:
             version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         if version != SCHEMA_VERSION:
@@ -376,6 +399,13 @@ class SqlLedger:
                 f"The ledger's tables have version {version}, this library wants "
                 f"{SCHEMA_VERSION}. Run `taskguard ledger create`."
             )
+        self._check_rows(rows)
+
+    def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
+        for each in declared:
+            with self._database.transaction() as db:
+                rows.check(db, each, where=self._database.place)
+            self._checked.add(each)
 
     def create_schema(self) -> None:
         """Create what is missing; asked again it does nothing."""
@@ -390,6 +420,12 @@ class SqlLedger:
     def close(self) -> None:
         """Close idle connections."""
         self._database.close()
+
+
+def _revoked(db: sa.Connection, claim: Claim) -> bool:
+    """Whether its work was revoked under its hands: nobody else puts the user's row back."""
+    where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
+    return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
 
 
 def _storable(text: str) -> str:

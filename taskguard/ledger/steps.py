@@ -8,17 +8,26 @@ Guarantees: each claim is decided by `states.decide()` from rows nobody else can
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
+from taskguard.ledger import rows
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
-from taskguard.ledger.base import Answer, Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.base import (
+    Answer,
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    LedgerHold,
+)
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.states import Decision, Place, State
 
 __all__ = ["claim_in_steps", "look", "renew_in_steps"]
 
@@ -28,20 +37,42 @@ def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
-            row, recorded = _read(db, request)
-            now_us = database.now_us(db)
-            decision = decide_row(request, row, recorded, now_us)
-            if decision not in CLAIMABLE and decision is not Decision.BURY:
-                return answer(request, row, decision, now_us)
+            found = _look(database, db, request)
+            if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
+                return found.answer(request)
         return _Claim(database, db, request).decide()
 
 
-def look(database: Database, request: ClaimRequest) -> tuple[Any, Decision, int]:
-    """The work's row, what a claim would do with it, and the database's time in µs."""
+class Seen(NamedTuple):
+    """A work's row, what a claim would do with it, the database's time in µs, the user's row."""
+
+    row: Any
+    decision: Decision
+    now_us: int
+    own: rows.Found | None
+
+    def answer(self, request: ClaimRequest) -> Answer | Busy:
+        """What the delivery is told, where it gets no claim."""
+        own_state = None if self.own is None else self.own.state
+        return answer(request, self.row, self.decision, self.now_us, own_state)
+
+
+def look(database: Database, request: ClaimRequest) -> Seen:
+    """What a claim would find."""
     with database.transaction() as db:
-        row, recorded = _read(db, request)
-        now_us = database.now_us(db)
-        return row, decide_row(request, row, recorded, now_us), now_us
+        return _look(database, db, request)
+
+
+def _look(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
+    own = None if request.row is None else rows.read(db, request.row)
+    row, recorded = _read(db, request)
+    now_us = database.now_us(db)
+    decision = decide_row(request, row, recorded, now_us, _place(request, own, row))
+    return Seen(row, decision, now_us, own)
+
+
+def _place(request: ClaimRequest, own: rows.Found | None, row: Any) -> Place | None:
+    return None if request.row is None else rows.place(request.row, own, row)
 
 
 def _read(
@@ -55,12 +86,13 @@ def _read(
 
 
 class _Claim:
-    """One claim with its rows locked: keys first, in order, then the work."""
+    """One claim with its rows locked: the user's own, then keys, in order, then the work."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
         self.db = db
         self.request = request
         self.owner = str(request.owner)
+        self.own = None if request.row is None else rows.read(db, request.row, lock=True)
         select = sa.select(KEYS).where(KEYS.c.key.in_(request.keys)).order_by(KEYS.c.key)
         self.keys: Sequence[Any] = ()
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
@@ -78,11 +110,12 @@ class _Claim:
             self.db.execute(database.dialect.insert_missing(KEYS, key=key, **free))
 
     def decide(self) -> ClaimAnswer:
-        decision = decide_row(self.request, self.row, self.recorded, self.now_us)
+        place = _place(self.request, self.own, self.row)
+        decision = decide_row(self.request, self.row, self.recorded, self.now_us, place)
         if decision is Decision.BURY:
             return self._bury()
         if decision not in CLAIMABLE:
-            return answer(self.request, self.row, decision, self.now_us)
+            return Seen(self.row, decision, self.now_us, self.own).answer(self.request)
         live = [
             key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
         ]
@@ -97,6 +130,8 @@ class _Claim:
             fence = self.keys[0].fence  # asked again: the same grant
         else:
             fence = max(self.now_us, *(key.fence + 1 for key in self.keys))
+            if self.own is not None:
+                fence = self._move_own(self.own, fence)
             until_us = self.now_us + int(self.request.ttl_s * 1e6)
             self.db.execute(
                 sa.update(KEYS)
@@ -106,6 +141,14 @@ class _Claim:
             if self.request.work is not None:
                 self._write_work(decision, fence, until_us)
         return claimed(self.request, fence, self.row, decision)
+
+    def _move_own(self, own: rows.Found, fence: int) -> int:
+        """The user's row is PROCESSING, with a fence above every one it had."""
+        assert self.request.row is not None  # noqa: S101
+        fence = max(fence, (own.fence or 0) + 1)
+        if not rows.claim(self.db, self.request.row, own, fence):
+            raise TransactionRetryError("the row was locked, and did not change")  # a trigger?
+        return fence
 
     def _write_work(self, decision: Decision, fence: int, until_us: int) -> None:
         request, row = self.request, self.row
@@ -142,6 +185,10 @@ class _Claim:
             return
         if decision is Decision.TAKEOVER:
             values |= {"crashes": WORKS.c.crashes + 1, "crashed_owner": row.owner}
+        if decision is Decision.AGAIN:
+            values |= {"final": 0, "crashes": 0, "crashed_owner": "", "finished": None}
+            if row.state == State.DONE.value:
+                values |= {"result": None, "progress": None}
         changed = self.db.execute(
             sa.update(WORKS)
             .where(
@@ -157,6 +204,8 @@ class _Claim:
 
     def _bury(self) -> Answer:
         row = self.row
+        if self.request.row is not None:
+            rows.bury(self.db, self.request.row, row.fence)
         self.db.execute(
             sa.update(WORKS)
             .where(

@@ -27,7 +27,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger import postgresql
+from taskguard.ledger import postgresql, rows
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
 from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SqlTransaction",
     "Transactions",
+    "broken_in_block",
     "ended_in_block",
     "key_of",
     "stale",
@@ -108,11 +109,13 @@ class SqlTransaction:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended()
+        if claim.row is not None:
+            rows.complete(self.db, claim)
         self._transactions.complete(self.db, claim, result_json)
 
     def _refuse_ended(self) -> None:
         if self.db.invalidated:
-            raise _broken(self._claim)
+            raise broken_in_block(self._claim)
         ended = (
             self._pid != os.getpid()
             or self.db.closed
@@ -133,6 +136,8 @@ class SqlTransaction:
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._refuse_ended()
+        if claim.row is not None:
+            rows.confirm(self.db, claim)
         # The keys, too: other work may hold them by now, and this work's row does not tell.
         self._transactions.lock_keys(self.db, claim)
         stored, self._mark = self._transactions.mark(self.db, claim, progress_json)
@@ -242,6 +247,8 @@ class Transactions:
 
     def lock(self, db: sa.Connection, claim: Claim) -> None:
         """Keep keys and work ours until the transaction ends, or refuse."""
+        if claim.row is not None:
+            rows.read(db, claim.row, lock=True)
         self.lock_keys(db, claim)
         work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
         if work is None:
@@ -260,6 +267,8 @@ class Transactions:
                 db.rollback()
             except sa.exc.DBAPIError:
                 broken = True
+        if isinstance(error, rows.RowMovedError):
+            raise (broken_in_block(claim) if broken else self.moved(db, claim, error)) from None
         self.explain(claim, error, broken=broken)
 
     def explain(self, claim: Claim, error: BaseException, *, broken: bool) -> None:
@@ -268,7 +277,7 @@ class Transactions:
         if mapped is None:
             return
         if broken or getattr(error, "connection_invalidated", False):
-            raise _broken(claim) from error
+            raise broken_in_block(claim) from error
         if isinstance(mapped, LockTimeoutError):
             raise TransactionRetryError(
                 f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
@@ -277,6 +286,11 @@ class Transactions:
             ) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
+
+    def moved(self, db: sa.Connection, claim: Claim, error: rows.RowMovedError) -> Exception:
+        """By whom the user's row was moved: its body, whose doing is rolled back, or others."""
+        with self._database.translated():
+            return rows.changed_by_body(db, claim, error) or stale(claim)
 
     def lock_keys(self, db: sa.Connection, claim: Claim) -> None:
         """Keep the keys ours until the transaction ends, or refuse."""
@@ -289,7 +303,7 @@ class Transactions:
         try:
             return self._dialect.ended(db)
         except sa.exc.DBAPIError as error:
-            raise _broken(claim) from error
+            raise broken_in_block(claim) from error
 
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
@@ -350,14 +364,14 @@ class Transactions:
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
         """Keys first, in order; then the work: both still ours, or nothing."""
         if db.invalidated:  # the body swallowed the error that said so
-            raise _broken(claim)
+            raise broken_in_block(claim)
         if self.in_one_statement(claim):
             try:
                 completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
             except CannotWriteError:
                 raise
             except LedgerUnavailableError as error:
-                raise _broken(claim) from error
+                raise broken_in_block(claim) from error
             if not completed:
                 raise stale(claim)
             return
@@ -413,7 +427,7 @@ def ended_in_block(claim: Claim) -> TransactionUsageError:
     )
 
 
-def _broken(claim: Claim) -> TransactionRetryError:
+def broken_in_block(claim: Claim) -> TransactionRetryError:
     return TransactionRetryError(
         f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
         key=key_of(claim),

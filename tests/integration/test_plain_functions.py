@@ -283,7 +283,7 @@ def test_without_tables_the_error_names_the_command(redis_url: str, sqlite_url: 
         ("redis://localhost:1", taskguard.UNSET, "TASKGUARD_LEDGER_URL"),
         ("http://:secret@localhost", None, "redis, rediss"),
         ("memory://", "postgres://u:secret@h/d", "postgresql"),
-        ("memory://", "mysql+nosuch://u:secret@h/d", "ledger"),
+        ("memory://", "oracle+nosuch://u:secret@h/d", "ledger"),
         ("memory://", "::secret::", "URL"),
         (42, None, "locks=int"),
     ],

@@ -437,7 +437,7 @@ class MemoryLedger:
         row = self.works.get(work)
         return None if row is None else view_of(row)
 
-    def check_schema(self) -> None:
+    def check_schema(self, rows: Any = ()) -> None:
         """There is none."""
 
     def create_schema(self) -> None:

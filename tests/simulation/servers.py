@@ -289,7 +289,7 @@ class PortLedger(Boundary):
     def view(self, work: str) -> WorkView | None:
         return self.world.ledger.view(work)
 
-    def check_schema(self) -> None:
+    def check_schema(self, rows: Any = ()) -> None:
         """There is none."""
 
     def create_schema(self) -> None:

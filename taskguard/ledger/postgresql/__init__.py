@@ -7,20 +7,22 @@ the files beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from taskguard.ledger import rows
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, decide_row, standing_claim
 from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
 from taskguard.ledger.database import Database
 from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.states import Decision, Place, State
 
-__all__ = ["begin", "bound", "claim", "complete", "renew", "store_result"]
+__all__ = ["begin", "bound", "claim", "claim_with_row", "complete", "renew", "store_result"]
 
 _HOLDS_PER_STATEMENT = 1000
 _CHECK_CLIENT_MS = 2000
@@ -94,6 +96,47 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
     """Claim in one statement; None where it takes more than one to know."""
     if len(request.keys) != 1:
         return None
+    values = _claim_values(database, request)
+    if request.work is None:
+        return _claim_key(database, request, values)
+    return _answered(request, _Found(*database.ask(_CLAIM, values)[0]))
+
+
+def claim_with_row(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
+    """The same in one transaction with the user's own row, where that is NEW; else None.
+
+    The row is locked first, unless somebody has: they may keep it for long.
+    """
+    ref = request.row
+    if ref is None or len(request.keys) != 1:
+        return None
+    with _claiming(database) as db:
+        own = rows.read(db, ref, lock=True, skip_locked=True)
+        if own is None or rows.place(ref, own, None) is not Place.NEW:
+            return None
+        found = _Found(*database.ask_in(db, _CLAIM, _claim_values(database, request))[0])
+        answered = _answered(request, found, Place.NEW)
+        if not isinstance(answered, Claimed):
+            return answered
+        fence = answered.claim.fence
+        if fence <= (own.fence or 0) or not rows.claim(db, ref, own, fence):
+            return None
+        db.commit()
+        return answered
+
+
+@contextmanager
+def _claiming(database: Database) -> Iterator[sa.Connection]:
+    """A transaction that is rolled back unless its block commits it."""
+    with database.translated():
+        db = database.begin("begin") if database.begins_itself else database.connect()
+        try:
+            yield db
+        finally:
+            db.close()
+
+
+def _claim_values(database: Database, request: ClaimRequest) -> dict[str, Any]:
     values: dict[str, Any] = {
         "key": request.keys[0],
         "owner": str(request.owner),
@@ -101,22 +144,29 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "lock_timeout": str(milliseconds(database.lock_timeout_s)),
     }
     if request.work is None:
-        return _claim_key(database, request, values)
-    values |= {
+        return values
+    return values | {
         "work": request.work,
         "task": request.task,
         "message": request.message.id,
         "retries": request.message.retries,
         "copy": request.message.copy,
         "max_crashes": request.max_crashes,
-        "may_create": request.may_create,
+        # The user's own row tells for ever what was done.
+        "may_create": request.may_create or request.row is not None,
         "fingerprint": request.fingerprint,
         "call": request.call,
     }
-    found = _Found(*database.ask(_CLAIM, values)[0])
+
+
+def _answered(
+    request: ClaimRequest, found: _Found, place: Place | None = None
+) -> ClaimAnswer | None:
     row = found if found.id is not None else None
     recorded = found.recorded_retries, found.recorded_copy
-    decision = decide_row(request, row, recorded, found.now_us)
+    decision = decide_row(request, row, recorded, found.now_us, place)
+    if decision is Decision.AGAIN:
+        return None  # the statement knows of the record alone
     if found.granted_fence is not None and found.claimed_attempts is not None:
         return Claimed(
             standing_claim(request, found.granted_fence),

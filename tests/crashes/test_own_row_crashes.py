@@ -1,0 +1,190 @@
+"""A task that moves a row of its own, killed wherever it may be; the message comes again.
+
+At every moment the row and taskguard's record say the same; at the end there is one effect, and
+the row is SHIPPED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.own_row_tasks import TASKS
+from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
+from taskguard import Guard
+from taskguard.ledger.database import Database
+from taskguard.testing.crashes import kill_process
+
+TOGETHER = {
+    "PAID": {None, "NEW", "FAILED"},
+    "SHIPPING": {"PROCESSING"},
+    "SHIPPED": {"DONE"},
+}
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("pg_url" if request.param == "postgresql" else "sqlite_url"))
+
+
+def with_transaction(ship: Step, guard: Guard) -> Any:
+    return ship.effect(guard)
+
+
+def in_parts(ship: Step, guard: Guard) -> Any:
+    if guard.progress is None:
+        with guard.checkpoint("half"):
+            pass
+    return ship.effect(guard)
+
+
+def fails_first(ship: Step, guard: Guard) -> Any:
+    if guard.attempt == 1:
+        raise ZeroDivisionError
+    return ship.effect(guard)
+
+
+def without_transaction(ship: Step, guard: Guard) -> Any:
+    return "ship"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [with_transaction, in_parts, fails_first, without_transaction])
+def test_killed_around_any_statement_of_its_process(
+    url: str, body: Callable[[Step, Guard], Any]
+) -> None:
+    """SIGKILL around each statement and before each COMMIT, those of the claim included."""
+    shop = Shop(url)
+    effects = 0 if body is without_transaction else 1
+    at = 0
+    while True:
+        at += 1
+        _begin_again(shop)
+        killed = _deliver_in_a_process(shop, body, at)
+        status = shop.status
+        assert shop.state() in TOGETHER[status], (at, status, shop.state())
+        if not killed:
+            break
+        shop.expire()
+        with contextlib.suppress(ZeroDivisionError):
+            _once(shop, body, retries=1)
+        assert shop.state() in TOGETHER[shop.status], at
+        _once(shop, body, retries=2)
+        assert (shop.status, shop.state()) == ("SHIPPED", "DONE"), at
+        assert len(shop.effects) == effects, at
+    shop.close()
+    assert at > 10
+    print(f"{at - 1} kills, one effect each")
+
+
+def _once(shop: Shop, body: Callable[[Step, Guard], Any], **numbers: int) -> None:
+    """One delivery of the message."""
+    ship = Step(shop, "ship", own_row())
+    ship(lambda guard: body(ship, guard), by=shop.process(), **numbers)
+
+
+def _begin_again(shop: Shop) -> None:
+    for table in ("taskguard_keys", "taskguard_works", "taskguard_messages", "effects", "orders"):
+        shop.change(f"delete from {table}")
+    shop.put(7, "PAID")
+    shop.engine.dispose()
+    shop.ledger.close()  # a child must not inherit an open file of SQLite's
+
+
+def _deliver_in_a_process(shop: Shop, body: Callable[[Step, Guard], Any], at: int) -> bool:
+    """Whether it was killed, at its boundary number `at`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _deliver(shop.url, body, at)
+        finally:
+            os._exit(1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, -signal.SIGKILL)
+    return ended != 0
+
+
+def _counted(ask: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count()
+        found = ask(*args, **kwargs)
+        count()
+        return found
+
+    return counted
+
+
+def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
+    engine = sa.create_engine(url)
+    shop = Shop(url, engine)
+    left = [at]
+
+    def count(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            kill_process()
+
+    for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
+        sa.event.listen(engine, event, count)
+    for name in ("ask", "ask_in"):  # by the driver itself
+        setattr(Database, name, _counted(getattr(Database, name), count))
+    with contextlib.suppress(ZeroDivisionError):
+        _once(shop, body)
+    os._exit(0)
+
+
+@pytest.fixture
+def taskguard_ledger(url: str) -> str:
+    """Where the plugin's guards have their ledger."""
+    return url
+
+
+@pytest.fixture
+def orders(taskguard_memory: Any) -> Iterator[Any]:
+    """The shop's tables, and one paid order."""
+    METADATA.create_all(taskguard_memory.engine)
+
+    def put() -> None:
+        with taskguard_memory.engine.begin() as db:
+            db.execute(sa.delete(ORDERS))
+            db.execute(sa.insert(ORDERS).values(id=7, status="PAID"))
+
+    yield put
+    METADATA.drop_all(taskguard_memory.engine)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_plugin_kills_it_at_every_boundary(
+    taskguard_memory: Any, orders: Any, explore_crashes: Any, kind: str
+) -> None:
+    """As users test their own: one effect and SHIPPED, wherever it dies."""
+    begun: list[int] = []
+
+    def effects() -> int:
+        with taskguard_memory.engine.connect() as db:
+            status = db.execute(sa.select(ORDERS.c.status)).scalar_one()
+            assert status == ("SHIPPED" if len(begun) % 2 else "PAID")
+            begun.append(1)
+            count = sa.select(sa.func.count()).select_from(EFFECTS)
+            return int(db.execute(count).scalar_one())
+
+    report = explore_crashes(TASKS[kind], (7,), effects=effects, before_each=orders)
+    assert "transaction.commit done" in [line.point for line in report.lines]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_each_kind_is_answered_and_overtaken(
+    orders: Any, deliver_twice: Any, lose_lease_at: Any, kind: str
+) -> None:
+    """A second message gets the first one's answer; a paused holder that of who took over."""
+    orders()
+    assert deliver_twice(TASKS[kind], (7,)) == ("shipped 7", "shipped 7")
+    orders()
+    lost = lose_lease_at(TASKS[kind], (7,), at="transaction.begin asked")
+    assert (lost.result, lost.overtaker, lost.refused) == ("shipped 7", "shipped 7", True)

@@ -1,0 +1,330 @@
+"""A GuardedRow beside the real table: what does not fit is said, and no message is lost by it.
+
+And that the SQL decides as `states.decide_by_row()` does, whatever rows it meets.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.own_rows import ORDERS, Shop, Step, own_row
+from taskguard import Completed, Deferred, GuardedRow
+from taskguard.errors import LedgerSchemaError
+from taskguard.lease import new_owner
+from taskguard.ledger.answers import CLAIMABLE, decide_row
+from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
+from taskguard.ledger.rows import Found, place
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.states import Decision
+from taskguard_celery import guarded_task
+from taskguard_celery.startup import check_worker
+
+
+@pytest.fixture(params=["postgresql", "postgresql in steps", "sqlite"])
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "pg_url")
+    made = Shop(url, one_statement=request.param == "postgresql")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pg(pg_url: str) -> Iterator[Shop]:
+    made = Shop(pg_url)
+    yield made
+    made.close()
+
+
+MEND = {
+    "no fence": (
+        "alter table orders drop column fence_token",
+        r"has no column 'fence_token': (ALTER TABLE orders ADD COLUMN fence_token BIGINT)",
+    ),
+    "a narrow fence": (
+        "alter table orders alter column fence_token type integer",
+        r"a fence has 64 bits: (ALTER TABLE orders ALTER COLUMN fence_token TYPE BIGINT)",
+    ),
+    "short states": (
+        "alter table orders alter column status type varchar(5)",
+        r"'SHIPPING', which holds 5 .*: (ALTER TABLE orders ALTER COLUMN status TYPE VARCHAR\(8\))",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEND)
+def test_what_the_table_lacks_is_named_with_what_mends_it(pg: Shop, case: str) -> None:
+    """Deliveries are put off meanwhile; once the statement has run they are done."""
+    breaking, problem = MEND[case]
+    pg.change(breaking)
+    ship = pg.step()
+    with pytest.raises(LedgerSchemaError, match=problem) as caught:
+        pg.ledger.check_schema([own_row()])
+    assert isinstance(ship(), Deferred)
+    assert pg.effects == []
+    pg.change(str(caught.value).rpartition(": ")[2])
+    assert ship(copy=1) == Completed("ship")
+
+
+def test_a_lacking_column_is_found_on_sqlite(shop: Shop) -> None:
+    """By the first delivery, which is put off; and once found it is not looked for again."""
+    shop.change("alter table orders drop column fence_token")
+    ship = shop.step()
+    assert isinstance(ship(), Deferred)
+    shop.change("alter table orders add column fence_token bigint")
+    assert ship(copy=1) == Completed("ship")
+
+
+def test_a_table_elsewhere_is_named_with_where_it_was_looked_for(shop: Shop) -> None:
+    """It has to be in the ledger's own database."""
+    shop.change("alter table orders rename to elsewhere")
+    with pytest.raises(LedgerSchemaError, match="orders of a GuardedRow is not in the ledger's"):
+        shop.ledger.check_schema([own_row()])
+
+
+def test_a_worker_says_at_its_start_what_the_table_lacks(pg: Shop) -> None:
+    """And does not start."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(taskguard_locks="memory://", taskguard_ledger_url=pg.url)
+
+    @app.task
+    @guarded_task(key="order:<order_id>", row=own_row())
+    def ship(order_id: int) -> None: ...
+
+    logging.getLogger("taskguard").setLevel(logging.ERROR)
+    try:
+        check_worker(app)
+        pg.change("alter table orders drop column fence_token")
+        with pytest.raises(LedgerSchemaError, match="ADD COLUMN"):
+            check_worker(app)
+    finally:
+        logging.getLogger("taskguard").setLevel(logging.NOTSET)
+
+
+class Stage(enum.Enum):
+    """Stored by value."""
+
+    PAID = "paid"
+    SHIPPING = "shipping"
+    SHIPPED = "shipped"
+
+
+def orders(kind: Any) -> sa.Table:
+    """Orders of tenants, in a table of their own with such states."""
+    return sa.Table(
+        "tenants_orders",
+        sa.MetaData(),
+        sa.Column("tenant", sa.String(8), primary_key=True),
+        sa.Column("no", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("stage", kind),
+        sa.Column("fence", sa.Numeric(20)),
+    )
+
+
+VALUES = sa.Enum(Stage, name="stage", values_callable=lambda kind: [each.value for each in kind])
+STAGES: dict[str, tuple[Any, tuple[Any, Any, Any]]] = {
+    "an Enum by its values": (VALUES, (Stage.PAID, Stage.SHIPPING, Stage.SHIPPED)),
+    "an Enum of texts": (sa.Enum("a", "b", "c", name="texts"), ("a", "b", "c")),
+    "numbers": (sa.Integer(), (0, 10, 20)),
+    "padded texts": (sa.CHAR(10), ("paid", "shipping", "shipped")),
+}
+
+
+@pytest.mark.parametrize("case", STAGES)
+def test_states_and_ids_of_all_kinds(shop: Shop, case: str) -> None:
+    """Composite keys, enums, numbers, CHAR(n), a NUMERIC fence: claimed, failed, completed."""
+    kind, (new, processing, done) = STAGES[case]
+    table = orders(kind)
+    table.create(shop.engine)
+    with shop.engine.begin() as db:
+        db.execute(sa.insert(table).values(tenant="eu", no=7, stage=new))
+    declared = GuardedRow(
+        table,
+        id={"tenant": "eu", "no": "<order_id>"},
+        state="stage",
+        fence="fence",
+        new=new,
+        processing=processing,
+        done=done,
+    )
+    shop.ledger.check_schema([declared])
+    ship = Step(shop, "ship", declared)
+
+    def stage() -> Any:
+        with shop.engine.connect() as db:
+            found = db.execute(sa.select(table.c.stage)).scalar_one()
+        return found.rstrip() if isinstance(found, str) else found
+
+    def fail(guard: Any) -> None:
+        assert stage() == processing
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ship(fail)
+    assert stage() == new
+    assert ship(retries=1) == Completed("ship")
+    assert stage() == done
+
+
+def test_a_numeric_fence_is_exact(shop: Shop) -> None:
+    """Beyond what a float can hold, too."""
+    table = orders(sa.Text())
+    table.create(shop.engine)
+    shop.change(f"insert into tenants_orders values ('eu', 7, 'a', {2**62 + 1})")
+    declared = GuardedRow(
+        table,
+        id={"tenant": "eu", "no": "<order_id>"},
+        state="stage",
+        fence="fence",
+        new="a",
+        processing="b",
+        done="c",
+    )
+    assert Step(shop, "ship", declared)(lambda guard: guard.fence) == Completed(2**62 + 2)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_engine_that_keeps_snapshots(pg_url: str, level: str) -> None:
+    """The row is locked with the claim's own rows before the snapshot is taken."""
+    engine = sa.create_engine(pg_url, isolation_level=level)
+    shop = Shop(pg_url, engine)
+    ship = shop.step()
+    with pytest.raises(ZeroDivisionError):
+        ship(lambda guard: 1 / 0)
+    assert ship(retries=1) == Completed("ship")
+    assert (shop.status, shop.effects) == ("SHIPPED", ["ship order:7"])
+    shop.close()
+
+
+def test_a_state_that_the_enum_of_the_database_lacks(pg: Shop) -> None:
+    """With the ALTER TYPE that adds it."""
+    pg.change("create type stage as enum ('paid', 'shipped')")
+    pg.change("alter table orders alter column status type stage using lower(status)::stage")
+    table = sa.Table(
+        "orders",
+        sa.MetaData(),
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("status", VALUES),
+        sa.Column("fence_token", sa.BigInteger),
+    )
+    declared = own_row(
+        table=table,
+        state="status",
+        new=Stage.PAID,
+        processing=Stage.SHIPPING,
+        done=Stage.SHIPPED,
+    )
+    with pytest.raises(LedgerSchemaError, match="ALTER TYPE stage ADD VALUE 'shipping'"):
+        pg.ledger.check_schema([declared])
+
+
+# -- decisions ---------------------------------------------------------------------------------
+
+ME, OTHER = new_owner("m"), new_owner("x")
+FAR = 2**62
+DECLARED = own_row(dead="STUCK")
+FENCES = [1, 10**6, 2**60]
+OWN = st.none() | st.tuples(
+    st.sampled_from(["PAID", "SHIPPING", "SHIPPED", "STUCK", "CANCELLED"]),
+    st.sampled_from([None, *FENCES, 2**61]),
+)
+WORK = st.none() | st.fixed_dictionaries(
+    {
+        "state": st.sampled_from(["NEW", "PROCESSING", "DONE", "FAILED", "DEAD"]),
+        "final": st.sampled_from([0, 0, 1]),
+        "fence": st.sampled_from(FENCES),
+        "owner": st.sampled_from([str(ME), str(OTHER)]),
+        "lease_until": st.sampled_from([1, FAR]),
+        "message": st.sampled_from(["m", "x"]),
+        "retries": st.integers(0, 1),
+        "attempts": st.just(1),
+        "crashes": st.integers(0, 2),
+        "crashed_owner": st.just(""),
+        "result": st.sampled_from([None, "2"]),
+        "progress": st.sampled_from([None, "[1]"]),
+    }
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(own=OWN, work=WORK, retries=st.integers(0, 1), max_crashes=st.integers(1, 3))
+def test_sql_decides_as_the_table_does(
+    shop: Shop, own: Any, work: Any, retries: int, max_crashes: int
+) -> None:
+    """And what it writes is one move of the row and of the record, or nothing."""
+    with shop.engine.begin() as db:
+        for table in (KEYS, WORKS, ORDERS):
+            db.execute(sa.delete(table))
+        if own is not None:
+            db.execute(sa.insert(ORDERS).values(id=7, status=own[0], fence_token=own[1]))
+        if work is not None:
+            fixed = {"id": "ship order:7", "task": "ship", "key": "order:7", "created": 1}
+            db.execute(sa.insert(WORKS).values(**fixed, **work))
+    request = ClaimRequest(
+        keys=("order:7",),
+        owner=ME,
+        ttl_s=30.0,
+        work="ship order:7",
+        task="ship",
+        message=MessageRef("m", retries),
+        max_crashes=max_crashes,
+        row=RowRef(DECLARED, (7,)),
+    )
+    record = _record(shop)
+    found = None if own is None else Found(*own)
+    where = place(request.row, found, record)  # type: ignore[arg-type]
+    decision = decide_row(request, record, (0, 0), 1000, where)
+
+    answer = shop.ledger.claim(request)
+
+    after, moved = shop.order(), _record(shop)
+    if decision in CLAIMABLE and decision is not Decision.SAME:
+        assert isinstance(answer, Claimed)
+        fence = answer.claim.fence
+        assert (after.status, after.fence_token) == ("SHIPPING", fence)
+        assert (moved.state, moved.fence, moved.owner) == ("PROCESSING", fence, str(ME))
+        assert fence > max(own[1] or 0, 0 if work is None else 1)
+        assert shop.ledger.give_back(answer.claim)
+        assert shop.status == "PAID"
+    elif decision is Decision.BURY:
+        assert moved.state == "DEAD"
+        assert after.status == "STUCK"
+    elif decision is not Decision.SAME:
+        assert isinstance(answer, Answer | Busy)
+        assert (None if after is None else (after.status, after.fence_token)) == own
+        assert moved == record
+        if isinstance(answer, Answer):
+            assert answer.missing is (decision is Decision.MISSING)
+            assert answer.ineligible is (decision is Decision.INELIGIBLE)
+            done = decision is Decision.DONE and record is not None and record.state == "DONE"
+            assert answer.result_json == (record.result if done else answer.result_json)
+
+
+def _record(shop: Shop) -> Any:
+    with shop.engine.connect() as db:
+        return db.execute(sa.select(WORKS)).first()
+
+
+def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim without a row of its own never goes in steps, and reads no table of the user's."""
+    from taskguard.ledger import sql
+
+    monkeypatch.setattr(sql, "claim_in_steps", None)
+    monkeypatch.setattr(sql, "rows", None)
+    ledger = SqlLedger(pg.url)
+    request = ClaimRequest(keys=("k",), owner=ME, ttl_s=30.0, work="w k")
+    claimed = ledger.claim(request)
+    assert isinstance(claimed, Claimed)
+    ledger.complete(claimed.claim, None)
+    ledger.close()

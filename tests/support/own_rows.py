@@ -1,0 +1,161 @@
+"""A shop whose orders carry their own state: tasks that move it, and a queue that only notes."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from support.guarded_shop import NotingQueue
+from taskguard import GuardedFunction, GuardedRow, MessageRef
+from taskguard.events import Event, Events
+from taskguard.guard import Guard
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.memory import MemoryLocks
+from taskguard.runner import Runner
+
+__all__ = ["EFFECTS", "METADATA", "ORDERS", "Shop", "Step", "own_row"]
+
+METADATA = sa.MetaData()
+ORDERS = sa.Table(
+    "orders",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("status", sa.String(10), nullable=False),
+    sa.Column("fence_token", sa.BigInteger),
+    sa.Column("note", sa.Text),
+)
+# No unique index: a double effect has to be seen.
+EFFECTS = sa.Table("effects", METADATA, sa.Column("item", sa.Text))
+
+
+def own_row(**values: Any) -> GuardedRow:
+    """A row of `orders`, PAID -> SHIPPING -> SHIPPED."""
+    options: dict[str, Any] = {
+        "id": "<order_id>",
+        "state": ORDERS.c.status,
+        "fence": "fence_token",
+        "new": "PAID",
+        "processing": "SHIPPING",
+        "done": "SHIPPED",
+        **values,
+    }
+    return GuardedRow(options.pop("table", ORDERS), **options)
+
+
+class Step:
+    """A task on an order. Its body is given with each delivery; by default it has one effect."""
+
+    def __init__(self, shop: Shop, name: str, row: GuardedRow, **options: Any) -> None:
+        self.shop = shop
+        self.name = name
+
+        def body(order_id: int, amount: int = 0) -> None:
+            """Only its parameters count; what it does is given with each delivery."""
+
+        fixed = {name: options.pop(name) for name in ("once_per", "fingerprint") if name in options}
+        self.compiled = GuardedFunction(
+            body, key="order:<order_id>", row=row, options=options, **fixed
+        )
+
+    def effect(self, guard: Guard) -> str:
+        with guard.transaction() as db:
+            db.execute(sa.insert(EFFECTS).values(item=f"{self.name} {guard.key}"))
+        return self.name
+
+    def __call__(
+        self,
+        body: Callable[[Guard], Any] | None = None,
+        *,
+        order: Any = 7,
+        message: str = "m",
+        by: Runner | None = None,
+        queue: bool = True,
+        published_at_s: float | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """One delivery, as another process would have it."""
+        numbers = {name: arguments.pop(name, 0) for name in ("retries", "copy")}
+        delivery = self.compiled.delivery(
+            (order,),
+            arguments,
+            task=self.name,
+            message=MessageRef(message, **numbers),
+            queue=self.shop.queue if queue else None,
+            published_at_s=published_at_s,
+        )
+        runner = by or self.shop.runner
+        run = body or self.effect
+        return contextvars.Context().run(runner.deliver, delivery, run)
+
+
+class Shop:
+    """A database with orders, a ledger on it, and what happened."""
+
+    def __init__(self, url: str, ledger: Any = None, **options: Any) -> None:
+        self.url = url
+        self.engine = sa.create_engine(url)
+        METADATA.create_all(self.engine)
+        self.ledger = SqlLedger(ledger or url, **options)
+        self.ledger.create_schema()
+        self.queue = NotingQueue()
+        self.events: list[Event] = []
+        self.runner = self.process()
+        self.put(7, "PAID")
+
+    def process(self) -> Runner:
+        """A runner that knows of no lease but by the ledger, as one elsewhere."""
+        return Runner(locks=MemoryLocks(), ledger=self.ledger, events=Events(self.events.append))
+
+    def step(self, name: str = "ship", **options: Any) -> Step:
+        """A task; options of the row and of the task by name."""
+        names = ("once_per", "fingerprint", "max_crashes", "retention_s", "ttl_s", "atomic")
+        task = {each: options.pop(each) for each in names if each in options}
+        return Step(self, name, own_row(**options), **task)
+
+    def put(self, order: int, status: str, fence: int | None = None) -> None:
+        """The order as its owner writes it, by whatever way: it has no transaction of ours."""
+        with self.engine.begin() as db:
+            changed = db.execute(
+                sa.update(ORDERS).where(ORDERS.c.id == order).values(status=status)
+            )
+            if changed.rowcount == 0:
+                values = {"id": order, "status": status, "fence_token": fence}
+                db.execute(sa.insert(ORDERS).values(**values))
+
+    def change(self, statement: str) -> None:
+        with self.engine.begin() as db:
+            db.execute(sa.text(statement))
+
+    def expire(self) -> None:
+        """Holders were paused for longer than their leases."""
+        for table in ("keys", "works"):
+            self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
+
+    def order(self, order: int = 7) -> Any:
+        with self.engine.connect() as db:
+            return db.execute(sa.select(ORDERS).where(ORDERS.c.id == order)).first()
+
+    @property
+    def status(self) -> str:
+        return str(self.order().status)
+
+    @property
+    def effects(self) -> list[str]:
+        with self.engine.connect() as db:
+            return sorted(db.execute(sa.select(EFFECTS.c.item)).scalars())
+
+    def state(self, work: str = "ship order:7") -> str | None:
+        view = self.ledger.view(work)
+        return None if view is None else view.state.value
+
+    @property
+    def reasons(self) -> list[str]:
+        """Of events that say why there was no body."""
+        return [event.reason for event in self.events if hasattr(event, "reason")]
+
+    def close(self) -> None:
+        self.ledger.close()
+        self.engine.dispose()
