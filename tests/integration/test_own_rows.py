@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from support.own_rows import EFFECTS, ORDERS, Shop
 from taskguard import Answered, Completed, Deferred, Dropped
@@ -297,6 +298,26 @@ def test_a_body_that_moves_its_row_itself_is_told_so(shop: Shop, statement: str)
             ship(each)
         assert (shop.status, shop.state(), shop.effects) == ("PAID", "FAILED", [])
     assert ship(retries=1) == Completed("ship")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_row_moves_in_a_session_of_the_users_own(shop: Shop, moved: bool) -> None:
+    """With its effects; and a body that moved it there is told so, too."""
+    ship = shop.step()
+
+    def body(guard: Guard) -> None:
+        with orm.Session(shop.engine) as session, guard.transaction(session):
+            session.execute(sa.insert(EFFECTS).values(item="x"))
+            if moved:
+                session.execute(sa.text("update orders set status = 'LOST'"))
+
+    if moved:
+        with pytest.raises(RowChangedError, match=r"done='SHIPPED'"):
+            ship(body)
+        assert (shop.status, shop.effects) == ("PAID", [])
+    else:
+        ship(body)
+        assert (shop.status, shop.effects) == ("SHIPPED", ["x"])
 
 
 def test_a_body_may_write_the_other_columns_of_its_row(shop: Shop) -> None:
