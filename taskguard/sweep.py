@@ -148,7 +148,8 @@ def enqueue_in(
     is returned after it, or leave it to the sweep. Rolled back, nothing is sent.
 
     Args:
-        session: a SQLAlchemy Session or Connection to the ledger's database.
+        session: a SQLAlchemy Session or Connection to the ledger's database; None: the work is
+            committed by itself, and its message is sent at once.
         house: locks and ledger.
         delivery: with its `call`.
         send: how to send it.
@@ -161,7 +162,7 @@ def enqueue_in(
 
     if isinstance(session, orm.scoped_session):
         session = session.registry()
-    if not isinstance(session, orm.Session | sa.Connection):
+    if not isinstance(session, orm.Session | sa.Connection | None):
         raise ConfigurationError(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
             "the work is to be part of."
@@ -173,8 +174,9 @@ def enqueue_in(
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
 
-    guard = guard_with(db)
-    if guard is not None:
+    if db is None:
+        publish()
+    elif (guard := guard_with(db)) is not None:
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
         _after_commit(session).add(publish)

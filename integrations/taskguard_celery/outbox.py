@@ -54,10 +54,10 @@ def enqueue(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    session: Any,
+    session: Any = None,
     **options: Any,
 ) -> Enqueued:
-    """Enqueue a guarded task as part of the transaction of `session`.
+    """Enqueue a guarded task as part of the transaction of `session`, or for certain.
 
     The work is written to the ledger as NEW, with the task's name and arguments. On an ORM Session,
     or on `guard.db` in a guarded body, the task is published as soon as that has committed; on a
@@ -67,7 +67,9 @@ def enqueue(
         task: a task that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in; None:
+            the work is committed by itself, before its message is sent, so that one that the queue
+            loses is found by a sweep.
         options: as for `apply_async()`, but for `countdown` and `eta`.
 
     Raises:

@@ -53,10 +53,10 @@ def enqueue(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    session: Any,
+    session: Any = None,
     **options: Any,
 ) -> Enqueued:
-    """Enqueue a guarded job as part of the transaction of `session`.
+    """Enqueue a guarded job as part of the transaction of `session`, or for certain.
 
     The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
     guarded body, the job is enqueued as soon as that has committed; on a Connection of your own, by
@@ -67,7 +67,9 @@ def enqueue(
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in; None:
+            the work is committed by itself, before its message is sent, so that one that the queue
+            loses is found by a sweep.
         options: as for `Queue.create_job()`, but for `depends_on`.
 
     Raises:

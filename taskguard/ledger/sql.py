@@ -350,17 +350,27 @@ class SqlLedger:
 
     # -- works whose calls are stored ---------------------------------------------------------
 
-    def enqueue(self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float = 5.0) -> None:
+    def enqueue(
+        self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
         """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
 
         A work that is known stays as it is, unless it failed: then it is NEW again.
 
         Args:
-            db: a connection to the ledger's database.
+            db: a connection to the ledger's database; None: in a transaction of its own.
             request: keys, work, task, message and call.
             due_in_s: from when on its message counts as not sent.
         """
-        outbox.write(self._database, db, request, due_in_s=due_in_s)
+        if db is not None:
+            outbox.write(self._database, db, request, due_in_s=due_in_s)
+            return
+
+        def write() -> None:
+            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as own:
+                outbox.write(self._database, own, request, due_in_s=due_in_s)
+
+        self._database.twice(write)
 
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None

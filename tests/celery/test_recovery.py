@@ -95,6 +95,21 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
     assert shop.effects() == Counter({"2": 1})
 
 
+def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> None:
+    """Off the broker, and on no record but the one that was made before it was sent."""
+    tasks = shop.tasks
+    enqueued = enqueue(tasks.recover, (1,))
+    with shop.broker() as broker:
+        assert broker.lpop(tasks.app.conf.task_default_queue)
+        assert not shop.messages(broker)
+    with shop.worker():
+        assert sweep(tasks.app).sent == 0  # it may still be in the queue
+        make_due(shop)
+        assert sweep(tasks.app).sent == 1
+        assert enqueued.result.get(timeout=60) == 1
+    assert shop.effects() == Counter({"1": 1})
+
+
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
     """A shipped order is billed, however often its message comes."""
     tasks = shop.tasks

@@ -240,6 +240,19 @@ def test_a_broker_that_is_away_after_the_commit_loses_nothing(yard: Yard) -> Non
     assert yard.sweep() == Swept(sent=1)
 
 
+def test_without_a_session_the_work_is_committed_first(yard: Yard) -> None:
+    """Also where the broker is away: the caller is not troubled, a sweep sends."""
+    yard.enqueue(None, "1")
+    assert yard.sent == [("1", 0, 0)]
+    yard.refused = {"2"}
+    yard.enqueue(None, "2")
+    assert yard.ledger.view("ship order:2") is not None
+    yard.refused = set()
+    yard.pass_time()
+    yard.sweep()
+    assert ("2", 0, 0) in yard.sent
+
+
 def test_a_message_of_work_that_is_known_is_sent_for_its_answer(yard: Yard) -> None:
     """Its caller waits for the result of that very message; nothing is run twice."""
     with orm.Session(yard.engine) as session:
