@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from support.competing import COUNT
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -672,41 +667,3 @@ def test_on_the_users_engine_an_open_body_locks_nothing(mariadb_url: str) -> Non
         tx.complete(frozen, None)
     engine.dispose()
     other.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["url", "engine"])
-def test_processes_that_compete_have_each_effect_once(mariadb_url: str, kind: str) -> None:
-    """Neighbouring rows, keys crosswise, late holders: nobody fails, and stale ones are refused."""
-    ledger = SqlLedger(mariadb_url)
-    ledger.create_schema()
-    engine = sa.create_engine(mariadb_url)
-    with engine.begin() as db:
-        # No unique index: a double effect has to be seen.
-        db.execute(sa.text("create table effects (item int)"))
-    command = [sys.executable, "-m", "support.competing", mariadb_url, kind]
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [*command, str(seed)],
-            env=os.environ | {"PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for seed in range(5)
-    ]
-    counts: Counter[str] = Counter()
-    for process in processes:
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
-        counts.update(json.loads(output.splitlines()[-1]))
-    with engine.connect() as db:
-        effects = Counter(db.execute(sa.text("select item from effects")).scalars())
-        states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
-    assert effects == dict.fromkeys(range(COUNT), 1)
-    assert states == {"DONE": COUNT}
-    assert counts["StaleTokenError"] > 0
-    assert counts["Claimed"] == COUNT + counts["StaleTokenError"] + counts["TransactionRetryError"]
-    engine.dispose()
-    ledger.close()

@@ -16,7 +16,7 @@ from collections import Counter
 
 import sqlalchemy as sa
 
-from taskguard.errors import StaleTokenError, TransactionRetryError
+from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
 from taskguard.lease import new_owner
 from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
@@ -58,13 +58,22 @@ def main(url: str, kind: str, seed: str) -> None:
                     time.sleep(2 * TTL_S * (late == "in"))
                     tx.complete(found.claim, None)
                 continue
-            except (StaleTokenError, TransactionRetryError) as error:
-                counts[type(error).__name__] += 1
-        elif not ledger.defer(request, lambda copy: None):
-            counts["superseded"] += 1
+            except StaleTokenError:
+                counts["stale"] += 1
+            except (TransactionRetryError, LedgerUnavailableError):
+                counts["again"] += 1  # as the runner does; SQLite's one writer was another for long
+        else:
+            counts["put off"] += _put_off(ledger, request)
         todo.insert(0, work)
     ledger.close()
     print(json.dumps(counts))
+
+
+def _put_off(ledger: SqlLedger, request: ClaimRequest) -> bool:
+    try:
+        return ledger.defer(request, lambda copy: None)
+    except LedgerUnavailableError:
+        return False
 
 
 if __name__ == "__main__":

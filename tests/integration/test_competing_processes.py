@@ -1,0 +1,61 @@
+"""Several processes on one database of each kind, in competition for the same works."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from support.competing import COUNT
+from taskguard.ledger.sql import SqlLedger
+
+TESTS = Path(__file__).resolve().parent.parent
+DATABASES = ["sqlite_url", "pg_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["url", "engine"])
+@pytest.mark.parametrize("database", DATABASES)
+def test_processes_that_compete_have_each_effect_once(
+    request: pytest.FixtureRequest, database: str, kind: str
+) -> None:
+    """Neighbouring rows, keys crosswise, late holders: nobody fails, and stale ones are refused."""
+    url = request.getfixturevalue(database)
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    engine = sa.create_engine(url)
+    with engine.begin() as db:
+        # No unique index: a double effect has to be seen.
+        db.execute(sa.text("create table effects (item int)"))
+    command = [sys.executable, "-m", "support.competing", url, kind]
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [*command, str(seed)],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for seed in range(5)
+    ]
+    counts: Counter[str] = Counter()
+    for process in processes:
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        counts.update(json.loads(output.splitlines()[-1]))
+    with engine.connect() as db:
+        effects = Counter(db.execute(sa.text("select item from effects")).scalars())
+        states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
+    assert effects == dict.fromkeys(range(COUNT), 1)
+    assert states == {"DONE": COUNT}
+    assert counts["stale"] > 0
+    assert counts["Claimed"] == COUNT + counts["stale"] + counts["again"]
+    engine.dispose()
+    ledger.close()
