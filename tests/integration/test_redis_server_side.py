@@ -284,7 +284,7 @@ class TestFullServer:
         assert client.exists(LOCK) == 0
         started = time.monotonic()
         locks.wait(KEY, timeout_s=30.0)
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 0.9  # by polling it would be a second
 
 
 class TestRights:
