@@ -109,8 +109,6 @@ class SqlTransaction:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended()
-        if claim.row is not None:
-            rows.complete(self.db, claim)
         self._transactions.complete(self.db, claim, result_json)
 
     def _refuse_ended(self) -> None:
@@ -362,12 +360,12 @@ class Transactions:
         raise stale(claim) from error
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
-        """Keys first, in order; then the work: both still ours, or nothing."""
+        """The user's row, the keys in order, then the work: all still ours, or nothing."""
         if db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
         if self.in_one_statement(claim):
             try:
-                completed = self._database.ask_in(db, *postgresql.complete(claim, result_json))
+                completed = self._complete_in_one(db, claim, result_json)
             except CannotWriteError:
                 raise
             except LedgerUnavailableError as error:
@@ -375,6 +373,8 @@ class Transactions:
             if not completed:
                 raise stale(claim)
             return
+        if claim.row is not None:
+            rows.complete(db, claim)
         for key in claim.keys:
             ended = db.execute(
                 sa.update(KEYS)
@@ -397,6 +397,14 @@ class Transactions:
         )
         if done.rowcount != 1:
             raise stale(claim)
+
+    def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+        if claim.row is None:
+            return bool(self._database.ask_in(db, *postgresql.complete(claim, result_json)))
+        own, finished = postgresql.complete_with_row(self._database, db, claim, result_json)
+        if not own:
+            raise rows.RowMovedError(rows.read(db, claim.row))
+        return finished
 
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.own_rows import ORDERS, Shop, Step, own_row
+from support.waiting import wait_until
 from taskguard import Completed, Deferred, GuardedRow
-from taskguard.errors import LedgerSchemaError
+from taskguard.errors import LedgerSchemaError, RowIneligibleError
 from taskguard.lease import new_owner
 from taskguard.ledger.answers import CLAIMABLE, decide_row
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
+from taskguard.ledger.database import Database
 from taskguard.ledger.rows import Found, place
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
@@ -328,3 +331,57 @@ def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.Monkey
     assert isinstance(claimed, Claimed)
     ledger.complete(claimed.claim, None)
     ledger.close()
+
+
+def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
+    pg: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside BEGIN, what the body writes, and COMMIT."""
+    from taskguard.ledger import sql
+
+    monkeypatch.setattr(sql, "claim_in_steps", None)
+    asked: list[str] = []
+    ask_in = Database.ask_in
+
+    def noting(self: Database, db: Any, statement: str, values: dict[str, Any]) -> Any:
+        asked.append(statement)
+        return ask_in(self, db, statement, values)
+
+    monkeypatch.setattr(Database, "ask_in", noting)
+    assert pg.step()() == Completed("ship")
+    assert len(asked) == 1
+    assert (pg.status, pg.effects) == ("SHIPPED", ["ship order:7"])
+
+
+@pytest.mark.parametrize("to", ["status = 'CANCELLED'", "fence_token = 9000000000000000000"])
+def test_a_row_that_moves_while_it_is_claimed_is_not_claimed(pg_url: str, to: str) -> None:
+    """The claim waits for its owner's transaction, and nothing of it stands: no key, no work."""
+    shop = Shop(pg_url, lock_timeout_s=60.0)
+    told: list[Any] = []
+    with shop.engine.begin() as db:
+        db.execute(sa.text(f"update orders set {to} where id = 7"))
+        thread = threading.Thread(target=lambda: told.append(_outcome(shop.step())))
+        thread.start()
+        wait_until(lambda: _waits(shop), timeout_s=60, message="a claim that waits for the row")
+    thread.join(60)
+    if "status" in to:
+        assert isinstance(told[0], RowIneligibleError)
+        with shop.engine.connect() as db:
+            assert db.execute(sa.select(WORKS)).first() is None
+    else:
+        assert told[0] == Completed("ship")
+        assert shop.order().fence_token > 9 * 10**18
+    shop.close()
+
+
+def _outcome(step: Step) -> Any:
+    try:
+        return step()
+    except RowIneligibleError as error:
+        return error
+
+
+def _waits(shop: Shop) -> bool:
+    with shop.engine.connect() as db:
+        waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        return bool(db.execute(sa.text(waiting)).scalar())

@@ -7,22 +7,37 @@ the files beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
 from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, decide_row, standing_claim
-from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.base import (
+    Claim,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    LedgerHold,
+    RowRef,
+)
 from taskguard.ledger.database import Database
 from taskguard.ledger.dialects.postgresql import milliseconds
+from taskguard.ledger.postgresql import own_row
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
-__all__ = ["begin", "bound", "claim", "claim_with_row", "complete", "renew", "store_result"]
+__all__ = [
+    "begin",
+    "bound",
+    "claim",
+    "claim_with_row",
+    "complete",
+    "complete_with_row",
+    "renew",
+    "store_result",
+]
 
 _HOLDS_PER_STATEMENT = 1000
 _CHECK_CLIENT_MS = 2000
@@ -103,37 +118,24 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
 
 
 def claim_with_row(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
-    """The same in one transaction with the user's own row, where that is NEW; else None.
-
-    The row is locked first, unless somebody has: they may keep it for long.
-    """
+    """The same with the user's own row in the statement, where that is NEW; else None."""
     ref = request.row
     if ref is None or len(request.keys) != 1:
         return None
-    with _claiming(database) as db:
-        own = rows.read(db, ref, lock=True, skip_locked=True)
-        if own is None or rows.place(ref, own, None) is not Place.NEW:
-            return None
-        found = _Found(*database.ask_in(db, _CLAIM, _claim_values(database, request))[0])
-        answered = _answered(request, found, Place.NEW)
-        if not isinstance(answered, Claimed):
-            return answered
-        fence = answered.claim.fence
-        if fence <= (own.fence or 0) or not rows.claim(db, ref, own, fence):
-            return None
-        db.commit()
-        return answered
+    dialect = database.engine.dialect
+    values = _claim_values(database, request) | own_row.values(ref, dialect)
+    try:
+        *found, _torn = database.ask(_with_row(database, ref).claim, values)[0]
+    except dialect.loaded_dbapi.DataError as error:
+        if getattr(error, "sqlstate", None) != own_row.TORN_STATE:
+            raise
+        return None
+    answered = _answered(request, _Found(*found), Place.NEW)
+    return answered if isinstance(answered, Claimed) else None
 
 
-@contextmanager
-def _claiming(database: Database) -> Iterator[sa.Connection]:
-    """A transaction that is rolled back unless its block commits it."""
-    with database.translated():
-        db = database.begin("begin") if database.begins_itself else database.connect()
-        try:
-            yield db
-        finally:
-            db.close()
+def _with_row(database: Database, ref: RowRef) -> own_row.Statements:
+    return own_row.statements(ref.declared, database.engine.dialect, _CLAIM, _COMPLETE)
 
 
 def _claim_values(database: Database, request: ClaimRequest) -> dict[str, Any]:
@@ -226,6 +228,17 @@ def bound(db: sa.Connection, *, idle_in_transaction_s: float) -> str:
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
     """The statement that completes, for a transaction or alone; one row if it did."""
     return _COMPLETE, _values(claim) | {"key": claim.keys[0], "result": result_json}
+
+
+def complete_with_row(
+    database: Database, db: sa.Connection, claim: Claim, result_json: str | None
+) -> tuple[bool, bool]:
+    """The same with the user's own row: whether that was this claim's, and whether all was."""
+    assert claim.row is not None  # noqa: S101
+    _, values = complete(claim, result_json)
+    values |= own_row.values(claim.row, database.engine.dialect)
+    own, finished = database.ask_in(db, _with_row(database, claim.row).complete, values)[0]
+    return bool(own), bool(finished)
 
 
 def store_result(database: Database, claim: Claim, result_json: str) -> None:
