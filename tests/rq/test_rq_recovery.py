@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections import Counter
@@ -27,10 +28,12 @@ def _house(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test's own process is the producer, and sweeps."""
     for name, value in office.environment.items():
         monkeypatch.setenv(name, value)
-    taskguard_rq.configure()
+    # Whatever tests before this one have configured in this process.
+    settings = importlib.import_module("taskguard_rq.house")
+    monkeypatch.setattr(settings, "_settings", {})
+    monkeypatch.setattr(settings, "_made", [])
     yield
     taskguard_rq.house().close()
-    taskguard_rq.configure()
 
 
 def make_due(office: Any) -> None:
