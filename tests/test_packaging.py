@@ -18,6 +18,7 @@ PACKAGES = {
     "taskguard": ROOT / "taskguard",
     "taskguard_celery": ROOT / "integrations" / "taskguard_celery",
     "taskguard_rq": ROOT / "integrations" / "taskguard_rq",
+    "taskguard_django": ROOT / "integrations" / "taskguard_django",
     "pytest_taskguard": ROOT / "integrations" / "pytest_taskguard",
 }
 HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "psycopg", "rich", "asyncio"]

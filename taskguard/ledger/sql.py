@@ -19,6 +19,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from taskguard.errors import (
+    ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
     TransactionRetryError,
@@ -36,6 +37,7 @@ from taskguard.ledger.base import (
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
@@ -54,7 +56,7 @@ from taskguard.ledger.tables import (
 from taskguard.ledger.transaction import SqlTransaction, Transactions, stale
 from taskguard.states import Decision, State
 
-__all__ = ["SqlLedger", "ddl"]
+__all__ = ["SqlLedger", "ddl", "ddl_statements"]
 
 _PUBLISH_LOCK_S = 5.0
 
@@ -362,6 +364,21 @@ class SqlLedger:
         """
         outbox.write(self._database, db, request, due_in_s=due_in_s)
 
+    def enqueue_in_foreign(
+        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """`enqueue()` in the transaction that another library has open on `foreign`.
+
+        Raises ConfigurationError if that is another kind of database.
+        """
+        if foreign.kind != self._database.engine.dialect.name:
+            raise ConfigurationError(
+                f"{request.work} was enqueued in a transaction on {foreign.kind}, and the ledger "
+                f"is in {self._database.place}: the two do not commit together."
+            )
+        with on_foreign(self._database.engine, foreign) as db:
+            outbox.write(self._database, db, request, due_in_s=due_in_s)
+
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
     ) -> list[Overdue]:
@@ -414,6 +431,8 @@ class SqlLedger:
             dialect.lock_schema(db)
             for table in METADATA.sorted_tables:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
+                for index in table.indexes:
+                    index.create(db, checkfirst=True)
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
                 db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
 
@@ -435,15 +454,26 @@ def _storable(text: str) -> str:
 
 def ddl(url: str) -> str:
     """The SQL that `create_schema` would run, for a review or a migration."""
+    return "".join(f"{each};\n\n" for each in ddl_statements(url))
+
+
+def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
+    """The same one by one; with `if_not_exists` they do no harm where the tables are there.
+
+    Of the URL only the kind of database and the driver matter.
+    """
     dialect = sa.make_url(url).get_dialect()()
     parts: list[Any] = []
     for table in METADATA.sorted_tables:
-        parts.append(sa.schema.CreateTable(table))
-        parts += map(sa.schema.CreateIndex, table.indexes)
+        parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))
+        parts += [
+            sa.schema.CreateIndex(index, if_not_exists=if_not_exists) for index in table.indexes
+        ]
     tables = [str(part.compile(dialect=dialect)).strip() for part in parts]
-    version = str(
-        sa.insert(SCHEMA)
-        .values(version=SCHEMA_VERSION)
-        .compile(dialect=dialect, compile_kwargs={"literal_binds": True})
-    )
-    return "".join(f"{each};\n\n" for each in (*tables, version))
+    values = sa.insert(SCHEMA).values(version=SCHEMA_VERSION)
+    if if_not_exists:
+        there = sa.select(SCHEMA.c.version)
+        new = sa.select(sa.literal(SCHEMA_VERSION)).where(~there.exists())
+        values = sa.insert(SCHEMA).from_select(["version"], new)
+    version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return [*tables, version]
