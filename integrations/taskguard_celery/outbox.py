@@ -67,7 +67,8 @@ def enqueue(
         task: a task that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
+            `taskguard_django.connection()` within Django's `atomic`.
         options: as for `apply_async()`, but for `countdown` and `eta`.
 
     Raises:

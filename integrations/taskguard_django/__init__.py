@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from taskguard_django.conf import ledger
 from taskguard_django.connection import connection
+from taskguard_django.rows import row
 from taskguard_django.transactions import atomic, checkpoint
 
-__all__ = ["atomic", "checkpoint", "connection", "ledger"]
+__all__ = ["atomic", "checkpoint", "connection", "ledger", "row"]

@@ -67,7 +67,8 @@ def enqueue(
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
+            `taskguard_django.connection()` within Django's `atomic`.
         options: as for `Queue.create_job()`, but for `depends_on`.
 
     Raises:

@@ -89,7 +89,8 @@ def engine_on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Engi
     """An Engine whose only connection is the foreign one, speaking as the ledger's own does."""
     import sqlalchemy as sa
 
-    if getattr(ledgers.dialect, "server_version_info", None) is None:
+    known = getattr(ledgers.dialect, "server_version_info", None) is not None
+    if not known and foreign.kind != "sqlite":  # which a first connection would wait to switch
         with ledgers.connect():
             pass  # the dialect learns from its first connection what it needs to know
     pool = sa.pool.NullPool(lambda: _Kept(foreign.driver), reset_on_return=None)

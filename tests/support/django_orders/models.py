@@ -21,3 +21,17 @@ class Effect(models.Model):
     """What a body wrote."""
 
     item = models.TextField()
+
+
+class Parcel(models.Model):
+    """With ids of several kinds."""
+
+    id = models.UUIDField(primary_key=True)
+    tenant = models.CharField(max_length=20)
+    number = models.IntegerField()
+    state = models.SmallIntegerField(default=0)
+    fence = models.BigIntegerField(null=True)
+    made = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        constraints = (models.UniqueConstraint(fields=["tenant", "number"], name="parcel_number"),)
