@@ -350,6 +350,35 @@ class SqlLedger:
 
         return self._database.twice(requeue)
 
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """End the lease of a holder that is known to be gone. False if it is not the holder.
+
+        Safe if it is wrong: a holder that lives renews it, and its commit is refused only once
+        somebody else has claimed. The next delivery takes its work over, which counts as a crash.
+        """
+
+        def release() -> bool:
+            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+                held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
+                ended = db.execute(
+                    sa.update(KEYS).where(*held, KEYS.c.owner != FREE).values(lease_until=0)
+                )
+                if ended.rowcount != 1:
+                    return False
+                processing = WORKS.c.state == State.PROCESSING.value
+                theirs = processing, WORKS.c.fence == fence, WORKS.c.owner == owner
+                # By their ids, as in `requeue`.
+                found = db.execute(sa.select(WORKS.c.id).where(*theirs)).scalars().all()
+                due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
+                db.execute(
+                    sa.update(WORKS)
+                    .where(WORKS.c.id.in_(found), *theirs)
+                    .values(lease_until=0, due=due)
+                )
+                return True
+
+        return self._database.twice(release)
+
     # -- works whose calls are stored ---------------------------------------------------------
 
     def enqueue(self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float = 5.0) -> None:
