@@ -1,6 +1,6 @@
 """A Django shop whose orders are shipped once, by its own ORM's transaction: `python shop.py`.
 
-The first part is the shop; in a project it stands in settings.py, models.py, celery.py and tasks.py.
+The first part is the shop; in a project it stands in its settings, models, tasks and celery.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ship(order_id: int) -> str:
     return f"order {order_id} shipped by process {os.getpid()}"
 
 
-def check_out(order_id: int):  # noqa: ANN201
+def check_out(order_id: int):
     """The order and its message: both, or none."""
     with transaction.atomic():
         Order.objects.create(id=order_id)
@@ -62,6 +62,7 @@ def pack(order_id: int) -> None:
 
 # -- From here on: private servers, a worker, and messages that come more than once. ---------------
 
+app.conf.worker_log_format = app.conf.worker_task_log_format = "%(message)s"
 ORDERS = (7, 8, 9)
 
 
@@ -122,7 +123,7 @@ def show(worker) -> None:
     """What the worker's log says about orders."""
     for line in worker.new_lines():
         if "order:" in line:
-            print(line[line.index("order:") :].partition(" (message")[0])
+            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":
