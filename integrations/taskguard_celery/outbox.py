@@ -131,4 +131,6 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
     app = find_app(target)
+    # As a worker of it begins: with Django, that is where its settings are read.
+    app.loader.import_default_modules()
     return house_of(app), CelerySender(app)

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taskguard.errors import ConfigurationError
+
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
@@ -86,14 +88,27 @@ class _Kept:
 
 
 def engine_on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Engine:
-    """An Engine whose only connection is the foreign one, speaking as the ledger's own does."""
+    """An Engine whose only connection is the foreign one, speaking as the ledger's own does.
+
+    Raises ConfigurationError when it connects, if the driver is another one.
+    """
     import sqlalchemy as sa
 
     known = getattr(ledgers.dialect, "server_version_info", None) is not None
     if not known and foreign.kind != "sqlite":  # which a first connection would wait to switch
         with ledgers.connect():
             pass  # the dialect learns from its first connection what it needs to know
-    pool = sa.pool.NullPool(lambda: _Kept(foreign.driver), reset_on_return=None)
+
+    def keep() -> Any:
+        driver, dbapi = foreign.driver, ledgers.dialect.loaded_dbapi
+        if not isinstance(driver, getattr(dbapi, "Connection", ())):
+            raise ConfigurationError(
+                f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is of "
+                f"{type(driver).__module__}: give both the same driver."
+            )
+        return _Kept(driver)
+
+    pool = sa.pool.NullPool(keep, reset_on_return=None)
     return sa.Engine(pool, ledgers.dialect, ledgers.url)
 
 

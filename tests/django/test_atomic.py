@@ -270,6 +270,42 @@ def test_hooks_run_once_done_is_committed(house: House) -> None:
     assert (house.effects, house.states) == (["x"], ["DONE"])
 
 
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(house: House) -> None:
+    """As Django's foreign keys do; the connection is good for more."""
+    from django.db import IntegrityError, connection
+
+    from taskguard_django import atomic
+
+    with connection.cursor() as cursor:
+        cursor.execute("create table parents (id integer primary key)")
+        cursor.execute(
+            "create table children (parent integer references parents (id) "
+            "deferrable initially deferred)"
+        )
+
+    def body(guard: Guard) -> None:
+        with atomic(), connection.cursor() as cursor:
+            write()
+            cursor.execute("insert into children values (5)")
+
+    with pytest.raises(IntegrityError):
+        house.deliver(body)
+    assert (house.effects, house.states) == ([], ["FAILED"])
+    write("later")
+    assert house.effects == ["later"]
+
+
+def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
+    """The ledger's statements could not go by it."""
+    from taskguard.ledger.foreign import on_foreign
+    from taskguard_django import connection
+
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="same driver"):
+        on_foreign(engine, connection())
+    engine.dispose()
+
+
 def test_parts_commit_with_their_progress(house: House) -> None:
     """A later attempt goes on where the last one was."""
     from taskguard_django import atomic, checkpoint
