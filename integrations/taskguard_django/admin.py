@@ -13,6 +13,7 @@ from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
@@ -61,13 +62,12 @@ class _ToLookAt(admin.ModelAdmin):
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Without the buttons that save."""
+        """Without the buttons that save, and without saving."""
+        if request.method == "POST":
+            raise PermissionDenied
         extra = {"show_save": False, "show_save_and_continue": False, "show_close": True}
         kwargs["extra_context"] = {**(kwargs.get("extra_context") or {}), **extra}
         return super().change_view(request, object_id, *args, **kwargs)
-
-    def save_model(self, *_: Any) -> None:
-        """Nothing is saved."""
 
     def _confirm(self, request: HttpRequest, rows: QuerySet, **context: Any) -> Any:
         context = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from django.core import checks
 
-from taskguard import errors
+from taskguard import UNSET, errors
 from taskguard_django import conf
 
 __all__ = ["register"]
@@ -15,16 +17,13 @@ __all__ = ["register"]
 def register() -> None:
     """For the app."""
     checks.register(check_settings, "taskguard")
+    checks.register(check_tasks, "taskguard")
     checks.register(check_tables, checks.Tags.database)
 
 
 def check_settings(**_: Any) -> list[Any]:
     """Whether there is a lock server, and a database that can have a ledger."""
-    import os
-
     from django.db import connections
-
-    from taskguard import UNSET
 
     try:
         locks = conf.locks()
@@ -41,6 +40,20 @@ def check_settings(**_: Any) -> list[Any]:
             )
         ]
     return []
+
+
+def check_tasks(**_: Any) -> list[Any]:
+    """Whether settings of guarded Celery tasks can lose work, of those that are loaded by now."""
+    ours, celery = sys.modules.get("taskguard_celery"), sys.modules.get("celery")
+    if ours is None or celery is None:
+        return []
+    hint = "taskguard_celery.safe_defaults(app) sets what is safe."
+    return [
+        checks.Warning(f"{task.name} can lose work: {problem}.", hint=hint, id="taskguard.W004")
+        for task in list(celery.current_app.tasks.values())
+        if ours.guarded_function_of(task) is not None
+        for problem in ours.warnings_for(task)
+    ]
 
 
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:

@@ -6,12 +6,13 @@ from typing import Any
 
 from django.db.migrations.operations.base import Operation
 
-from taskguard import ddl_statements
-from taskguard_django.conf import alias, url_of
+from taskguard import ddl_statements, errors
+from taskguard_django.conf import alias
 
 __all__ = ["CreateLedger"]
 
 TABLES = ("taskguard_messages", "taskguard_works", "taskguard_keys", "taskguard_schema")
+_KINDS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://"}
 
 
 class CreateLedger(Operation):
@@ -29,8 +30,11 @@ class CreateLedger(Operation):
         """Tables that `taskguard ledger create` has made stay as they are."""
         del app_label, from_state, to_state
         if schema_editor.connection.alias == alias():
-            url = str(url_of(schema_editor.connection))
-            for statement in ddl_statements(url, if_not_exists=True):
+            # Not where: a test run may have it in memory, and no use for the ledger.
+            kind = schema_editor.connection.vendor
+            if kind not in _KINDS:
+                raise errors.ConfigurationError(f"taskguard_django has no ledger on {kind}.")
+            for statement in ddl_statements(_KINDS[kind], if_not_exists=True):
                 schema_editor.execute(statement, params=None)
 
     def database_backwards(

@@ -12,7 +12,6 @@ Session are in the database and no longer in the Session.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +23,7 @@ from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
-from taskguard.ledger.foreign import ForeignConnection, engine_on_foreign
+from taskguard.ledger.foreign import ForeignConnection, engine_for_foreign, on_foreign
 from taskguard.ledger.rows import RowMovedError
 from taskguard.ledger.tables import WORKS
 from taskguard.ledger.transaction import (
@@ -357,11 +356,8 @@ class _OfForeign:
         self.kind = foreign.kind
         self._foreign = foreign
         self._ledgers = ledgers
+        self.engine = engine_for_foreign(ledgers)
         self._db: sa.Connection | None = None
-
-    @functools.cached_property
-    def engine(self) -> sa.Engine:
-        return engine_on_foreign(self._ledgers, self._foreign)
 
     @property
     def broken(self) -> bool:
@@ -376,7 +372,7 @@ class _OfForeign:
                 raise
             raise origin from error
         try:
-            self._db = self.engine.connect()
+            self._db = on_foreign(self._ledgers, self._foreign)
             self._db.begin()
         except BaseException:
             self.roll_back()

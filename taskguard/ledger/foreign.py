@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from taskguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["ForeignConnection", "engine_on_foreign", "on_foreign"]
+__all__ = ["ForeignConnection", "engine_for_foreign", "on_foreign"]
 
 
 class ForeignConnection(ABC):
@@ -87,31 +89,43 @@ class _Kept:
         """Not by SQLAlchemy."""
 
 
-def engine_on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Engine:
-    """An Engine whose only connection is the foreign one, speaking as the ledger's own does.
+# One for each of the ledger's Engines, so that statements are compiled once.
+_engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
+_handed_in: ContextVar[ForeignConnection] = ContextVar("taskguard_foreign_connection")
 
-    Raises ConfigurationError when it connects, if the driver is another one.
+
+def engine_for_foreign(ledgers: sa.Engine) -> sa.Engine:
+    """An Engine that speaks as the ledger's own does; `on_foreign()` connects it."""
+    engine = _engines.get(ledgers)
+    if engine is None:
+        import sqlalchemy as sa
+
+        def keep() -> Any:
+            driver, dbapi = _handed_in.get().driver, dialect.loaded_dbapi
+            if not isinstance(driver, getattr(dbapi, "Connection", ())):
+                raise ConfigurationError(
+                    f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is "
+                    f"of {type(driver).__module__}: give both the same driver."
+                )
+            return _Kept(driver)
+
+        dialect = ledgers.dialect
+        pool = sa.pool.NullPool(keep, reset_on_return=None)
+        engine = _engines[ledgers] = sa.Engine(pool, dialect, ledgers.url)
+    return engine
+
+
+def on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Connection:
+    """For statements of the ledger within the library's own transaction; the caller closes it.
+
+    Raises ConfigurationError if its driver is not the ledger's.
     """
-    import sqlalchemy as sa
-
     known = getattr(ledgers.dialect, "server_version_info", None) is not None
     if not known and foreign.kind != "sqlite":  # which a first connection would wait to switch
         with ledgers.connect():
             pass  # the dialect learns from its first connection what it needs to know
-
-    def keep() -> Any:
-        driver, dbapi = foreign.driver, ledgers.dialect.loaded_dbapi
-        if not isinstance(driver, getattr(dbapi, "Connection", ())):
-            raise ConfigurationError(
-                f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is of "
-                f"{type(driver).__module__}: give both the same driver."
-            )
-        return _Kept(driver)
-
-    pool = sa.pool.NullPool(keep, reset_on_return=None)
-    return sa.Engine(pool, ledgers.dialect, ledgers.url)
-
-
-def on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Connection:
-    """For statements of the ledger within the library's own transaction; the caller closes it."""
-    return engine_on_foreign(ledgers, foreign).connect()
+    token = _handed_in.set(foreign)
+    try:
+        return engine_for_foreign(ledgers).connect()
+    finally:
+        _handed_in.reset(token)

@@ -118,7 +118,8 @@ def test_posting_a_change_writes_nothing(office: Office) -> None:
     """Whatever a form that nobody was given says."""
     office.claim(7)
     page = change_page(7)
-    office.client().post(page, {"state": "DONE", "owner": "me", "_save": "Save"})
+    answer = office.client().post(page, {"state": "DONE", "owner": "me", "_save": "Save"})
+    assert answer.status_code == 403
     assert office.state(7) == "PROCESSING"
 
 

@@ -53,6 +53,14 @@ def test_only_the_ledgers_database_gets_tables(pg_url: str, sqlite_url: str) -> 
         assert columns(sqlite_url) == {}
 
 
+def test_a_test_database_in_memory_is_migrated() -> None:
+    """Tests that guard nothing need no file."""
+    with django_on(default="sqlite:///:memory:"):
+        from taskguard_django.models import Work
+
+        assert not Work.objects.exists()
+
+
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 def test_models_have_the_tables_columns(request: pytest.FixtureRequest, name: str) -> None:
     """By name and by what may be NULL."""

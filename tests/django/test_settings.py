@@ -120,7 +120,7 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
 
     def found() -> list[str]:
         messages = run_checks(databases=["default"])
-        return [str(each.id) for each in messages if str(each.id).startswith("taskguard.")]
+        return sorted(each.id for each in messages if str(each.id).startswith("taskguard."))
 
     monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
     with settings_as({"LOCKS": None}):
@@ -129,3 +129,31 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
         assert found() == ["taskguard.W001"]
         call_command("migrate", "taskguard", "zero", verbosity=0)
         assert found() == ["taskguard.W001", "taskguard.W002"]
+
+
+def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
+    """Those of Celery's current app, if they are guarded."""
+    from celery import Celery, current_app
+
+    from taskguard_celery import guarded_task, safe_defaults
+    from taskguard_django.checks import check_tasks
+
+    def told(app: Celery) -> list[str]:
+        @app.task(name="ship", shared=False)
+        @guarded_task(key="order:<n>")
+        def ship(n: int) -> None: ...
+
+        before = current_app._get_current_object()
+        app.set_current()
+        try:
+            return [message.msg for message in check_tasks()]
+        finally:
+            before.set_current()
+
+    unsafe, safe = (Celery("shop", set_as_current=False) for _ in range(2))
+    safe_defaults(safe)
+    assert [text.partition("(")[0] for text in told(unsafe)] == [
+        "ship can lose work: acks_late ",
+        "ship can lose work: reject_on_worker_lost ",
+    ]
+    assert told(safe) == []
