@@ -17,6 +17,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
+from django.utils.timezone import template_localtime
 
 from taskguard import TaskGuard, connect, errors
 from taskguard_django import conf
@@ -32,11 +33,12 @@ def _house() -> TaskGuard:
 
 
 def _time(field: str, title: str) -> Any:
-    """A column that shows a field of µs as a time."""
+    """A field of µs as a time, to the second, in the current time zone."""
 
     @admin.display(description=title, ordering=field)
-    def shown(_admin: Any, row: Any) -> Any:
-        return time_of(getattr(row, field))
+    def shown(_admin: Any, row: Any) -> str:
+        time = time_of(getattr(row, field))
+        return "-" if time is None else template_localtime(time).isoformat(" ", "seconds")
 
     return shown
 
@@ -115,7 +117,7 @@ class WorkAdmin(_ToLookAt):
         (None, {"fields": ("id", "task", "key", "state", "final", "error")}),
         ("Holder", {"fields": ("fence", "owner", "leased", "attempts", "crashes")}),
         ("Message", {"fields": ("message", "retries", "call", "overdue")}),
-        ("Times (UTC)", {"fields": ("made", "began", "ended")}),
+        ("Times", {"fields": ("made", "began", "ended")}),
         ("Stored", {"fields": ("fingerprint", "progress", "result")}),
     )
 

@@ -51,11 +51,11 @@ class Work(models.Model):
     class State(models.TextChoices):
         """As in the ledger."""
 
-        NEW = "NEW"
-        PROCESSING = "PROCESSING"
-        DONE = "DONE"
-        FAILED = "FAILED"
-        DEAD = "DEAD"
+        NEW = "NEW", "NEW"
+        PROCESSING = "PROCESSING", "PROCESSING"
+        DONE = "DONE", "DONE"
+        FAILED = "FAILED", "FAILED"
+        DEAD = "DEAD", "DEAD"
 
     id = models.TextField(primary_key=True)
     task = models.TextField()
