@@ -4,7 +4,8 @@
         order.save()
 
 Guarantees what `guard.transaction()` does, for what is written by Django's connection in the block.
-Does not guarantee anything for other databases, or other threads' connections.
+Does not guarantee anything for other databases, or other threads' connections; nor does it notice a
+COMMIT in SQL (`cursor.execute("commit")`), after which the body goes on writing.
 """
 
 from __future__ import annotations

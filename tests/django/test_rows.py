@@ -68,7 +68,7 @@ def test_a_models_row_is_moved_with_the_effects(models: Any) -> None:
 
 def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
     """A UUID, and fields that are unique together, with an integer and a text."""
-    from taskguard_django import row
+    from taskguard_django import atomic, row
 
     tg = taskguard.connect()
     move = {"state": "state", "fence": "fence", "new": 0, "processing": 1, "done": 2}
@@ -78,7 +78,9 @@ def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
     )
 
     @tg.guarded(key="parcel:<parcel_id>", row=row(models.Parcel, id="<parcel_id>", **move))
-    def send(parcel_id: uuid.UUID) -> None: ...
+    def send(parcel_id: uuid.UUID) -> None:
+        with atomic():
+            assert models.Parcel.objects.get(pk=parcel_id).state == 1
 
     @tg.guarded(key="parcel:<tenant>:<number>", row=row(models.Parcel, id=pair, **move))
     def send_by_number(tenant: str, number: int) -> None: ...
