@@ -21,7 +21,7 @@ PACKAGES = {
     "taskguard_django": ROOT / "integrations" / "taskguard_django",
     "pytest_taskguard": ROOT / "integrations" / "pytest_taskguard",
 }
-HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "psycopg", "rich", "asyncio"]
+HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "django", "psycopg", "rich", "asyncio"]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert {
         "celery",
         "rq",
+        "django",
         "redis",
         "postgresql",
         "mysql",

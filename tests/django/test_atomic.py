@@ -25,6 +25,8 @@ from taskguard.lease import new_owner
 from taskguard.ledger.base import ClaimRequest
 from taskguard.ledger.tables import KEYS, WORKS
 
+PARTS = "packed", "shipped"
+
 
 @dataclass
 class House:
@@ -304,6 +306,60 @@ def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
     with pytest.raises(ConfigurationError, match="same driver"):
         on_foreign(engine, connection())
     engine.dispose()
+
+
+def test_a_hook_may_run_a_guarded_body_on_the_same_connection(house: House) -> None:
+    """The outer one's transaction is over by then."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    @house.tg.guarded(key="bill:<n>")
+    def bill(n: int) -> None:
+        with atomic():
+            write(f"billed {n}")
+
+    @house.tg.guarded(key="order:<n>")
+    def ship(n: int) -> None:
+        with atomic():
+            write(f"shipped {n}")
+            transaction.on_commit(lambda: bill(n))
+
+    ship(1)
+    assert (house.effects, house.states) == (["shipped 1", "billed 1"], ["DONE", "DONE"])
+
+
+def test_threads_share_a_ledger_and_each_has_its_connection(pg: House) -> None:
+    """Six at the same works: one effect each."""
+    from django.db import connections
+
+    from taskguard_django import atomic, checkpoint
+
+    raised: list[BaseException] = []
+
+    @pg.tg.guarded(key="order:<n>", busy="wait", wait_s=60)
+    def ship(n: int) -> None:
+        with checkpoint("packed"):
+            write(f"packed {n}")
+        with atomic():
+            write(f"shipped {n}")
+
+    def run() -> None:
+        try:
+            for n in range(8):
+                ship(n)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    assert sorted(pg.effects) == sorted(f"{done} {n}" for n in range(8) for done in PARTS)
 
 
 def test_parts_commit_with_their_progress(house: House) -> None:

@@ -104,4 +104,6 @@ def _forget_connections() -> None:
 
     for wrapper in connections.all(initialized_only=True):
         wrapper.close()
+        if wrapper.connection is not None:  # one in memory stays open
+            wrapper.connection.close()
         del connections[wrapper.alias]
