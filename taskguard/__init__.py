@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.lease import Lease
+    from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
+    from taskguard.ledger.sql import SqlLedger, ddl_statements
     from taskguard.policy import Policy
     from taskguard.runner import Runner
-    from taskguard.settings import UNSET
+    from taskguard.settings import UNSET, set_defaults
     from taskguard.sweep import Sweeper, Swept, enqueue_in
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ _HOMES = {
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
+    "ForeignConnection": "ledger.foreign",
     "Guard": "guard",
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.guarded_row",
@@ -53,11 +56,14 @@ _HOMES = {
     "Policy": "policy",
     "Queue": "delivery",
     "Runner": "runner",
+    "SqlLedger": "ledger.sql",
     "Sweeper": "sweep",
     "Swept": "sweep",
     "TaskGuard": "api",
     "UNSET": "settings",
     "connect": "api",
+    "ddl_statements": "ledger.sql",
+    "set_defaults": "settings",
     "enqueue_in": "sweep",
     "current_guard": "guard",
     "key": "keys",
@@ -71,6 +77,7 @@ __all__ = [
     "Deferred",
     "Delivery",
     "Dropped",
+    "ForeignConnection",
     "Guard",
     "GuardedFunction",
     "GuardedRow",
@@ -80,16 +87,19 @@ __all__ = [
     "Policy",
     "Queue",
     "Runner",
+    "SqlLedger",
     "Sweeper",
     "Swept",
     "TaskGuard",
     "connect",
     "current_guard",
+    "ddl_statements",
     "enqueue_in",
     "errors",
     "events",
     "fenced",
     "key",
+    "set_defaults",
 ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,12 +15,12 @@ from typing import Any, TypeVar
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.events import Events, Listener, log_event
 from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
-from taskguard.lease import Lease
+from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import make_policy
@@ -29,6 +30,8 @@ from taskguard.substitutes import Substitutes, substitutes
 from taskguard.watchdog import Watchdog
 
 __all__ = ["TaskGuard", "connect"]
+
+logger = logging.getLogger("taskguard")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -240,6 +243,33 @@ class TaskGuard:
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         raise KeyBusyError(f"{delivery.key} is busy.", key=delivery.key)
+
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """Take a key from a holder that is known to be gone, before its lease has run out.
+
+        For an operator: it is ended in the ledger, then at the lock server. Safe if it is wrong: a
+        holder that lives renews its lease, and only if somebody else has claimed meanwhile is its
+        commit refused. The next delivery is a takeover, which counts towards `max_crashes`.
+
+        Args:
+            key: the key.
+            fence: the holder's fence, as the ledger has it.
+            owner: the holder, as the ledger has it.
+
+        Returns:
+            False if that is not, or no more, the holder.
+        """
+        ledger: Any = self.runner.ledger
+        if not hasattr(ledger, "release"):
+            raise ConfigurationError("Holders are on record in a ledger in a database.")
+        if not ledger.release(key, fence=fence, owner=owner):
+            return False
+        if self.runner.locks is not None:
+            try:
+                self.runner.locks.release((key,), Owner.parse(owner))
+            except LockServerUnavailableError as error:
+                logger.warning("%s: released in the ledger alone: %s", key, error)
+        return True
 
     def close(self) -> None:
         """Close the connections of the lock provider and the ledger."""

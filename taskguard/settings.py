@@ -7,14 +7,21 @@ password. A driver is imported when it is asked for; the error names the extra t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
 
-__all__ = ["LEDGER_VARIABLE", "LOCKS_VARIABLE", "UNSET", "make_ledger", "make_locks"]
+__all__ = [
+    "LEDGER_VARIABLE",
+    "LOCKS_VARIABLE",
+    "UNSET",
+    "make_ledger",
+    "make_locks",
+    "set_defaults",
+]
 
 LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
@@ -28,7 +35,31 @@ class _Unset:
 UNSET: Any = _Unset()
 
 
+_defaults: dict[str, Callable[[], Any]] = {}
+
+
+def set_defaults(
+    *, locks: Callable[[], Any] | None = None, ledger: Callable[[], Any] | None = None
+) -> None:
+    """What this process's locks and ledger are made of where nothing else is said.
+
+    For a framework that has settings of its own: it stands before the environment, and behind what
+    is given to `connect()` or `configure()`, or set in a Celery app.
+
+    Args:
+        locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
+        ledger: the same for the ledger.
+
+    What is left out has no default any more.
+    """
+    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger}
+    _defaults.clear()
+    _defaults.update({name: make for name, make in given.items() if make is not None})
+
+
 def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | None) -> Any:
+    if given is UNSET and variable in _defaults:
+        given = _defaults[variable]()
     if given is not UNSET:
         return given
     return (os.environ if environ is None else environ).get(variable) or UNSET

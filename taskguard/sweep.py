@@ -24,6 +24,7 @@ from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
+from taskguard.ledger.foreign import ForeignConnection
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
@@ -148,8 +149,9 @@ def enqueue_in(
     is returned after it, or leave it to the sweep. Rolled back, nothing is sent.
 
     Args:
-        session: a SQLAlchemy Session or Connection to the ledger's database; None: the work is
-            committed by itself, and its message is sent at once.
+        session: a SQLAlchemy Session or Connection to the ledger's database, or a
+            `ForeignConnection`, whose library hears of the COMMIT; None: the work is committed by
+            itself, and its message is sent at once.
         house: locks and ledger.
         delivery: with its `call`.
         send: how to send it.
@@ -160,6 +162,8 @@ def enqueue_in(
     import sqlalchemy as sa
     from sqlalchemy import orm
 
+    if isinstance(session, ForeignConnection):
+        return _enqueue_in_foreign(session, house, delivery, send)
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if not isinstance(session, orm.Session | sa.Connection | None):
@@ -180,6 +184,24 @@ def enqueue_in(
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
         _after_commit(session).add(publish)
+    return publish
+
+
+def _enqueue_in_foreign(
+    foreign: ForeignConnection, house: TaskGuard, delivery: Delivery, send: Send
+) -> Callable[[], None]:
+    ledger = _ledger_of(house)
+    if not foreign.in_transaction:
+        raise ConfigurationError(
+            f"{delivery.work} was enqueued outside a transaction: begin the one that writes what "
+            "it is about, and enqueue it there."
+        )
+    ledger.enqueue_in_foreign(foreign, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+
+    def publish() -> None:
+        _send_if_committed(ledger, delivery, send)
+
+    foreign.after_commit(publish)
     return publish
 
 

@@ -21,6 +21,7 @@ from taskguard.testing.servers import Postgres, Valkey
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OUTCOMES = {
     "celery_shop/shop.py": "shipments: {7: 1, 8: 1, 9: 1}",
+    "django_shop/shop.py": "parcels: {7: 1, 8: 1, 9: 1}",
     "rq_invoices/invoices.py": "payments: {7: 1, 8: 1}",
     "billing/billing.py": "payments: {7: 1, 8: 1}",
     "rq_sqlite/measurements.py": "lines: {'a.txt': 9, 'b.txt': 5}",
@@ -82,7 +83,8 @@ def test_the_task_stands_on_the_first_screen(file: str) -> None:
     """With a README beside it that names the command."""
     first_screen = (EXAMPLES / file).read_text().splitlines()[:50]
     assert any(line.startswith("@guarded_") for line in first_screen)
-    assert any("with guard.transaction() as db:" in line for line in first_screen)
+    blocks = "with guard.transaction() as db:", "with atomic() as guard:"
+    assert any(block in line for line in first_screen for block in blocks)
     assert f"python examples/{file}\n" in (EXAMPLES / file).with_name("README.md").read_text()
 
 

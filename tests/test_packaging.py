@@ -18,9 +18,10 @@ PACKAGES = {
     "taskguard": ROOT / "taskguard",
     "taskguard_celery": ROOT / "integrations" / "taskguard_celery",
     "taskguard_rq": ROOT / "integrations" / "taskguard_rq",
+    "taskguard_django": ROOT / "integrations" / "taskguard_django",
     "pytest_taskguard": ROOT / "integrations" / "pytest_taskguard",
 }
-HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "psycopg", "rich", "asyncio"]
+HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "django", "psycopg", "rich", "asyncio"]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert {
         "celery",
         "rq",
+        "django",
         "redis",
         "postgresql",
         "mysql",

@@ -67,9 +67,10 @@ def enqueue(
         task: a task that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in; None:
-            the work is committed by itself, before its message is sent, so that one that the queue
-            loses is found by a sweep.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
+            `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
+            itself, before its message is sent, so that one that the queue loses is found by a
+            sweep.
         options: as for `apply_async()`, but for `countdown` and `eta`.
 
     Raises:
@@ -132,4 +133,6 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
     app = find_app(target)
+    # As a worker of it begins: with Django, that is where its settings are read.
+    app.loader.import_default_modules()
     return house_of(app), CelerySender(app)

@@ -67,9 +67,10 @@ def enqueue(
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in; None:
-            the work is committed by itself, before its message is sent, so that one that the queue
-            loses is found by a sweep.
+        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
+            `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
+            itself, before its message is sent, so that one that the queue loses is found by a
+            sweep.
         options: as for `Queue.create_job()`, but for `depends_on`.
 
     Raises:

@@ -23,7 +23,9 @@ from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
+from taskguard.ledger.foreign import ForeignConnection, engine_for_foreign, on_foreign
 from taskguard.ledger.rows import RowMovedError
+from taskguard.ledger.tables import WORKS
 from taskguard.ledger.transaction import (
     SqlTransaction,
     Transactions,
@@ -46,13 +48,12 @@ class BorrowedTransaction(SqlTransaction):
     def __init__(self, transactions: Transactions, claim: Claim, on: Any) -> None:
         super().__init__(transactions, claim, look_first=False)
         self._home = transactions
-        self._lender = _lender(on, claim)
+        self._lender = _lender(on, claim, transactions.database.engine)
 
     def __enter__(self) -> Self:
-        engine = self._lender.engine
-        if engine.dialect.name != self._home.database.engine.dialect.name:
+        if self._lender.kind != self._home.database.engine.dialect.name:
             raise self._another_database()
-        self._transactions = self._home.elsewhere(engine)
+        self._transactions = self._home.elsewhere(self._lender.engine)
         with self._transactions.database.translated():
             self.db = self._lender.begin()
             try:
@@ -76,11 +77,12 @@ class BorrowedTransaction(SqlTransaction):
         if error is None:
             self._commit()
             return
-        broken = self.db.invalidated
+        origin = self._lender.origin(error)
+        broken = self.db.invalidated or self._lender.broken
         broken = not self._undo() or broken
         if isinstance(error, RowMovedError):
             raise (broken_in_block(self._claim) if broken else self._moved(error)) from None
-        self._transactions.explain(self._claim, error, broken=broken)
+        self._transactions.explain(self._claim, error if origin is None else origin, broken=broken)
 
     def _moved(self, error: RowMovedError) -> Exception:
         with self._home.database.transaction() as home:
@@ -104,14 +106,12 @@ class BorrowedTransaction(SqlTransaction):
     def _commit(self) -> None:
         try:
             self._lender.commit()
-        except sa.exc.DBAPIError as error:
+        except BaseException as error:
             self._undo()
-            if not self._transactions.is_unknown(error):
+            origin = self._lender.origin(error)
+            if origin is None or not self._transactions.is_unknown(origin):
                 raise
             self._home.resolve(self._claim, error, self._mark)
-        except BaseException:
-            self._undo()
-            raise
 
     def _undo(self) -> bool:
         """Roll back, whatever the body has done to it. False: the connection broke over it."""
@@ -149,6 +149,7 @@ class BorrowedTransaction(SqlTransaction):
         else:
             dialect.begun(db, idle_s=idle_s)
         if not self._is_seen():
+            self._lender.roll_back()  # on SQLite its lock would keep everybody else away
             with self._home.database.transaction() as home:
                 if self._home.stands(home, self._claim):
                     raise self._another_database()
@@ -160,6 +161,7 @@ class BorrowedTransaction(SqlTransaction):
     def _is_seen(self) -> bool:
         try:
             with self._transactions.database.translated():
+                self._lender.prepare(self.db)
                 return self._transactions.stands(self.db, self._claim)
         except (LedgerSchemaError, sa.exc.ProgrammingError) as error:
             raise self._another_database() from error
@@ -180,12 +182,22 @@ class BorrowedTransaction(SqlTransaction):
 
 
 class _Lender(Protocol):
-    """What a Session and a Connection have in common for a block."""
+    """What a Session, a Connection and another library's connection have in common for a block."""
 
-    engine: sa.Engine
     ended: bool  # a commit() was refused, whatever the body made of that
 
+    @property
+    def kind(self) -> str: ...  # of database
+
+    @property
+    def engine(self) -> sa.Engine: ...
+
+    @property
+    def broken(self) -> bool: ...  # as far as SQLAlchemy's Connection does not tell
+
     def begin(self) -> sa.Connection: ...
+
+    def prepare(self, db: sa.Connection) -> None: ...
 
     def watch(self, db: sa.Connection) -> None: ...
 
@@ -197,8 +209,12 @@ class _Lender(Protocol):
 
     def roll_back(self) -> None: ...
 
+    def origin(self, error: BaseException) -> Any: ...  # the driver's, or SQLAlchemy's for it
 
-def _lender(on: Any, claim: Claim) -> _Lender:
+
+def _lender(on: Any, claim: Claim, ledgers: sa.Engine) -> _Lender:
+    if isinstance(on, ForeignConnection):
+        return _OfForeign(on, ledgers)
     if isinstance(on, sa.Connection):
         return _OfConnection(on, claim)
     from sqlalchemy.orm import Session, scoped_session
@@ -213,7 +229,24 @@ def _lender(on: Any, claim: Claim) -> _Lender:
     )
 
 
-class _OfConnection:
+class _OfSQLAlchemy:
+    """What is the same for all that SQLAlchemy has made."""
+
+    engine: sa.Engine
+    broken = False  # the Connection tells
+
+    @property
+    def kind(self) -> str:
+        return self.engine.dialect.name
+
+    def prepare(self, db: sa.Connection) -> None:
+        """Nothing."""
+
+    def origin(self, error: BaseException) -> Any:
+        return error if isinstance(error, sa.exc.DBAPIError) else None
+
+
+class _OfConnection(_OfSQLAlchemy):
     """The user's Connection."""
 
     ended = False  # the connection itself tells
@@ -245,7 +278,7 @@ class _OfConnection:
         self._connection.rollback()
 
 
-class _OfSession:
+class _OfSession(_OfSQLAlchemy):
     """The user's Session: its connection is only as good as what the Session does with it."""
 
     def __init__(self, session: Session, claim: Claim) -> None:
@@ -312,6 +345,72 @@ class _OfSession:
             with contextlib.suppress(sa.exc.DBAPIError):
                 self._session.invalidate()
             raise
+
+
+class _OfForeign:
+    """Another library's connection: SQLAlchemy's on top of it writes, and ends nothing."""
+
+    ended = False  # the library tells before the end
+
+    def __init__(self, foreign: ForeignConnection, ledgers: sa.Engine) -> None:
+        self.kind = foreign.kind
+        self._foreign = foreign
+        self._ledgers = ledgers
+        self.engine = engine_for_foreign(ledgers)
+        self._db: sa.Connection | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self._foreign.broken
+
+    def begin(self) -> sa.Connection:
+        try:
+            self._foreign.begin()
+        except Exception as error:
+            origin = self.origin(error)
+            if origin is None:
+                raise
+            raise origin from error
+        try:
+            self._db = on_foreign(self._ledgers, self._foreign)
+            self._db.begin()
+        except BaseException:
+            self.roll_back()
+            raise
+        return self._db
+
+    def prepare(self, db: sa.Connection) -> None:
+        """On SQLite a reader that wants to write later is refused if somebody else has written."""
+        if self.kind == "sqlite":
+            db.execute(sa.update(WORKS).where(sa.false()).values(final=0))
+
+    def watch(self, db: sa.Connection) -> None:
+        """Nothing: the library refuses a commit() in its block."""
+
+    def unwatch(self) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        self._foreign.before_end()
+
+    def commit(self) -> None:
+        try:
+            self._foreign.commit()
+        finally:
+            self._close()
+
+    def roll_back(self) -> None:
+        try:
+            self._foreign.roll_back()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+
+    def origin(self, error: BaseException) -> Any:
+        return error if isinstance(error, sa.exc.DBAPIError) else self._foreign.origin(error)
 
 
 def _begun(claim: Claim, what: str) -> TransactionUsageError:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from taskguard.errors import (
+    ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
     TransactionRetryError,
@@ -36,6 +37,7 @@ from taskguard.ledger.base import (
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
@@ -54,7 +56,7 @@ from taskguard.ledger.tables import (
 from taskguard.ledger.transaction import SqlTransaction, Transactions, stale
 from taskguard.states import Decision, State
 
-__all__ = ["SqlLedger", "ddl"]
+__all__ = ["SqlLedger", "ddl", "ddl_statements"]
 
 _PUBLISH_LOCK_S = 5.0
 
@@ -348,6 +350,35 @@ class SqlLedger:
 
         return self._database.twice(requeue)
 
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """End the lease of a holder that is known to be gone. False if it is not the holder.
+
+        Safe if it is wrong: a holder that lives renews it, and its commit is refused only once
+        somebody else has claimed. The next delivery takes its work over, which counts as a crash.
+        """
+
+        def release() -> bool:
+            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+                held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
+                ended = db.execute(
+                    sa.update(KEYS).where(*held, KEYS.c.owner != FREE).values(lease_until=0)
+                )
+                if ended.rowcount != 1:
+                    return False
+                processing = WORKS.c.state == State.PROCESSING.value
+                theirs = processing, WORKS.c.fence == fence, WORKS.c.owner == owner
+                # By their ids, as in `requeue`.
+                found = db.execute(sa.select(WORKS.c.id).where(*theirs)).scalars().all()
+                due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
+                db.execute(
+                    sa.update(WORKS)
+                    .where(WORKS.c.id.in_(found), *theirs)
+                    .values(lease_until=0, due=due)
+                )
+                return True
+
+        return self._database.twice(release)
+
     # -- works whose calls are stored ---------------------------------------------------------
 
     def enqueue(
@@ -371,6 +402,21 @@ class SqlLedger:
                 outbox.write(self._database, own, request, due_in_s=due_in_s)
 
         self._database.twice(write)
+
+    def enqueue_in_foreign(
+        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """`enqueue()` in the transaction that another library has open on `foreign`.
+
+        Raises ConfigurationError if that is another kind of database.
+        """
+        if foreign.kind != self._database.engine.dialect.name:
+            raise ConfigurationError(
+                f"{request.work} was enqueued in a transaction on {foreign.kind}, and the ledger "
+                f"is in {self._database.place}: the two do not commit together."
+            )
+        with on_foreign(self._database.engine, foreign) as db:
+            outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
@@ -424,6 +470,8 @@ class SqlLedger:
             dialect.lock_schema(db)
             for table in METADATA.sorted_tables:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
+                for index in table.indexes:
+                    _create_index(db, index)
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
                 db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
 
@@ -438,6 +486,15 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
 
 
+def _create_index(db: sa.Connection, index: sa.Index) -> None:
+    try:
+        index.create(db, checkfirst=True)
+    except sa.exc.OperationalError:
+        # MariaDB and MySQL have no lock for it that ends by itself: somebody else came first.
+        if not sa.inspect(db).has_index(str(index.table), str(index.name)):
+            raise
+
+
 def _storable(text: str) -> str:
     """Without what PostgreSQL's text cannot hold."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
@@ -445,15 +502,26 @@ def _storable(text: str) -> str:
 
 def ddl(url: str) -> str:
     """The SQL that `create_schema` would run, for a review or a migration."""
+    return "".join(f"{each};\n\n" for each in ddl_statements(url))
+
+
+def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
+    """The same one by one; with `if_not_exists` they do no harm where the tables are there.
+
+    Of the URL only the kind of database and the driver matter.
+    """
     dialect = sa.make_url(url).get_dialect()()
     parts: list[Any] = []
     for table in METADATA.sorted_tables:
-        parts.append(sa.schema.CreateTable(table))
-        parts += map(sa.schema.CreateIndex, table.indexes)
+        parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))
+        parts += [
+            sa.schema.CreateIndex(index, if_not_exists=if_not_exists) for index in table.indexes
+        ]
     tables = [str(part.compile(dialect=dialect)).strip() for part in parts]
-    version = str(
-        sa.insert(SCHEMA)
-        .values(version=SCHEMA_VERSION)
-        .compile(dialect=dialect, compile_kwargs={"literal_binds": True})
-    )
-    return "".join(f"{each};\n\n" for each in (*tables, version))
+    values = sa.insert(SCHEMA).values(version=SCHEMA_VERSION)
+    if if_not_exists:
+        there = sa.select(SCHEMA.c.version)
+        new = sa.select(sa.literal(SCHEMA_VERSION)).where(~there.exists())
+        values = sa.insert(SCHEMA).from_select(["version"], new)
+    version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return [*tables, version]

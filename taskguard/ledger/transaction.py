@@ -317,7 +317,7 @@ class Transactions:
             db.close()  # its row locks and its place in the pool
             self.resolve(claim, error, mark)
 
-    def is_unknown(self, error: sa.exc.DBAPIError) -> bool:
+    def is_unknown(self, error: BaseException) -> bool:
         """Whether nobody knows what became of the COMMIT that failed with it.
 
         Raises TransactionRetryError where the database asks for it.

@@ -1,0 +1,16 @@
+"""taskguard for Django: a guarded body's effects in Django's own transaction, with DONE.
+
+    INSTALLED_APPS += ["taskguard_django"]
+    TASKGUARD = {"LOCKS": "redis://localhost/1", "DATABASE": "default"}
+
+Read next: `transactions.py` (`atomic`), `conf.py` (the settings, and whom they reach).
+"""
+
+from __future__ import annotations
+
+from taskguard_django.conf import ledger
+from taskguard_django.connection import connection
+from taskguard_django.rows import row
+from taskguard_django.transactions import atomic, checkpoint
+
+__all__ = ["atomic", "checkpoint", "connection", "ledger", "row"]

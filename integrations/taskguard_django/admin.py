@@ -1,0 +1,221 @@
+"""Keys and works in Django's admin: to look at, to requeue, to release.
+
+Guarantees: nothing is added, edited or deleted by hand. The two actions are the ledger's own
+conditional statements, for staff with the permission to change the model; each is noted in the
+admin's log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.utils.timezone import template_localtime
+
+from taskguard import TaskGuard, connect, errors
+from taskguard_django import conf
+from taskguard_django.models import Key, Work, time_of
+
+__all__ = ["KeyAdmin", "WorkAdmin"]
+
+_LIST = "admin/taskguard/confirm.html"
+
+
+def _house() -> TaskGuard:
+    return connect(locks=conf.locks(), ledger=conf.ledger())
+
+
+def _time(field: str, title: str) -> Any:
+    """A field of µs as a time, to the second, in the current time zone."""
+
+    @admin.display(description=title, ordering=field)
+    def shown(_admin: Any, row: Any) -> str:
+        time = time_of(getattr(row, field))
+        return "-" if time is None else template_localtime(time).isoformat(" ", "seconds")
+
+    return shown
+
+
+class _ToLookAt(admin.ModelAdmin):
+    """No adding, no editing, no deleting; actions ask first."""
+
+    actions_on_bottom = True
+
+    def has_add_permission(self, request: HttpRequest, *_: Any) -> bool:
+        """Nobody."""
+        del request
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, *_: Any) -> bool:
+        """Nobody: `taskguard purge` forgets what ended long ago."""
+        del request
+        return False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """All."""
+        del request, obj
+        return [name for _, options in self.fieldsets for name in options["fields"]]
+
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
+        """Without the buttons that save, and without saving."""
+        if request.method == "POST":
+            raise PermissionDenied
+        extra = {"show_save": False, "show_save_and_continue": False, "show_close": True}
+        kwargs["extra_context"] = {**(kwargs.get("extra_context") or {}), **extra}
+        return super().change_view(request, object_id, *args, **kwargs)
+
+    def _confirm(self, request: HttpRequest, rows: QuerySet, **context: Any) -> Any:
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.model._meta,  # noqa: SLF001  # the admin's templates want it
+            "rows": rows,
+            "checkbox": helpers.ACTION_CHECKBOX_NAME,
+            **context,
+        }
+        return TemplateResponse(request, _LIST, context)
+
+    def _note(self, request: HttpRequest, row: Any, text: str) -> None:
+        LogEntry.objects.create(
+            user_id=request.user.pk,
+            content_type_id=get_content_type_for_model(row).pk,
+            object_id=row.pk,
+            object_repr=str(row)[:200],
+            action_flag=CHANGE,
+            change_message=text,
+        )
+
+    def _tell(self, request: HttpRequest, done: list[str], left: list[str], what: str) -> None:
+        if done:
+            messages.success(request, f"{what}: {', '.join(done)}")
+        if left:
+            messages.warning(request, f"Changed meanwhile, and left as it is: {', '.join(left)}")
+
+
+@admin.register(Work)
+class WorkAdmin(_ToLookAt):
+    """Works, those that started last first."""
+
+    list_display = ("id", "task", "state", "attempts", "crashes", "began", "ended", "problem")
+    list_filter = ("state",)
+    search_fields = ("id__startswith", "key", "message")
+    ordering = ("-started", "id")
+    show_full_result_count = False
+    actions = ("requeue",)
+    began = _time("started", "started")
+    ended = _time("finished", "finished")
+    made = _time("created", "created")
+    leased = _time("lease_until", "leased until")
+    overdue = _time("due", "message overdue from")
+    fieldsets = (
+        (None, {"fields": ("id", "task", "key", "state", "final", "error")}),
+        ("Holder", {"fields": ("fence", "owner", "leased", "attempts", "crashes")}),
+        ("Message", {"fields": ("message", "retries", "call", "overdue")}),
+        ("Times", {"fields": ("made", "began", "ended")}),
+        ("Stored", {"fields": ("fingerprint", "progress", "result")}),
+    )
+
+    @admin.display(description="error")
+    def problem(self, work: Work) -> str:
+        """Its first line."""
+        return (work.error or "").split("\n")[0][:100]
+
+    @admin.action(description="Requeue: DEAD or FAILED becomes NEW", permissions=["change"])
+    def requeue(self, request: HttpRequest, rows: QuerySet) -> Any:
+        """Asks for the reason first."""
+        reason = request.POST.get("reason", "").strip()
+        if not reason:
+            return self._confirm(
+                request,
+                rows.filter(state__in=("DEAD", "FAILED")),
+                title="Requeue works",
+                action="requeue",
+                asks_reason=True,
+                missing="confirmed" in request.POST,
+                text="The next delivery of each runs it. Where the call is stored the next sweep "
+                "sends its message; else send it again yourself.",
+            )
+        ledger = conf.ledger()
+        done: list[str] = []
+        left: list[str] = []
+        for work in rows:
+            requeued = ledger.requeue(work.id, reason=f"{reason} ({request.user})")
+            (done if requeued else left).append(work.id)
+            if requeued:
+                self._note(request, work, f"requeued: {reason}")
+        self._tell(request, done, left, "Requeued")
+        return None
+
+
+class HeldFilter(admin.SimpleListFilter):
+    """Held, or free."""
+
+    title = "holder"
+    parameter_name = "held"
+
+    def lookups(self, *_: Any) -> Any:
+        """The two."""
+        return (("yes", "held"), ("no", "free"))
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet) -> Any:
+        """A key without an owner is free."""
+        del request
+        if self.value() == "no":
+            return queryset.filter(owner="")
+        return queryset.exclude(owner="") if self.value() == "yes" else queryset
+
+
+@admin.register(Key)
+class KeyAdmin(_ToLookAt):
+    """Keys with their holders."""
+
+    list_display = ("key", "fence", "owner", "leased")
+    list_filter = (HeldFilter,)
+    search_fields = ("key__startswith",)
+    ordering = ("key",)
+    show_full_result_count = False
+    actions = ("release",)
+    leased = _time("lease_until", "leased until")
+    fieldsets = ((None, {"fields": ("key", "fence", "owner", "leased")}),)
+
+    @admin.action(description="Release from a holder that is gone", permissions=["change"])
+    def release(self, request: HttpRequest, rows: QuerySet) -> Any:
+        """Shows the holders first, and releases from these alone."""
+        held = rows.exclude(owner="")
+        if "confirmed" not in request.POST:
+            return self._confirm(
+                request,
+                held,
+                title="Release keys",
+                action="release",
+                text="Only where the holder is known to be gone. If it lives after all, it renews "
+                "its lease, or its commit is refused once somebody else has claimed. The next "
+                "delivery takes the work over, which counts as a crash.",
+            )
+        house = _house()
+        done: list[str] = []
+        left: list[str] = []
+        try:
+            for key in rows:
+                fence, _, owner = request.POST.get(f"holder:{key.key}", "").partition(" ")
+                try:
+                    shown = fence.isdecimal() and house.release(
+                        key.key, fence=int(fence), owner=owner
+                    )
+                except errors.TaskguardError as error:
+                    messages.error(request, str(error))
+                    shown = False
+                (done if shown else left).append(key.key)
+                if shown:
+                    self._note(request, key, f"released from {owner} with fence {fence}")
+        finally:
+            if house.runner.locks is not None:
+                house.runner.locks.close()
+        self._tell(request, done, left, "Released")
+        return None

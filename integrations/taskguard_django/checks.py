@@ -1,0 +1,70 @@
+"""What `manage.py check` says. Nothing here connects but the check that is tagged `database`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from django.core import checks
+
+from taskguard import UNSET, errors
+from taskguard_django import conf
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """For the app."""
+    checks.register(check_settings, "taskguard")
+    checks.register(check_tasks, "taskguard")
+    checks.register(check_tables, checks.Tags.database)
+
+
+def check_settings(**_: Any) -> list[Any]:
+    """Whether there is a lock server, and a database that can have a ledger."""
+    from django.db import connections
+
+    try:
+        locks = conf.locks()
+        conf.url_of(connections[conf.alias()])
+    except errors.ConfigurationError as error:
+        return [checks.Error(str(error), id="taskguard.E001")]
+    if locks is UNSET and not os.environ.get("TASKGUARD_LOCKS_URL"):
+        return [
+            checks.Warning(
+                "No lock server is configured.",
+                hint='TASKGUARD = {"LOCKS": "redis://localhost/1"}, or TASKGUARD_LOCKS_URL in the '
+                'environment; "LOCKS": None leaves it to the ledger alone.',
+                id="taskguard.W001",
+            )
+        ]
+    return []
+
+
+def check_tasks(**_: Any) -> list[Any]:
+    """Whether settings of guarded Celery tasks can lose work, of those that are loaded by now."""
+    ours, celery = sys.modules.get("taskguard_celery"), sys.modules.get("celery")
+    if ours is None or celery is None:
+        return []
+    hint = "taskguard_celery.safe_defaults(app) sets what is safe."
+    return [
+        checks.Warning(f"{task.name} can lose work: {problem}.", hint=hint, id="taskguard.W004")
+        for task in list(celery.current_app.tasks.values())
+        if ours.guarded_function_of(task) is not None
+        for problem in ours.warnings_for(task)
+    ]
+
+
+def check_tables(databases: Any = None, **_: Any) -> list[Any]:
+    """Whether the ledger's tables are there (`check --database default`)."""
+    try:
+        if conf.alias() not in (databases or ()):
+            return []
+        conf.ledger().check_schema()
+    except errors.LedgerSchemaError as error:
+        hint = "Run `manage.py migrate`."
+        return [checks.Warning(str(error), hint=hint, id="taskguard.W002")]
+    except errors.TaskguardError as error:
+        return [checks.Warning(str(error), id="taskguard.W003")]
+    return []

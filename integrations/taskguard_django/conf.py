@@ -1,0 +1,133 @@
+"""Django's settings for taskguard, and the ledger in a database of `DATABASES`.
+
+    TASKGUARD = {"LOCKS": "redis://localhost/1", "DATABASE": "default"}
+
+| setting | default | value |
+| --- | --- | --- |
+| LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: the ledger alone |
+| DATABASE | "default" | the alias whose database has the ledger |
+
+They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` take them where
+they are not told otherwise. The ledger has connections of its own to that database, besides
+Django's: claims and renewals commit whatever a body's transaction does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from taskguard import UNSET, SqlLedger, errors
+
+__all__ = ["alias", "ledger", "locks", "url_of"]
+
+_NAMES = {"LOCKS", "DATABASE"}
+# Of Django's OPTIONS, those that are not libpq's.
+_DJANGOS = {
+    "assume_role",
+    "context",
+    "cursor_factory",
+    "isolation_level",
+    "pool",
+    "prepare_threshold",
+    "row_factory",
+    "server_side_binding",
+}
+_made: dict[str, SqlLedger] = {}
+_making = threading.Lock()
+
+
+def _settings() -> Mapping[str, Any]:
+    from django.conf import settings
+
+    given = getattr(settings, "TASKGUARD", {})
+    if not isinstance(given, Mapping) or not given.keys() <= _NAMES:
+        # Without its values: a URL has a password.
+        names = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise errors.ConfigurationError(
+            f"settings.TASKGUARD is a dict with LOCKS and DATABASE, and has {names}."
+        )
+    return given
+
+
+def locks() -> Any:
+    """What TASKGUARD["LOCKS"] says; UNSET where it is missing."""
+    return _settings().get("LOCKS", UNSET)
+
+
+def alias() -> str:
+    """The alias of the ledger's database. Raises ConfigurationError if DATABASES has no such."""
+    from django.db import connections
+
+    name = _settings().get("DATABASE", "default")
+    if name not in connections:
+        raise errors.ConfigurationError(
+            f"settings.TASKGUARD['DATABASE'] is {name!r}, which is not in DATABASES."
+        )
+    return str(name)
+
+
+def ledger() -> SqlLedger:
+    """The ledger in the database of TASKGUARD["DATABASE"]; one for each process and database.
+
+    Raises ConfigurationError where that database cannot have one.
+    """
+    from django.db import connections
+
+    url = url_of(connections[alias()])
+    name = url.render_as_string(hide_password=False)
+    with _making:
+        if name not in _made:
+            _made[name] = SqlLedger(url)
+        return _made[name]
+
+
+def url_of(connection: Any) -> Any:
+    """The SQLAlchemy URL of a database of Django's, as its connection has it now.
+
+    In a test run that is the test database. Raises ConfigurationError: no ledger can be there.
+    """
+    import sqlalchemy as sa
+
+    given = connection.settings_dict
+    if connection.vendor == "sqlite":
+        name = str(given["NAME"])
+        if name == ":memory:" or "mode=memory" in name:
+            raise errors.ConfigurationError(
+                f"The database {connection.alias!r} is in memory, where the ledger's own "
+                "connections would not find it. Give it a file; for tests in "
+                'DATABASES[…]["TEST"] = {"NAME": …}.'
+            )
+        return sa.URL.create("sqlite", database=name)
+    if connection.vendor != "postgresql":
+        raise errors.ConfigurationError(
+            f"taskguard_django has its ledger on PostgreSQL (psycopg 3) or SQLite; the database "
+            f"{connection.alias!r} is {connection.vendor}."
+        )
+    driver = connection.Database.__name__
+    if driver != "psycopg":
+        raise errors.ConfigurationError(
+            f"Django's database {connection.alias!r} is reached by {driver}: the ledger's "
+            "statements go by the same connection, and want psycopg 3: pip install "
+            "'psycopg[binary]'."
+        )
+    return _postgresql_url(given)
+
+
+def _postgresql_url(given: Mapping[str, Any]) -> Any:
+    import sqlalchemy as sa
+
+    options = given.get("OPTIONS") or {}
+    query = {name: str(value) for name, value in options.items() if name not in _DJANGOS}
+    if options.get("assume_role"):
+        query["options"] = f"{query.get('options', '')} -c role={options['assume_role']}".strip()
+    return sa.URL.create(
+        "postgresql+psycopg",
+        username=given.get("USER") or None,
+        password=given.get("PASSWORD") or None,
+        host=given.get("HOST") or None,
+        port=int(given["PORT"]) if given.get("PORT") else None,
+        database=given.get("NAME") or None,
+        query=query,
+    )

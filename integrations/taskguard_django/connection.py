@@ -1,0 +1,126 @@
+"""Django's connection in taskguard's hands: it begins, commits and rolls back as Django does.
+
+Guarantees: the transaction is Django's outermost `atomic`, on Django's own connection of this
+thread; hooks of `transaction.on_commit` run after its COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db import Error, connections, transaction
+
+from taskguard import ForeignConnection, errors
+from taskguard_django.conf import alias
+
+__all__ = ["DjangoConnection", "connection"]
+
+
+def connection(using: str | None = None) -> DjangoConnection:
+    """Django's connection of this thread, for what takes a session: `enqueue(…, session=…)`.
+
+        with transaction.atomic():
+            order.save()
+            taskguard_celery.enqueue(ship, (order.id,), session=taskguard_django.connection())
+
+    Args:
+        using: an alias of DATABASES; by default the ledger's.
+    """
+    return DjangoConnection(alias() if using is None else using)
+
+
+class DjangoConnection(ForeignConnection):
+    """See `connection()`. For one transaction at a time.
+
+    Attributes:
+        hook_error: what a hook of `on_commit` raised, after the last COMMIT.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.kind = connections[using].vendor
+        self.hook_error: BaseException | None = None
+        self._block: Any = None
+        self._committed = False
+
+    @property
+    def _wrapper(self) -> Any:
+        return connections[self.using]
+
+    @property
+    def driver(self) -> Any:
+        """psycopg's or sqlite3's."""
+        return self._wrapper.connection
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether this is within `atomic`."""
+        return bool(self._wrapper.in_atomic_block)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the driver has closed it."""
+        driver = self.driver
+        return driver is None or getattr(driver, "closed", False) is True
+
+    def begin(self) -> None:
+        """Enter `transaction.atomic(durable=True)`."""
+        wrapper = self._wrapper
+        if wrapper.in_atomic_block:
+            raise errors.TransactionUsageError(
+                f"taskguard_django.atomic() on {self.using!r} was entered within "
+                "transaction.atomic(), which would commit DONE with what it commits, or not at "
+                "all. Leave that one out (in a view also ATOMIC_REQUESTS, by "
+                "@transaction.non_atomic_requests; in a test TestCase, by TransactionTestCase)."
+            )
+        if not wrapper.get_autocommit():
+            raise errors.ConfigurationError(
+                f"The database {self.using!r} has AUTOCOMMIT=False, so that Django's atomic() does "
+                "not commit. Leave that setting out."
+            )
+        self._committed, self.hook_error = False, None
+        block = transaction.atomic(using=self.using, durable=True)
+        block.__enter__()
+        self._block = block
+        transaction.on_commit(self._note_commit, using=self.using)  # before all others
+
+    def _note_commit(self) -> None:
+        self._committed = True
+
+    def before_end(self) -> None:
+        """Refuse a block that Django would roll back without a word."""
+        wrapper = self._wrapper
+        if wrapper.needs_rollback or wrapper.closed_in_transaction or not wrapper.in_atomic_block:
+            raise errors.TransactionUsageError(
+                f"Django is going to roll back the guarded transaction on {self.using!r}: by "
+                "set_rollback(True), an error in an inner atomic(savepoint=False) that was "
+                "caught, or a connection that was closed in the block. Nothing is written, and the "
+                "work is not DONE. To write nothing, raise; parts that may fail want a savepoint."
+            )
+
+    def commit(self) -> None:
+        """Leave the `atomic` block; what a hook raises waits in `hook_error`."""
+        self.before_end()
+        block, self._block = self._block, None
+        try:
+            block.__exit__(None, None, None)
+        except BaseException as error:
+            if not self._committed:
+                raise
+            self.hook_error = error
+
+    def roll_back(self) -> None:
+        """Leave it by an exception."""
+        block, self._block = self._block, None
+        if block is not None:
+            error = transaction.TransactionManagementError("rolled back by taskguard")
+            block.__exit__(type(error), error, None)
+
+    def after_commit(self, function: Callable[[], None]) -> None:
+        """`transaction.on_commit`."""
+        transaction.on_commit(function, using=self.using)
+
+    def origin(self, error: BaseException) -> BaseException | None:
+        """What the driver raised, or SQLAlchemy for it."""
+        return error.__cause__ if isinstance(error, Error) else None

@@ -1,0 +1,21 @@
+"""The ledger's tables, and what Django knows of them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import migrations
+
+import taskguard_django.operations
+
+
+class Migration(migrations.Migration):
+    """The first."""
+
+    initial = True
+    dependencies: ClassVar[list[Any]] = []
+    operations: ClassVar[list[Any]] = [
+        taskguard_django.operations.CreateLedger(),
+        migrations.CreateModel("Key", [], {"db_table": "taskguard_keys", "managed": False}),
+        migrations.CreateModel("Work", [], {"db_table": "taskguard_works", "managed": False}),
+    ]

@@ -1,0 +1,90 @@
+"""The ledger's keys and works, to look at. Their tables are the ledger's own: `managed = False`.
+
+Writing to them by hand is no part of any guarantee; `admin.py` has what a person may do.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from django.db import models
+
+from taskguard_django.conf import alias
+
+__all__ = ["Key", "Work"]
+
+
+class _OfTheLedger(models.Manager):
+    """Asks the ledger's database, whatever the routers say."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().using(alias())
+
+
+def time_of(us: int | None) -> datetime | None:
+    """µs since 1970 as a time in UTC; None for None and for 0, which is no time."""
+    return datetime.fromtimestamp(us / 1e6, timezone.utc) if us else None
+
+
+class Key(models.Model):
+    """A key: its last fence, and who holds it until when."""
+
+    key = models.TextField(primary_key=True)
+    fence = models.BigIntegerField()
+    owner = models.TextField(blank=True)
+    lease_until = models.BigIntegerField()
+
+    objects = _OfTheLedger()
+
+    class Meta:
+        managed = False
+        db_table = "taskguard_keys"
+
+    def __str__(self) -> str:
+        return str(self.key)
+
+
+class Work(models.Model):
+    """A work: its state, its holder, what became of it."""
+
+    class State(models.TextChoices):
+        """As in the ledger."""
+
+        NEW = "NEW", "NEW"
+        PROCESSING = "PROCESSING", "PROCESSING"
+        DONE = "DONE", "DONE"
+        FAILED = "FAILED", "FAILED"
+        DEAD = "DEAD", "DEAD"
+
+    id = models.TextField(primary_key=True)
+    task = models.TextField()
+    key = models.TextField()
+    message = models.TextField()
+    retries = models.IntegerField()
+    state = models.TextField(choices=State.choices)
+    final = models.SmallIntegerField()
+    fence = models.BigIntegerField()
+    owner = models.TextField(blank=True)
+    lease_until = models.BigIntegerField()
+    attempts = models.IntegerField()
+    crashes = models.IntegerField()
+    crashed_owner = models.TextField(blank=True)
+    fingerprint = models.TextField(null=True)
+    progress = models.TextField(null=True)
+    result = models.TextField(null=True)
+    error = models.TextField(null=True)
+    call = models.TextField(null=True)
+    due = models.BigIntegerField(null=True)
+    created = models.BigIntegerField()
+    started = models.BigIntegerField(null=True)
+    finished = models.BigIntegerField(null=True)
+
+    objects = _OfTheLedger()
+
+    class Meta:
+        managed = False
+        db_table = "taskguard_works"
+
+    def __str__(self) -> str:
+        return str(self.id)

@@ -1,0 +1,65 @@
+"""`atomic` and `checkpoint`: Django's transaction in a guarded body, with DONE or progress in it.
+
+    with taskguard_django.atomic():
+        order.save()
+
+Guarantees what `guard.transaction()` does, for what is written by Django's connection in the block.
+Does not guarantee anything for other databases, or other threads' connections; nor does it notice a
+COMMIT in SQL (`cursor.execute("commit")`), after which the body goes on writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from taskguard import Guard, current_guard
+from taskguard_django.connection import connection
+
+__all__ = ["atomic", "checkpoint"]
+
+
+@contextmanager
+def atomic(using: str | None = None, *, guard: Guard | None = None) -> Iterator[Guard]:
+    """Django's transaction that commits this work's effects together with DONE.
+
+    It is `transaction.atomic(durable=True)` with PROCESSING -> DONE written last. Left by an
+    exception, nothing is written; `transaction.atomic()` within it is a savepoint, hooks of
+    `transaction.on_commit` run after the COMMIT, and what they raise comes out of the block, with
+    DONE committed.
+
+    Args:
+        using: an alias of DATABASES; by default that of the ledger, and any other has to reach
+            the same database.
+        guard: the body's guard; by default `taskguard.current_guard()`.
+
+    Raises:
+        StaleTokenError: a newer holder exists; nothing was written.
+        TransactionRetryError: deadlock or serialization failure; the runner runs the body again.
+        TransactionUsageError: within `transaction.atomic()`, outside a guarded body, DONE is
+            committed already, or Django would roll back (`set_rollback(True)`).
+        ConfigurationError: another database than the ledger's.
+    """
+    guard = current_guard() if guard is None else guard
+    on = connection(using)
+    with guard.transaction(on):
+        yield guard
+    if on.hook_error is not None:
+        raise on.hook_error
+
+
+@contextmanager
+def checkpoint(
+    progress: Any, using: str | None = None, *, guard: Guard | None = None
+) -> Iterator[Guard]:
+    """Like `atomic()`, but commits JSON `progress` with the effects, and not DONE.
+
+    A later holder finds it in `guard.progress` and goes on from there.
+    """
+    guard = current_guard() if guard is None else guard
+    on = connection(using)
+    with guard.checkpoint(progress, on):
+        yield guard
+    if on.hook_error is not None:
+        raise on.hook_error

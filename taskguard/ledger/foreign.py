@@ -1,0 +1,131 @@
+"""Connections of other libraries (Django's), on which a holder's transaction can be.
+
+Guarantees: the ledger's statements go by the very connection of the driver that the other library
+has, and only that library begins, commits, rolls back or closes it. For integrations, which
+implement `ForeignConnection` and hand it in where a Session or Connection could be.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from taskguard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+__all__ = ["ForeignConnection", "engine_for_foreign", "on_foreign"]
+
+
+class ForeignConnection(ABC):
+    """Another library's connection: how its transactions begin and end.
+
+    Attributes:
+        kind: SQLAlchemy's name for the kind of database: "postgresql", "sqlite".
+    """
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def driver(self) -> Any:
+        """The driver's own connection; the same driver as the ledger's."""
+
+    @property
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether the library has a transaction open here."""
+
+    @property
+    @abstractmethod
+    def broken(self) -> bool:
+        """Whether the connection is gone."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begin a transaction. Raises TransactionUsageError where one is open already."""
+
+    @abstractmethod
+    def before_end(self) -> None:
+        """Raise TransactionUsageError where the block has done what a COMMIT would not write."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Commit the transaction that `begin()` began; raises what the library does."""
+
+    @abstractmethod
+    def roll_back(self) -> None:
+        """Roll it back; does nothing if it has ended."""
+
+    @abstractmethod
+    def after_commit(self, function: Callable[[], None]) -> None:
+        """Call `function` once the transaction that is open has committed."""
+
+    @abstractmethod
+    def origin(self, error: BaseException) -> BaseException | None:
+        """The driver's error beneath an error of the library; None where there is none."""
+
+
+class _Kept:
+    """The driver's connection in SQLAlchemy's hands, which may use it and not end it."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    def commit(self) -> None:
+        """Not by SQLAlchemy."""
+
+    def rollback(self) -> None:
+        """Not by SQLAlchemy."""
+
+    def close(self) -> None:
+        """Not by SQLAlchemy."""
+
+
+# One for each of the ledger's Engines, so that statements are compiled once.
+_engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
+_handed_in: ContextVar[ForeignConnection] = ContextVar("taskguard_foreign_connection")
+
+
+def engine_for_foreign(ledgers: sa.Engine) -> sa.Engine:
+    """An Engine that speaks as the ledger's own does; `on_foreign()` connects it."""
+    engine = _engines.get(ledgers)
+    if engine is None:
+        import sqlalchemy as sa
+
+        def keep() -> Any:
+            driver, dbapi = _handed_in.get().driver, dialect.loaded_dbapi
+            if not isinstance(driver, getattr(dbapi, "Connection", ())):
+                raise ConfigurationError(
+                    f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is "
+                    f"of {type(driver).__module__}: give both the same driver."
+                )
+            return _Kept(driver)
+
+        dialect = ledgers.dialect
+        pool = sa.pool.NullPool(keep, reset_on_return=None)
+        engine = _engines[ledgers] = sa.Engine(pool, dialect, ledgers.url)
+    return engine
+
+
+def on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Connection:
+    """For statements of the ledger within the library's own transaction; the caller closes it.
+
+    Raises ConfigurationError if its driver is not the ledger's.
+    """
+    known = getattr(ledgers.dialect, "server_version_info", None) is not None
+    if not known and foreign.kind != "sqlite":  # which a first connection would wait to switch
+        with ledgers.connect():
+            pass  # the dialect learns from its first connection what it needs to know
+    token = _handed_in.set(foreign)
+    try:
+        return engine_for_foreign(ledgers).connect()
+    finally:
+        _handed_in.reset(token)

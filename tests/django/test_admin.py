@@ -1,0 +1,221 @@
+"""The admin: keys and works to look at, requeued and released by those who may, and no more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.django_shop import django_on
+from support.guarded_shop import NotingQueue
+from taskguard import Delivery, Guard, Policy
+from taskguard.errors import StaleTokenError
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claim, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, WORKS
+
+WORKS_PAGE = "/admin/taskguard/work/"
+KEYS_PAGE = "/admin/taskguard/key/"
+
+
+class Office:
+    """A ledger with some works, and the admin before it."""
+
+    def __init__(self, url: str) -> None:
+        from django.contrib.auth.models import Permission, User
+
+        self.ledger = SqlLedger(url)
+        self.engine = sa.create_engine(url)
+        User.objects.create_superuser("root")
+        looker = User.objects.create_user("looker", is_staff=True)
+        looker.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
+
+    def client(self, name: str = "root") -> Any:
+        from django.contrib.auth.models import User
+        from django.test import Client
+
+        client = Client()
+        client.force_login(User.objects.get(username=name))
+        return client
+
+    def claim(self, order: int) -> Claim:
+        granted = self.ledger.claim(
+            ClaimRequest(
+                keys=(f"order:{order}",),
+                owner=new_owner(f"m{order}"),
+                ttl_s=600.0,
+                work=f"ship order:{order}",
+                task="ship",
+                message=MessageRef(f"m{order}"),
+            )
+        )
+        assert isinstance(granted, Claimed), granted
+        return granted.claim
+
+    def state(self, order: int) -> str:
+        view = self.ledger.view(f"ship order:{order}")
+        assert view is not None
+        return view.state.value
+
+    def leases(self, order: int) -> list[int]:
+        with self.engine.connect() as db:
+            key = sa.select(KEYS.c.lease_until).where(KEYS.c.key == f"order:{order}")
+            work = sa.select(WORKS.c.lease_until).where(WORKS.c.id == f"ship order:{order}")
+            return [db.execute(key).scalar_one(), db.execute(work).scalar_one()]
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self.ledger.close()
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def office(request: pytest.FixtureRequest) -> Iterator[Office]:
+    url = request.getfixturevalue(request.param)
+    with django_on(default=url):
+        made = Office(url)
+        yield made
+        made.close()
+
+
+def change_page(order: int) -> str:
+    from django.contrib.admin.utils import quote
+    from django.urls import reverse
+
+    return reverse("admin:taskguard_work_change", args=[quote(f"ship order:{order}")])
+
+
+def post(client: Any, page: str, ids: list[str], **fields: Any) -> Any:
+    return client.post(page, {"_selected_action": ids, **fields}, follow=True)
+
+
+def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
+    """Filtered by state, found by id, times as times; and what is stored is text, not markup."""
+    office.ledger.fail(office.claim(7), "<b>no carrier</b>\nTraceback …")
+    office.claim(8)
+    client = office.client()
+    page = client.get(WORKS_PAGE + "?state=FAILED").content.decode()
+    assert "ship order:7" in page
+    assert "ship order:8" not in page
+    assert "&lt;b&gt;no carrier&lt;/b&gt;" in page
+    assert "Traceback" not in page
+    assert "ship order:8" in client.get(WORKS_PAGE + "?q=ship+order:8").content.decode()
+    detail = client.get(change_page(7)).content.decode()
+    assert "Traceback …" in detail
+    assert re.search(r"Finished:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d[+-]", detail, re.DOTALL)
+    for name in ("_save", "_continue", "_addanother", 'type="text"', "<textarea", "deletelink"):
+        assert name not in detail
+    assert "order:8" in client.get(KEYS_PAGE + "?held=yes").content.decode()
+    for page in (WORKS_PAGE, KEYS_PAGE):
+        assert client.get(page + "add/").status_code == 403
+    assert client.get(change_page(7).replace("change", "delete")).status_code == 403
+
+
+def test_posting_a_change_writes_nothing(office: Office) -> None:
+    """Whatever a form that nobody was given says."""
+    office.claim(7)
+    page = change_page(7)
+    answer = office.client().post(page, {"state": "DONE", "owner": "me", "_save": "Save"})
+    assert answer.status_code == 403
+    assert office.state(7) == "PROCESSING"
+
+
+def test_requeue_asks_for_a_reason_and_takes_failed_works_alone(office: Office) -> None:
+    """The reason and who gave it stand in the record, and in the admin's log."""
+    from django.contrib.admin.models import LogEntry
+
+    office.ledger.fail(office.claim(7), "no carrier")
+    office.claim(8)
+    client, both = office.client(), ["ship order:7", "ship order:8"]
+    asked = post(client, WORKS_PAGE, both, action="requeue").content.decode()
+    assert 'name="reason"' in asked
+    assert "ship order:7 (FAILED)" in asked
+    assert "order:8" not in asked
+    asked = post(client, WORKS_PAGE, both, action="requeue", confirmed="yes", reason=" ")
+    assert "Say why" in asked.content.decode()
+    assert office.state(7) == "FAILED"
+    done = post(client, WORKS_PAGE, both, action="requeue", reason="carrier is back")
+    assert "Requeued: ship order:7" in done.content.decode()
+    assert "left as it is: ship order:8" in done.content.decode()
+    assert (office.state(7), office.state(8)) == ("NEW", "PROCESSING")
+    view = office.ledger.view("ship order:7")
+    assert view is not None
+    assert view.error == "requeued: carrier is back (root)"
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message) == ("ship order:7", "requeued: carrier is back")
+
+
+def test_release_takes_a_key_from_the_holder_that_was_shown(office: Office) -> None:
+    """Key and work; another holder than the one on the page keeps it."""
+    office.claim(7)
+    office.claim(8)
+    client, both = office.client(), ["order:7", "order:8"]
+    asked = post(client, KEYS_PAGE, both, action="release")
+    shown = {f"holder:{key.pk}": f"{key.fence} {key.owner}" for key in asked.context_data["rows"]}
+    for value in shown.values():
+        assert value in asked.content.decode()
+    shown["holder:order:8"] = "1 somebody/else"
+    done = post(client, KEYS_PAGE, both, action="release", confirmed="yes", **shown)
+    assert "Released: order:7" in done.content.decode()
+    assert "left as it is: order:8" in done.content.decode()
+    assert office.leases(7) == [0, 0]
+    assert min(office.leases(8)) > 0
+    retaken = office.claim(7)
+    assert retaken.fence > int(shown["holder:order:7"].split()[0])
+
+
+def test_who_may_only_look_gets_no_action(office: Office) -> None:
+    """Also if the form is made by hand."""
+    office.ledger.fail(office.claim(7), "no carrier")
+    office.claim(8)
+    client = office.client("looker")
+    assert "ship order:7" in client.get(WORKS_PAGE).content.decode()
+    assert 'name="action"' not in client.get(WORKS_PAGE).content.decode()
+    post(client, WORKS_PAGE, ["ship order:7"], action="requeue", reason="because")
+    with office.engine.connect() as db:
+        row = db.execute(sa.select(KEYS).where(KEYS.c.key == "order:8")).one()
+    holder = {"holder:order:8": f"{row.fence} {row.owner}"}
+    post(client, KEYS_PAGE, ["order:8"], action="release", confirmed="yes", **holder)
+    assert office.state(7) == "FAILED"
+    assert min(office.leases(8)) > 0
+
+
+def test_a_holder_that_lives_after_all_commits_or_is_refused(
+    office: Office, redis_url: str
+) -> None:
+    """It commits as long as nobody else has claimed; afterwards it is refused."""
+    tg = taskguard.connect(locks=redis_url, ledger=office.ledger)
+    refused: list[BaseException] = []
+
+    def body(guard: Guard) -> None:
+        claim = guard.claim
+        assert claim is not None
+        holder = str(claim.owner)
+        assert not tg.release(guard.key, fence=guard.fence - 1, owner=holder)
+        assert tg.release(guard.key, fence=guard.fence, owner=holder)
+        if guard.key == "order:8":
+            assert office.claim(8).fence > guard.fence
+        try:
+            with guard.transaction():
+                pass
+        except StaleTokenError as error:
+            refused.append(error)
+            raise
+
+    for order in (7, 8):
+        delivery = Delivery(
+            keys=(f"order:{order}",),
+            work=f"ship order:{order}",
+            task="ship",
+            message=MessageRef(f"m{order}"),
+            policy=Policy(),
+            queue=NotingQueue(),
+        )
+        tg.runner.deliver(delivery, body)
+    assert (office.state(7), office.state(8)) == ("DONE", "PROCESSING")
+    assert len(refused) == 1
+    tg.close()

@@ -1,0 +1,518 @@
+"""`taskguard_django.atomic()`: Django's own transaction with DONE in it, or nothing of either."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.django_shop import django_on
+from support.guarded_shop import NotingQueue
+from support.proxy import Mode, Proxy
+from taskguard import Delivery, Guard, MessageRef, Policy
+from taskguard.errors import (
+    ConfigurationError,
+    StaleTokenError,
+    TransactionRetryError,
+    TransactionUsageError,
+)
+from taskguard.lease import new_owner
+from taskguard.ledger.base import ClaimRequest
+from taskguard.ledger.tables import KEYS, WORKS
+
+PARTS = "packed", "shipped"
+
+
+@dataclass
+class House:
+    """`taskguard.connect()` by Django's settings, and what an onlooker sees."""
+
+    url: str
+    tg: Any = None
+    queue: NotingQueue = field(default_factory=NotingQueue)
+
+    def __post_init__(self) -> None:
+        self.tg = taskguard.connect()
+        self.engine = sa.create_engine(self.url)
+
+    @property
+    def ledger(self) -> Any:
+        return self.tg.runner.ledger
+
+    def deliver(self, body: Any, copy: int = 0) -> Any:
+        delivery = Delivery(
+            keys=("order:1",),
+            work="ship order:1",
+            task="ship",
+            message=MessageRef("m", copy=copy),
+            policy=Policy(),
+            queue=self.queue,
+        )
+        return self.tg.runner.deliver(delivery, body)
+
+    def seen(self, select: str) -> list[Any]:
+        with self.engine.connect() as db:
+            return list(db.execute(sa.text(select)).scalars())
+
+    @property
+    def effects(self) -> list[str]:
+        return self.seen("select item from django_orders_effect order by id")
+
+    @property
+    def states(self) -> list[str]:
+        return self.seen("select state from taskguard_works")
+
+    def overtake(self) -> None:
+        """The lease runs out and somebody else takes the work over."""
+        with self.engine.begin() as db:
+            for table in (KEYS, WORKS):
+                db.execute(sa.update(table).values(lease_until=1))
+        request = {"keys": ("order:1",), "work": "ship order:1", "task": "ship"}
+        self.ledger.claim(
+            ClaimRequest(owner=new_owner("other"), ttl_s=30.0, message=MessageRef("m"), **request)
+        )
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    yield from _house(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def pg(pg_url: str) -> Iterator[House]:
+    yield from _house(pg_url)
+
+
+def _house(url: str, **others: str) -> Iterator[House]:
+    with django_on(default=url, **others):
+        made = House(url)
+        yield made
+        made.engine.dispose()
+
+
+def write(item: str = "x") -> None:
+    from support.django_orders.models import Effect
+
+    Effect.objects.create(item=item)
+
+
+def test_effects_and_done_commit_together(house: House) -> None:
+    """By Django's ORM; a duplicate gets the stored result."""
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with atomic() as given:
+            assert given is guard
+            write()
+            guard.result = "shipped"
+            assert (house.effects, house.states) == ([], ["PROCESSING"])
+            assert guard.db.execute(sa.text("select count(*) from django_orders_effect")).scalar()
+        assert guard.completed
+
+    for _ in range(2):
+        outcome: Any = house.deliver(body)
+        assert outcome.value == "shipped"
+    assert (house.effects, house.states) == (["x"], ["DONE"])
+    write("later")  # the connection is good for more, and commits each statement again
+    assert house.effects == ["x", "later"]
+
+
+def test_a_body_that_fails_writes_nothing(house: House) -> None:
+    """Neither effect nor DONE; the next delivery does it."""
+    from taskguard_django import atomic
+
+    def fails(guard: Guard) -> None:
+        with atomic():
+            write()
+            raise ZeroDivisionError
+
+    def works(guard: Guard) -> None:
+        with atomic():
+            write("second")
+
+    with pytest.raises(ZeroDivisionError):
+        house.deliver(fails)
+    assert (house.effects, house.states) == ([], ["FAILED"])
+    house.deliver(works)
+    assert (house.effects, house.states) == (["second"], ["DONE"])
+
+
+def test_a_holder_that_was_overtaken_writes_nothing(house: House) -> None:
+    """Its effects are rolled back with its DONE."""
+    from taskguard_django import atomic
+
+    heard: list[BaseException] = []
+
+    def body(guard: Guard) -> None:
+        one_writer = house.engine.dialect.name == "sqlite"
+        if one_writer:
+            house.overtake()
+        try:
+            with atomic():
+                write()
+                if not one_writer:
+                    house.overtake()
+        except StaleTokenError as error:
+            heard.append(error)
+            raise
+
+    house.deliver(body)
+    assert (house.effects, house.states, len(heard)) == ([], ["PROCESSING"], 1)
+
+
+def test_a_savepoint_may_fail_and_another_one_stay(house: House) -> None:
+    """`transaction.atomic()` within it is Django's savepoint."""
+    from django.db import IntegrityError, transaction
+
+    from support.django_orders.models import Effect
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with atomic():
+            with transaction.atomic():
+                write("kept")
+            with pytest.raises(IntegrityError), transaction.atomic():
+                write("dropped")
+                Effect.objects.create(item=None)
+            write("kept, too")
+
+    house.deliver(body)
+    assert (house.effects, house.states) == (["kept", "kept, too"], ["DONE"])
+
+
+def test_what_django_would_roll_back_is_not_done(house: House) -> None:
+    """`set_rollback(True)`, or an error in a block without savepoint that was caught."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    def asks(guard: Guard) -> None:
+        with atomic():
+            write()
+            transaction.set_rollback(True)
+
+    def catches(guard: Guard) -> None:
+        with atomic():
+            write()
+            try:
+                with transaction.atomic(savepoint=False):
+                    raise ZeroDivisionError
+            except ZeroDivisionError:
+                pass
+
+    def closes(guard: Guard) -> None:
+        with atomic():
+            write()
+            transaction.get_connection().close()
+
+    for body in (asks, catches, closes):
+        with pytest.raises(TransactionUsageError):
+            house.deliver(body)
+        assert (house.effects, house.states) == ([], ["FAILED"])
+    write("later")
+    assert house.effects == ["later"]
+
+
+def test_the_block_refuses_a_commit(house: House) -> None:
+    """By Django's own word."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with atomic():
+            write()
+            transaction.commit()
+
+    with pytest.raises(transaction.TransactionManagementError):
+        house.deliver(body)
+    assert (house.effects, house.states) == ([], ["FAILED"])
+
+
+def test_a_block_within_atomic_is_refused(house: House) -> None:
+    """The outer one would decide; what was done before it is neither committed nor rolled back."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with transaction.atomic(), atomic():
+            write()
+
+    with pytest.raises(TransactionUsageError, match="ATOMIC_REQUESTS"):
+        house.deliver(body)
+    assert (house.effects, house.states) == ([], ["FAILED"])
+
+
+def test_hooks_run_once_done_is_committed(house: House) -> None:
+    """Also `guard.after_commit()`'s; what a hook raises leaves DONE as it is."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    seen: list[Any] = []
+
+    def body(guard: Guard) -> None:
+        try:
+            with atomic():
+                write()
+                transaction.on_commit(lambda: seen.append(house.states))
+                guard.after_commit(lambda: seen.append("after"))
+                transaction.on_commit(lambda: 1 // 0)
+        except ZeroDivisionError:
+            seen.append(guard.completed)
+
+    house.deliver(body)
+    assert seen == [["DONE"], "after", True]
+    assert (house.effects, house.states) == (["x"], ["DONE"])
+
+
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(house: House) -> None:
+    """As Django's foreign keys do; the connection is good for more."""
+    from django.db import IntegrityError, connection
+
+    from taskguard_django import atomic
+
+    with connection.cursor() as cursor:
+        cursor.execute("create table parents (id integer primary key)")
+        cursor.execute(
+            "create table children (parent integer references parents (id) "
+            "deferrable initially deferred)"
+        )
+
+    def body(guard: Guard) -> None:
+        with atomic(), connection.cursor() as cursor:
+            write()
+            cursor.execute("insert into children values (5)")
+
+    with pytest.raises(IntegrityError):
+        house.deliver(body)
+    assert (house.effects, house.states) == ([], ["FAILED"])
+    write("later")
+    assert house.effects == ["later"]
+
+
+def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
+    """The ledger's statements could not go by it."""
+    from taskguard.ledger.foreign import on_foreign
+    from taskguard_django import connection
+
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="same driver"):
+        on_foreign(engine, connection())
+    engine.dispose()
+
+
+def test_a_hook_may_run_a_guarded_body_on_the_same_connection(house: House) -> None:
+    """The outer one's transaction is over by then."""
+    from django.db import transaction
+
+    from taskguard_django import atomic
+
+    @house.tg.guarded(key="bill:<n>")
+    def bill(n: int) -> None:
+        with atomic():
+            write(f"billed {n}")
+
+    @house.tg.guarded(key="order:<n>")
+    def ship(n: int) -> None:
+        with atomic():
+            write(f"shipped {n}")
+            transaction.on_commit(lambda: bill(n))
+
+    ship(1)
+    assert (house.effects, house.states) == (["shipped 1", "billed 1"], ["DONE", "DONE"])
+
+
+def test_threads_share_a_ledger_and_each_has_its_connection(pg: House) -> None:
+    """Six at the same works: one effect each."""
+    from django.db import connections
+
+    from taskguard_django import atomic, checkpoint
+
+    raised: list[BaseException] = []
+
+    @pg.tg.guarded(key="order:<n>", busy="wait", wait_s=60)
+    def ship(n: int) -> None:
+        with checkpoint("packed"):
+            write(f"packed {n}")
+        with atomic():
+            write(f"shipped {n}")
+
+    def run() -> None:
+        try:
+            for n in range(8):
+                ship(n)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    assert sorted(pg.effects) == sorted(f"{done} {n}" for n in range(8) for done in PARTS)
+
+
+def test_parts_commit_with_their_progress(house: House) -> None:
+    """A later attempt goes on where the last one was."""
+    from taskguard_django import atomic, checkpoint
+
+    def body(guard: Guard) -> None:
+        for part in range(guard.progress or 0, 3):
+            with checkpoint(part + 1):
+                write(f"part {part}")
+            if part == 1 and guard.attempt == 1:
+                raise ZeroDivisionError
+        with atomic():
+            write("end")
+
+    with pytest.raises(ZeroDivisionError):
+        house.deliver(body)
+    house.deliver(body)
+    assert house.effects == ["part 0", "part 1", "part 2", "end"]
+    assert house.states == ["DONE"]
+
+
+def test_several_keys_complete_on_it_too(house: House) -> None:
+    """Which takes several statements."""
+    from taskguard_django import atomic
+
+    @house.tg.guarded(key=["order:<n>", "account:<n>"])
+    def ship(n: int) -> None:
+        with atomic():
+            write(f"{n}")
+
+    ship(1)
+    assert (house.effects, house.states) == (["1"], ["DONE"])
+
+
+@pytest.mark.parametrize("kind", ["same", "another"])
+def test_another_database_is_refused_with_the_reason(
+    postgres: Any, pg_url: str, sqlite_url: str, kind: str
+) -> None:
+    """Two databases do not commit together."""
+    from taskguard_django import atomic
+
+    other = postgres.create_database("django_other") if kind == "same" else sqlite_url
+    with django_on(default=pg_url, other=other):
+        house = House(pg_url)
+
+        def body(guard: Guard) -> None:
+            with atomic(using="other"):
+                raise AssertionError("unreachable")
+
+        with pytest.raises(ConfigurationError, match=r"not of the ledger's.*guard\.fenced"):
+            house.deliver(body)
+        assert house.states == ["FAILED"]
+        house.engine.dispose()
+    if kind == "same":
+        postgres.drop_database("django_other")
+
+
+def test_outside_a_guarded_body_it_is_refused(house: House) -> None:
+    """There is nothing to be DONE."""
+    from taskguard_django import atomic
+
+    with pytest.raises(TransactionUsageError, match="current_guard"), atomic():
+        write()
+    assert house.effects == []
+
+
+def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> None:
+    """It happened, so the body is not run again; the ledger asks by a connection of its own."""
+    from django.db import connections
+
+    from taskguard_django import atomic
+
+    runs: list[int] = []
+    with Proxy(postgres.port) as proxy, django_on(default=pg_url):
+        house = House(pg_url)
+        connections["default"].close()
+        connections["default"].settings_dict["PORT"] = proxy.port
+        connections["default"].settings_dict["HOST"] = "127.0.0.1"
+
+        def body(guard: Guard) -> str:
+            runs.append(1)
+            with atomic():
+                write()
+                proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+            return "shipped"
+
+        outcome: Any = house.deliver(body)
+        assert proxy.lost > 0
+        assert (outcome.value, len(runs)) == ("shipped", 1)
+        assert (house.effects, house.states) == (["x"], ["DONE"])
+        house.engine.dispose()
+
+
+def test_a_deadlock_runs_the_body_again(pg: House) -> None:
+    """The database says by its error that nothing stays."""
+    from django.db import connection
+
+    from taskguard_django import atomic
+
+    with pg.engine.begin() as db:
+        db.execute(sa.text("create table rivals (id int primary key, n int)"))
+        db.execute(sa.text("insert into rivals values (1, 0), (2, 0)"))
+    heard: list[BaseException] = []
+    update = "update rivals set n = n + 1 where id = "
+
+    def rival(locked: threading.Event, go: threading.Event) -> None:
+        with pg.engine.begin() as db:
+            db.execute(sa.text("set local deadlock_timeout = '60s'"))
+            db.execute(sa.text(update + "2"))
+            locked.set()
+            go.wait(30)
+            db.execute(sa.text(update + "1"))
+
+    def body(guard: Guard) -> None:
+        locked, go = threading.Event(), threading.Event()
+        thread = threading.Thread(target=rival, args=(locked, go))
+        if not heard:
+            thread.start()
+            assert locked.wait(30)
+        try:
+            with atomic(), connection.cursor() as cursor:
+                cursor.execute("set local deadlock_timeout = '100ms'")
+                cursor.execute(update + "1")
+                go.set()
+                cursor.execute(update + "2")
+                write()
+        except TransactionRetryError as error:
+            heard.append(error)
+            raise
+        finally:
+            if thread.is_alive():
+                thread.join(30)
+
+    pg.deliver(body)
+    assert (len(heard), pg.effects, pg.states) == (1, ["x"], ["DONE"])
+
+
+def test_a_server_that_was_restarted_costs_one_delivery(pg: House) -> None:
+    """Django's connection is dead: nothing is written, and the next one does it."""
+    from django.db import connection
+
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with atomic():
+            write()
+
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_backend_pid()")
+        pid = cursor.fetchone()[0]
+    pg.seen(f"select pg_terminate_backend({pid})")
+    pg.deliver(body)
+    assert (pg.effects, pg.states, pg.queue.copies) == ([], ["NEW"], [1])
+    pg.deliver(body, copy=1)
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])

@@ -1,0 +1,187 @@
+"""`taskguard_django.row()`, a model's row as the state machine; enqueueing in its transaction."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.django_shop import django_on
+from taskguard import Delivery, Guard, MessageRef, Policy, Sweeper, enqueue_in
+from taskguard.errors import ConfigurationError, RowIneligibleError
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def models(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with django_on(default=request.getfixturevalue(request.param)):
+        from support.django_orders import models
+
+        yield models
+
+
+def test_a_models_row_is_moved_with_the_effects(models: Any) -> None:
+    """PAID -> SHIPPING -> SHIPPED, and a cancelled one is told; a body that fails leaves PAID."""
+    from taskguard_django import atomic, row
+
+    status = models.Order.Status
+    tg = taskguard.connect()
+    fails = [True]
+
+    @tg.guarded(
+        key="order:<order_id>",
+        row=row(
+            models.Order,
+            id="<order_id>",
+            state="status",
+            fence="fence_token",
+            new=status.PAID,
+            processing=status.SHIPPING,
+            done=status.SHIPPED,
+        ),
+    )
+    def ship(order_id: int, guard: Guard) -> None:
+        with atomic():
+            order = models.Order.objects.get(id=order_id)
+            assert (order.status, order.fence_token) == ("SHIPPING", guard.fence)
+            models.Effect.objects.create(item=f"{order_id}")
+            if fails.pop():
+                raise ZeroDivisionError
+
+    order = models.Order.objects.create()
+    with pytest.raises(ZeroDivisionError):
+        ship(order.id)
+    order.refresh_from_db()
+    assert (order.status, models.Effect.objects.count()) == ("PAID", 0)
+    fails += [False, False]
+    ship(order.id)
+    ship(order.id)
+    order.refresh_from_db()
+    assert (order.status, models.Effect.objects.count()) == ("SHIPPED", 1)
+    cancelled = models.Order.objects.create(status="CANCELLED")
+    with pytest.raises(RowIneligibleError):
+        ship(cancelled.id)
+    tg.close()
+
+
+def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
+    """A UUID, and fields that are unique together, with an integer and a text."""
+    from taskguard_django import atomic, row
+
+    tg = taskguard.connect()
+    move = {"state": "state", "fence": "fence", "new": 0, "processing": 1, "done": 2}
+    pair = {"tenant": "<tenant>", "number": "<number>"}
+    first, second = (
+        models.Parcel.objects.create(id=uuid.uuid4(), tenant="é", number=n) for n in (1, 2)
+    )
+
+    @tg.guarded(key="parcel:<parcel_id>", row=row(models.Parcel, id="<parcel_id>", **move))
+    def send(parcel_id: uuid.UUID) -> None:
+        with atomic():
+            assert models.Parcel.objects.get(pk=parcel_id).state == 1
+
+    @tg.guarded(key="parcel:<tenant>:<number>", row=row(models.Parcel, id=pair, **move))
+    def send_by_number(tenant: str, number: int) -> None: ...
+
+    send(first.id)
+    send_by_number("é", 2)
+    for parcel in (first, second):
+        parcel.refresh_from_db()
+    assert (first.state, second.state) == (2, 2)
+    tg.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"state": "colour"}, "not a field"),
+        ({"fence": "number"}, "64 bits"),
+        ({"id": {"tenant": "<a>"}}, "unique"),
+        ({"id": {"made": "<a>"}}, "DateTimeField"),
+    ],
+)
+def test_what_does_not_fit_is_told(models: Any, wrong: dict[str, Any], told: str) -> None:
+    """When it is declared."""
+    from taskguard_django import row
+
+    states = {"new": 0, "processing": 1, "done": 2}
+    given: dict[str, Any] = {"id": "<a>", "state": "state", "fence": "fence", **states, **wrong}
+    with pytest.raises(ConfigurationError, match=told):
+        row(models.Parcel, **given)
+
+
+# -- enqueueing -------------------------------------------------------------------------------
+
+
+def delivery(order: int) -> Delivery:
+    return Delivery(
+        keys=(f"order:{order}",),
+        work=f"ship order:{order}",
+        task="ship",
+        message=MessageRef(f"m{order}"),
+        policy=Policy(),
+        call="{}",
+    )
+
+
+def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) -> None:
+    """Sent after the COMMIT, and once; nothing is sent, nor on record, where it is rolled back."""
+    from django.db import transaction
+
+    from taskguard_django import connection
+    from taskguard_django.models import Work
+
+    tg = taskguard.connect()
+    sent: list[str] = []
+
+    def send(call: Any, message: MessageRef) -> None:
+        assert not transaction.get_connection().in_atomic_block
+        sent.append(message.id)
+
+    with transaction.atomic():
+        models.Order.objects.create()
+        enqueue_in(connection(), tg, delivery(1), send)
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            enqueue_in(connection(), tg, delivery(2), send)
+            raise ZeroDivisionError
+        assert sent == []
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        enqueue_in(connection(), tg, delivery(3), send)
+        raise ZeroDivisionError
+    assert sent == ["m1"]
+    assert [(work.id, work.state) for work in Work.objects.all()] == [("ship order:1", "NEW")]
+    assert Sweeper(tg, {"test": send}).sweep().sent == 0
+    tg.close()
+
+
+def test_enqueueing_outside_a_transaction_is_refused(models: Any) -> None:
+    """It would be committed apart from what it is about."""
+    from taskguard_django import connection
+
+    tg = taskguard.connect()
+    with pytest.raises(ConfigurationError, match="outside a transaction"):
+        enqueue_in(connection(), tg, delivery(1), lambda call, message: None)
+    tg.close()
+
+
+def test_what_a_body_enqueues_is_committed_with_done(models: Any) -> None:
+    """In `atomic()`."""
+    from taskguard_django import atomic, connection
+
+    tg = taskguard.connect()
+    sent: list[str] = []
+
+    @tg.guarded(key="bill:<n>")
+    def bill(n: int) -> None:
+        with atomic():
+            enqueue_in(connection(), tg, delivery(n), lambda call, m: sent.append(m.id))
+            if n == 2:
+                raise ZeroDivisionError
+
+    bill(1)
+    with pytest.raises(ZeroDivisionError):
+        bill(2)
+    assert sent == ["m1"]
+    tg.close()

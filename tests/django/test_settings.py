@@ -1,0 +1,159 @@
+"""`settings.TASKGUARD`: whom it reaches, what is refused, and what `manage.py check` says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.django_shop import django_on, set_up
+from taskguard.errors import ConfigurationError
+from taskguard.locks.memory import MemoryLocks
+
+
+@contextlib.contextmanager
+def settings_as(given: Any) -> Iterator[None]:
+    from django.test import override_settings
+
+    with override_settings(TASKGUARD=given):
+        yield
+
+
+@pytest.fixture
+def migrated(pg_url: str) -> Iterator[str]:
+    with django_on(default=pg_url):
+        yield pg_url
+
+
+def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the environment, and behind what they are told themselves."""
+    from celery import Celery
+
+    import taskguard_celery
+    import taskguard_django
+    import taskguard_rq
+
+    monkeypatch.setenv("TASKGUARD_LOCKS_URL", "redis://127.0.0.1:1")
+    monkeypatch.setenv("TASKGUARD_LEDGER_URL", "sqlite:///other.sqlite")
+    with settings_as({"LOCKS": "memory://"}):
+        app, told = Celery("shop"), Celery("told")
+        told.conf.taskguard_locks = None
+        rq = taskguard_rq.house()
+        taskguard_rq.configure()  # the next one is made anew
+        for house in (taskguard_celery.house_of(app), rq, taskguard.connect()):
+            assert house.runner.ledger is taskguard_django.ledger()
+            assert isinstance(house.runner.locks, MemoryLocks)
+        assert taskguard_celery.house_of(told).runner.locks is None
+
+
+def test_without_locks_the_environment_has_them(
+    migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a URL with a password can stay out of the settings."""
+    monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
+    with settings_as({}):
+        assert isinstance(taskguard.connect().runner.locks, MemoryLocks)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"LOCK": "redis://:secret@host"}, "LOCKS and DATABASE"),
+        ("redis://:secret@host", "is a dict"),
+        ({"LOCKS": None, "DATABASE": "elsewhere"}, "not in DATABASES"),
+    ],
+)
+def test_wrong_settings_are_told_without_a_password(migrated: str, given: Any, told: str) -> None:
+    """By `connect()` as by `manage.py check`."""
+    from taskguard_django.checks import check_settings
+
+    with settings_as(given):
+        with pytest.raises(ConfigurationError, match=told) as raised:
+            taskguard.connect()
+        (found,) = check_settings()
+    assert (found.id, found.msg) == ("taskguard.E001", str(raised.value))
+    assert "secret" not in found.msg
+
+
+def test_a_database_in_memory_or_of_another_kind_is_refused() -> None:
+    """Where no ledger could be."""
+    set_up()
+    from taskguard_django.conf import url_of
+
+    for vendor, name, told in (
+        ("sqlite", ":memory:", "in memory"),
+        ("sqlite", "file:memorydb_default?mode=memory&cache=shared", "in memory"),
+        ("mysql", "shop", "is mysql"),
+    ):
+        connection: Any = SimpleNamespace(
+            vendor=vendor, alias="default", settings_dict={"NAME": name}
+        )
+        with pytest.raises(ConfigurationError, match=told):
+            url_of(connection)
+
+
+def test_the_url_is_that_of_djangos_connection() -> None:
+    """With what OPTIONS say to libpq, and a role that Django would assume."""
+    import psycopg
+
+    set_up()
+    from taskguard_django.conf import url_of
+
+    options = {"sslmode": "require", "pool": True, "assume_role": "clerk", "options": "-c a=b"}
+    given = {"NAME": "shop", "HOST": "/run/db", "PASSWORD": "p@ss/word", "OPTIONS": options}
+    connection = SimpleNamespace(
+        vendor="postgresql", alias="default", Database=psycopg, settings_dict=given
+    )
+    url = url_of(connection)
+    assert (url.host, url.password, url.database) == ("/run/db", "p@ss/word", "shop")
+    assert dict(url.query) == {"sslmode": "require", "options": "-c a=b -c role=clerk"}
+
+
+def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lock server; no tables, where the database is asked."""
+    from django.core.checks import run_checks
+    from django.core.management import call_command
+
+    def found() -> list[str]:
+        messages = run_checks(databases=["default"])
+        return sorted(each.id for each in messages if str(each.id).startswith("taskguard."))
+
+    monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
+    with settings_as({"LOCKS": None}):
+        assert found() == []
+    with settings_as({}):
+        assert found() == ["taskguard.W001"]
+        call_command("migrate", "taskguard", "zero", verbosity=0)
+        assert found() == ["taskguard.W001", "taskguard.W002"]
+
+
+def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
+    """Those of Celery's current app, if they are guarded."""
+    from celery import Celery, current_app
+
+    from taskguard_celery import guarded_task, safe_defaults
+    from taskguard_django.checks import check_tasks
+
+    def told(app: Celery) -> list[str]:
+        @app.task(name="ship", shared=False)
+        @guarded_task(key="order:<n>")
+        def ship(n: int) -> None: ...
+
+        before = current_app._get_current_object()
+        app.set_current()
+        try:
+            return [message.msg for message in check_tasks()]
+        finally:
+            before.set_current()
+
+    unsafe, safe = (Celery("shop", set_as_current=False) for _ in range(2))
+    safe_defaults(safe)
+    assert [text.partition("(")[0] for text in told(unsafe)] == [
+        "ship can lose work: acks_late ",
+        "ship can lose work: reject_on_worker_lost ",
+    ]
+    assert told(safe) == []
