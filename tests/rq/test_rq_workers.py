@@ -55,20 +55,17 @@ def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
 
 
 def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: Any) -> None:
-    """No result, no execution left over, no retry counted; then its answer."""
-    first = office.queue.enqueue(charge, 1, 3.0)
+    """No result, no execution left over, no retry counted; then it is done."""
     office.worker()
-    office.wait_for(lambda: office.steps("began"), "the first body")
-    second = office.queue.enqueue(charge, 1)
-    office.worker()
-    office.wait_for(lambda: second.get_status(refresh=True) == "scheduled", "put off")
-    assert second.results() == []
-    assert second.id not in office.queue.started_job_registry.get_job_ids()
-    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
-    second.refresh()
-    assert second.number_of_retries is None
-    assert second.return_value() == {"invoice": 1}
-    assert first.get_status(refresh=True) == "finished"
+    with office.holding("invoice:1"):
+        job = office.queue.enqueue(charge, 1)
+        office.wait_for(lambda: job.get_status(refresh=True) == "scheduled", "put off")
+        assert job.results() == []
+        assert job.id not in office.queue.started_job_registry.get_job_ids()
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done")
+    job.refresh()
+    assert job.number_of_retries is None
+    assert job.return_value() == {"invoice": 1}
     assert office.effects() == Counter({"1": 1})
 
 
@@ -93,14 +90,12 @@ def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office:
 
 
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
-    """The stock worker without --with-scheduler: an error in the log, and still an answer."""
+    """The stock worker without --with-scheduler: an error in the log, and still it is done."""
     office.worker("rq.Worker")
-    office.worker("rq.Worker")  # started before the body begins, which would not wait for it
-    office.queue.enqueue(charge, 1, 4.0)
-    office.wait_for(lambda: office.steps("began"), "the first body")
-    second = office.queue.enqueue(charge, 1)
-    office.wait_for(lambda: "--with-scheduler" in office.logs(), "the error")
-    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "answered")
+    with office.holding("invoice:1"):
+        job = office.queue.enqueue(charge, 1)
+        office.wait_for(lambda: "--with-scheduler" in office.logs(), "the error")
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done")
     assert office.effects() == Counter({"1": 1})
 
 

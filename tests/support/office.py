@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import redis
 import sqlalchemy as sa
 from rq import Queue
 
+import taskguard
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 
@@ -92,6 +94,15 @@ class Office:
         except BaseException:
             print(self.logs()[-8000:])
             raise
+
+    @contextmanager
+    def holding(self, key: str) -> Iterator[None]:
+        """Somebody else holds the key."""
+        locks = self.environment["TASKGUARD_LOCKS_URL"]
+        other = taskguard.connect(locks=locks, ledger=self.environment["TASKGUARD_LEDGER_URL"])
+        with other.lock(key):
+            yield
+        other.close()
 
     def kill_tree(self, worker: subprocess.Popen[bytes]) -> None:
         """A worker and its horse, as when their machine goes."""
