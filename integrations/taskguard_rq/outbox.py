@@ -19,7 +19,7 @@ from rq.job import Job
 
 from taskguard import Sweeper, enqueue_in, errors
 from taskguard_rq.calls import NAME, RQSender, call_of
-from taskguard_rq.decorator import guarded_function_of, message_of
+from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
 from taskguard_rq.house import house
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ def enqueue(
         raise errors.ConfigurationError("enqueue() sends at once: depends_on does not fit.")
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
-    delivery = compiled.delivery(
-        tuple(args), kwargs or {}, message=message_of(job), call=call_of(job)
-    )
+    message = message_of(job, message_id=message_id_of(function))
+    delivery = compiled.delivery(tuple(args), kwargs or {}, message=message, call=call_of(job))
     sender = RQSender(queue.connection, serializer=queue.serializer)
     return Enqueued(job, enqueue_in(session, house(), delivery, sender))
 
