@@ -355,7 +355,8 @@ class SqlLedger:
     ) -> None:
         """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
 
-        A work that is known stays as it is, unless it failed: then it is NEW again.
+        A work that is known stays as it is, unless it failed, or its own row was set back: then it
+        is NEW again. One that nobody is at gets the call, if it has none.
 
         Args:
             db: a connection to the ledger's database; None: in a transaction of its own.
@@ -424,6 +425,8 @@ class SqlLedger:
             dialect.lock_schema(db)
             for table in METADATA.sorted_tables:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
+                for index in table.indexes:
+                    dialect.create_index(db, index)
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
                 db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
 

@@ -540,3 +540,21 @@ def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_u
     assert isinstance(told[0], Deferred)
     assert (shop.status, shop.order().note) == ("SHIPPED", "mine")
     shop.close()
+
+
+def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
+    """In the transaction that sets it back: killed right after that, it is overdue and runs."""
+    ship = shop.step()
+    ship()
+    request = ship.request("second", call={"queue": "test"})
+    shop.ledger.enqueue(None, request, due_in_s=0)
+    assert shop.ledger.overdue(work="ship order:7") == []
+    with orm.Session(shop.engine) as session:
+        session.execute(sa.update(ORDERS).values(status="PAID"))
+        shop.ledger.enqueue(session.connection(), request, due_in_s=0)
+        session.commit()
+    assert [each.work for each in shop.ledger.overdue()] == ["ship order:7"]
+    assert ship(message="second") == Completed("ship")
+    assert ship(message="first") == Answered("ship")
+    assert shop.effects == ["ship order:7"] * 2
+    assert shop.ledger.overdue(work="ship order:7") == []
