@@ -70,7 +70,7 @@ def enqueue(
         session: a SQLAlchemy Session or Connection to the database that the ledger is in; None:
             the work is committed by itself, before its message is sent, so that one that the queue
             loses is found by a sweep.
-        options: as for `Queue.create_job()`, but for `depends_on`.
+        options: as for `Queue.create_job()`, but for `depends_on` and `ttl`.
 
     Raises:
         ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.
@@ -84,6 +84,11 @@ def enqueue(
         )
     if options.get("depends_on"):
         raise errors.ConfigurationError("enqueue() sends at once: depends_on does not fit.")
+    if options.get("ttl") is not None:
+        raise errors.ConfigurationError(
+            "A ttl does not fit: what is enqueued is put into its queue until somebody runs it. "
+            "Let the body look how old its work is."
+        )
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))

@@ -367,3 +367,46 @@ def test_a_savepoint_takes_back_the_message_of_work_that_is_known(yard: Yard) ->
         session.commit()
     assert yard.sent == [("2", 0, 0)]
     assert yard.ledger.view("ship order:1").state.value == "FAILED"
+
+
+@pytest.mark.parametrize("on", ["session", "connection"])
+def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(yard: Yard, on: str) -> None:
+    """Sent once, after DONE; and not if the block is left by an error."""
+    own: Any = orm.Session(yard.engine) if on == "session" else yard.engine.connect()
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(own):
+            yard.enqueue(own, "2")
+            assert yard.sent == []
+        assert guard.completed
+
+    def refused(guard: Guard) -> None:
+        with guard.transaction(own):
+            yard.enqueue(own, "4")
+            raise ZeroDivisionError
+
+    with own:
+        yard.house.runner.deliver(yard.delivery("1"), body)
+        assert yard.sent == [("2", 0, 0)]
+        with pytest.raises(ZeroDivisionError):
+            yard.house.runner.deliver(yard.delivery("3"), refused)
+        own.execute(sa.text("select 1"))
+        own.commit()
+    assert yard.sent == [("2", 0, 0)]
+    assert yard.ledger.view("ship order:4") is None
+
+
+def test_an_error_after_the_commit_takes_nothing_back(yard: Yard) -> None:
+    """It is the body's; DONE stands, and what is not sent a sweep sends."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            guard.after_commit(lambda: 1 / 0)
+            yard.enqueue(db, "2")
+
+    with pytest.raises(ZeroDivisionError):
+        yard.house.runner.deliver(yard.delivery("1"), body)
+    assert yard.ledger.view("ship order:1").state.value == "DONE"
+    yard.pass_time()
+    yard.sweep()
+    assert yard.sent == [("2", 0, 0)]

@@ -140,12 +140,14 @@ def test_what_its_process_did_not_send_the_sweep_does(
 
 
 def test_only_guarded_functions_are_enqueued(office: Any) -> None:
-    """An unguarded one would run for each duplicate; a dependency would be swept over."""
+    """An unguarded one would run for each duplicate; a dependency or a ttl swept over."""
     with office.engine.connect() as db:
         with pytest.raises(ConfigurationError, match="not guarded"):
             enqueue(office.queue, len, ("x",), session=db)
         with pytest.raises(ConfigurationError, match="depends_on"):
             enqueue(office.queue, invoices.recover, (1,), session=db, depends_on="x")
+        with pytest.raises(ConfigurationError, match="ttl"):
+            enqueue(office.queue, invoices.recover, (1,), session=db, ttl=60)
 
 
 def test_outside_a_job_a_sweep_needs_the_queues_redis() -> None:
