@@ -54,8 +54,8 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
     """The work as NEW, in the transaction of `db`.
 
     One that is known stays, unless it failed, or its own row was set back; but where nobody is at
-    it and no call is stored, it gets this one. Work of another fingerprint stays: this message is
-    to be told so.
+    it and no call is stored to be sent, it gets this one. Work of another fingerprint stays: this
+    message is to be told so.
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
@@ -97,7 +97,8 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= now)
     left = sa.or_(WORKS.c.state == State.NEW.value, left)
-    _update(db, request, left, fits, WORKS.c.call.is_(None), call=request.call, due=due)
+    unsent = sa.or_(WORKS.c.call.is_(None), WORKS.c.due.is_(None))
+    _update(db, request, left, fits, unsent, call=request.call, due=due)
 
 
 def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
