@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -94,7 +95,7 @@ def _sweep(count: int) -> None:
         url = postgres.create_database("sweep")
         ledger = SqlLedger(url)
         ledger.create_schema()
-        call = call_of(app, app.signature("bench.ship", (42,), task_id="00000000"))
+        call = json.dumps(call_of(app, app.signature("bench.ship", (42,), task_id="00000000")))
         _fill(url, count, state="PROCESSING", call=call, due=1)
         longest_s = 0.0
         sent = ledger.sent

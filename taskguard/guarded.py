@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -107,9 +108,12 @@ class GuardedFunction:
         message: MessageRef,
         published_at_s: float | None = None,
         queue: Queue | None = None,
-        call: str | None = None,
+        call: Mapping[str, Any] | None = None,
     ) -> Delivery:
-        """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments."""
+        """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
+
+        `call` is how its message is sent again, as JSON; the message's id goes with it.
+        """
         prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
         keys = tuple(prefix + key for key in self._keys(args, kwargs))
         name = task or self.name
@@ -123,7 +127,7 @@ class GuardedFunction:
             queue=queue,
             by_message=self.by_message,
             fingerprint=self._digest(args, kwargs),
-            call=call,
+            call=None if call is None else json.dumps({**call, "message": message.id}),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 

@@ -40,8 +40,10 @@ KEY = "taskguard:sweep"
 _TTL_S = 30.0
 # The message of a work that was just committed is sent by its process; from then on by a sweep.
 _DUE_IN_S = 5.0
-# A broker that refuses so many in a row is thought to be away.
+# A broker that refuses so many in a row is thought to be away. What it refused goes behind the
+# rest: these may be calls that can never be sent.
 _REFUSALS = 10
+_REFUSED_AGAIN_S = 30.0
 AGAIN_AFTER_S = 3_600.0
 
 
@@ -51,7 +53,7 @@ class Swept:
 
     Attributes:
         sent: messages sent.
-        refused: calls that could not be sent; see the log. The next sweep tries them again.
+        refused: calls that could not be sent; see the log. They are tried again in half a minute.
         strange: calls of a queue that this sweep cannot send to.
     """
 
@@ -66,9 +68,13 @@ class Sweeper:
     Args:
         house: locks and ledger.
         senders: how to send, by the name of the queue that a stored call carries.
-        again_after_s: after so many seconds without a claim a message counts as lost again. Not
-            much shorter than messages wait in their queue: each would be sent once more.
+        again_after_s: after so many seconds without a claim a message counts as lost again, at
+            least 1. Not much shorter than messages wait in their queue: each would be sent once
+            more.
         batch: works read, and noted as sent, at a time.
+
+    Raises:
+        ConfigurationError: `again_after_s` is too short.
     """
 
     def __init__(
@@ -79,6 +85,10 @@ class Sweeper:
         again_after_s: float = AGAIN_AFTER_S,
         batch: int = 500,
     ) -> None:
+        if again_after_s < 1:
+            raise ConfigurationError(
+                f"again_after_s={again_after_s!r}: a sweep would find what it has just sent."
+            )
         self._house = house
         self._senders = senders
         self._again_after_s = again_after_s
@@ -99,20 +109,29 @@ class Sweeper:
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
-                sent = [work for work in found if self._send(work, tally)]
-                if sent:
-                    ledger.sent(sent, again_after_s=self._again_after_s)
+                self._send_all(ledger, found, tally)
         return Swept(tally.sent, tally.refused, tally.strange)
 
-    def _send(self, work: Overdue, tally: _Tally) -> bool:
-        if tally.gave_up:
-            return False
+    def _send_all(self, ledger: Any, works: list[Overdue], tally: _Tally) -> None:
+        again: dict[float, list[Overdue]] = {self._again_after_s: [], _REFUSED_AGAIN_S: []}
+        for work in works:
+            if tally.gave_up:
+                break
+            sent = self._send(work, tally)
+            if sent is not None:
+                again[self._again_after_s if sent else _REFUSED_AGAIN_S].append(work)
+        for again_after_s, those in again.items():
+            if those:
+                ledger.sent(those, again_after_s=again_after_s)
+
+    def _send(self, work: Overdue, tally: _Tally) -> bool | None:
+        """Whether it was sent; None: it is another sweep's."""
         try:
             call = json.loads(work.call)
             send = self._senders.get(call["queue"])
             if send is None:
                 tally.strange += 1
-                return False
+                return None
             send(call, work.message)
         except Exception:
             # Whatever is wrong with one call, the others are to be sent.
@@ -166,6 +185,8 @@ def enqueue_in(
         return _enqueue_in_foreign(session, house, delivery, send)
     if isinstance(session, orm.scoped_session):
         session = session.registry()
+    if isinstance(session, orm.Session) and delivery.row is not None:
+        session.flush()  # its own row tells whether there is anything to do
     if not isinstance(session, orm.Session | sa.Connection | None):
         raise ConfigurationError(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
@@ -183,7 +204,7 @@ def enqueue_in(
     elif (guard := guard_with(db)) is not None:
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
-        _after_commit(session).add(publish)
+        _after_commit(session).add(session, publish)
     return publish
 
 
@@ -211,18 +232,26 @@ class _AfterCommit:
     def __init__(self, session: Any) -> None:
         import sqlalchemy as sa
 
-        self._then: list[Callable[[], None]] = []
+        # Each with the transaction or savepoint that it was said in.
+        self._then: list[tuple[Any, Callable[[], None]]] = []
         self._committed = False
         # For the life of the Session: its events do not let go of a listener while they call it.
         sa.event.listen(session, "after_commit", self._note)
+        sa.event.listen(session, "after_soft_rollback", self._forget)
         sa.event.listen(session, "after_transaction_end", self._end)
 
-    def add(self, function: Callable[[], None]) -> None:
-        self._then.append(function)
+    def add(self, session: Any, function: Callable[[], None]) -> None:
+        said_in = session.get_nested_transaction() or session.get_transaction()
+        self._then.append((said_in, function))
 
     def _note(self, session: Any) -> None:
         """Of a savepoint, too: what it kept is committed only with the rest."""
         self._committed = not session.in_nested_transaction()
+
+    def _forget(self, session: Any, rolled_back: Any) -> None:
+        """What was said in a savepoint that is rolled back, or in one within."""
+        del session
+        self._then = [each for each in self._then if not _is_within(each[0], rolled_back)]
 
     def _end(self, session: Any, transaction: Any) -> None:
         del session
@@ -231,8 +260,14 @@ class _AfterCommit:
         then, self._then = self._then, []
         committed, self._committed = self._committed, False
         if committed:
-            for function in then:
+            for _, function in then:
                 function()
+
+
+def _is_within(transaction: Any, outer: Any) -> bool:
+    while transaction is not None and transaction is not outer:
+        transaction = transaction.parent
+    return transaction is not None
 
 
 def _after_commit(session: Any) -> _AfterCommit:

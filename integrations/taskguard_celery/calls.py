@@ -1,4 +1,4 @@
-"""A Celery message as text, to be stored with its work and sent again later.
+"""A Celery message as JSON, to be stored with its work and sent again later.
 
 Guarantees: id, root, parent, links, chord, group, headers, time limits, priority and route stay.
 The arguments are written by the task's own serializer, and read only if the app accepts that one.
@@ -7,7 +7,6 @@ The arguments are written by the task's own serializer, and read only if the app
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 from celery import Celery, Task
@@ -22,24 +21,22 @@ __all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
 NAME = "celery"
 
 
-def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> str:
-    """A signature with its options, as JSON text."""
+def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> dict[str, Any]:
+    """A signature with its options, as JSON."""
     kind, encoding, body = dumps(  # type: ignore[no-untyped-call]  # kombu has no types
         dict(signature), serializer or app.conf.task_serializer
     )
     raw = isinstance(body, bytes)
-    return json.dumps(
-        {
-            "queue": NAME,
-            "kind": kind,
-            "encoding": encoding,
-            "base64": raw,
-            "body": base64.b64encode(body).decode() if raw else body,
-        }
-    )
+    return {
+        "queue": NAME,
+        "kind": kind,
+        "encoding": encoding,
+        "base64": raw,
+        "body": base64.b64encode(body).decode() if raw else body,
+    }
 
 
-def call_in_hand(task: Task) -> str:
+def call_in_hand(task: Task) -> dict[str, Any]:
     """The message that `task` is handling."""
     request = task.request
     signature = task.signature_from_request(

@@ -71,7 +71,7 @@ def enqueue(
             `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
             itself, before its message is sent, so that one that the queue loses is found by a
             sweep.
-        options: as for `apply_async()`, but for `countdown` and `eta`.
+        options: as for `apply_async()`, but for `countdown`, `eta` and `expires`.
 
     Raises:
         ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be.
@@ -85,6 +85,11 @@ def enqueue(
         )
     if options.keys() & {"countdown", "eta"}:
         raise errors.ConfigurationError("enqueue() sends at once: countdown and eta do not fit.")
+    if options.get("expires") is not None or task.expires is not None:
+        raise errors.ConfigurationError(
+            f"{task.name} expires, and what is enqueued is sent until somebody runs it. Let the "
+            "body look how old its work is."
+        )
     task_id = options.pop("task_id", None) or uuid()
     signature = task.signature(tuple(args), dict(kwargs or {}), task_id=task_id, **options)
     delivery = compiled.delivery(

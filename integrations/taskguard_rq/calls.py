@@ -1,24 +1,27 @@
-"""An RQ job as text, to be stored with its work and put into its queue again later.
+"""An RQ job as JSON, to be stored with its work and put into its queue again later.
 
 Guarantees: id, time of creation, queue, arguments, time-outs, callbacks and meta stay. The
 arguments are as the job's serializer wrote them, and are not read here. A job whose record is still
-in Redis is put into its queue by that record.
+in Redis is put into its queue by that record, unless that says that it was cancelled or stopped.
 """
 
 from __future__ import annotations
 
 import base64
-import json
+import contextlib
+import logging
 from typing import Any
 
 from redis import Redis
 from rq import Queue
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 
 from taskguard import MessageRef
 
 __all__ = ["NAME", "RQSender", "call_of"]
+
+logger = logging.getLogger("taskguard")
 
 NAME = "rq"
 # What a record says of executions is not the call's; what it depended on was met once.
@@ -28,12 +31,12 @@ _PASSING = frozenset(
 )
 
 
-def call_of(job: Job) -> str:
-    """A job, as JSON text."""
+def call_of(job: Job) -> dict[str, Any]:
+    """A job, as JSON."""
     record = job.to_dict(include_meta=True, include_result=False)
     fields = {name: value for name, value in record.items() if name not in _PASSING}
     encoded = {name: _text(value) for name, value in fields.items()}
-    return json.dumps({"queue": NAME, "id": job.id, "fields": encoded})
+    return {"queue": NAME, "id": job.id, "fields": encoded}
 
 
 def _text(value: Any) -> str:
@@ -57,9 +60,14 @@ class RQSender:
         """Put a job into its queue; raises unless Redis took it."""
         del message  # RQ numbers nothing: executions of a job share one record
         job = self._job(call)
-        if job.get_status() is JobStatus.FAILED:
-            job.requeue()  # takes it out of the registry of failed ones, too
+        status = job.get_status()
+        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+            logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
             return
+        if status is JobStatus.FAILED:
+            with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
+                job.requeue()  # takes it out of the registry of failed ones, too
+                return
         queue = Queue(job.origin, connection=self._connection, serializer=self._serializer)
         queue.enqueue_job(job)
 

@@ -23,11 +23,12 @@ from taskguard_rq.calls import call_of
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 
-__all__ = ["guarded_function_of", "guarded_job", "message_of"]
+__all__ = ["guarded_function_of", "guarded_job", "message_id_of", "message_of"]
 
 logger = logging.getLogger("taskguard")
 
 _MARK = "__taskguard_job__"
+_MESSAGE_ID = "__taskguard_message_id__"
 
 # What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
 _RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
@@ -89,6 +90,7 @@ def guarded_job(
 
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
         setattr(wrapper, _MARK, compiled)
+        setattr(wrapper, _MESSAGE_ID, message_id)
         return wrapper  # type: ignore[return-value]
 
     return decorate
@@ -96,10 +98,19 @@ def guarded_job(
 
 def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
     """What `@guarded_job` made of a function; None for one that is not guarded by it."""
+    return _marked(function, _MARK)  # type: ignore[no-any-return]
+
+
+def message_id_of(function: Callable[..., Any]) -> Callable[[Job], str] | None:
+    """Its `message_id=`."""
+    return _marked(function, _MESSAGE_ID)  # type: ignore[no-any-return]
+
+
+def _marked(function: Any, name: str) -> Any:
     for layer in _layers(function):
-        compiled = vars(layer).get(_MARK) if hasattr(layer, "__dict__") else None
-        if compiled is not None:
-            return compiled  # type: ignore[no-any-return]
+        found = vars(layer).get(name) if hasattr(layer, "__dict__") else None
+        if found is not None:
+            return found
     return None
 
 

@@ -19,7 +19,7 @@ from rq.job import Job
 
 from taskguard import Sweeper, enqueue_in, errors
 from taskguard_rq.calls import NAME, RQSender, call_of
-from taskguard_rq.decorator import guarded_function_of, message_of
+from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
 from taskguard_rq.house import house
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def enqueue(
             `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
             itself, before its message is sent, so that one that the queue loses is found by a
             sweep.
-        options: as for `Queue.create_job()`, but for `depends_on`.
+        options: as for `Queue.create_job()`, but for `depends_on` and `ttl`.
 
     Raises:
         ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.
@@ -85,11 +85,15 @@ def enqueue(
         )
     if options.get("depends_on"):
         raise errors.ConfigurationError("enqueue() sends at once: depends_on does not fit.")
+    if options.get("ttl") is not None:
+        raise errors.ConfigurationError(
+            "A ttl does not fit: what is enqueued is put into its queue until somebody runs it. "
+            "Let the body look how old its work is."
+        )
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
-    delivery = compiled.delivery(
-        tuple(args), kwargs or {}, message=message_of(job), call=call_of(job)
-    )
+    message = message_of(job, message_id=message_id_of(function))
+    delivery = compiled.delivery(tuple(args), kwargs or {}, message=message, call=call_of(job))
     sender = RQSender(queue.connection, serializer=queue.serializer)
     return Enqueued(job, enqueue_in(session, house(), delivery, sender))
 

@@ -106,4 +106,4 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
     if swept.strange:
         print(f"of other queues, left: {swept.strange:,}", flush=True)
     if swept.refused and not quiet:
-        raise TaskguardError("some could not be sent; the next sweep tries them again.")
+        raise TaskguardError("some could not be sent; a later sweep tries them again.")

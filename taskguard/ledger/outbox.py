@@ -2,28 +2,32 @@
 
 Guarantees: what `write` wrote stands or falls with the user's transaction; a work is overdue from
 the moment on that its holder's lease, or the time its message was given, has passed, until
-somebody claims it, ends it or says that its message was sent again. Reading what is overdue locks
-nothing, and saying that it was sent again locks one batch for one statement.
+somebody claims it, ends it or says that its message was sent again. Reading what is overdue, and
+saying that it was sent again, locks one batch for a moment, and waits for no row that is locked.
 
 Does not send anything: `taskguard/sweep.py` does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger import rows
 from taskguard.ledger.base import ClaimRequest, MessageRef
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, MESSAGES, WORKS
-from taskguard.states import State
+from taskguard.states import Place, State
 
 __all__ = ["Overdue", "overdue", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
+# On SQLite a body's transaction stops all writers.
+_SENT_LOCK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class Overdue:
     Attributes:
         work: its id.
         task: the task's name.
-        message: its message, with the highest numbers that are known: a copy with lower ones
-            would be superseded.
+        message: the call's message, with the highest numbers that are known: a copy with lower
+            ones would be superseded.
         call: how the message is sent again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
     """
@@ -47,7 +51,12 @@ class Overdue:
 
 
 def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_in_s: float) -> None:
-    """The work as NEW, in the transaction of `db`. One that is known stays, unless it failed."""
+    """The work as NEW, in the transaction of `db`.
+
+    One that is known stays, unless it failed, or its own row was set back; but where nobody is at
+    it and no call is stored to be sent, it gets this one. Work of another fingerprint stays: this
+    message is to be told so.
+    """
     now = database.now()
     due = now + int(due_in_s * 1e6)
     fresh = {
@@ -56,29 +65,51 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
         "state": State.NEW.value,
         "lease_until": 0,
         "owner": FREE,
-        "fingerprint": request.fingerprint,
         "call": request.call,
         "due": due,
         "error": None,
         "finished": None,
     }
+    unharmed = {"final": 0, "crashes": 0, "crashed_owner": ""}
     db.execute(
         database.dialect.insert_missing(
             WORKS,
             id=request.work,
             task=request.task,
             key=",".join(request.keys),
-            final=0,
             fence=0,
             attempts=0,
-            crashes=0,
-            crashed_owner="",
             created=now,
+            fingerprint=request.fingerprint,
             **fresh,
+            **unharmed,
         )
     )
+    if _was_set_back(db, request):
+        again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
+        ended = WORKS.c.state.in_([State.DONE.value, State.DEAD.value])
+        _update(db, request, ended, **fresh, **unharmed, **again)
+    fits = WORKS.c.fingerprint == request.fingerprint
+    fits = sa.or_(fits, WORKS.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
+    named = sa.func.coalesce(WORKS.c.fingerprint, request.fingerprint)
     failed = sa.and_(WORKS.c.state == State.FAILED.value, WORKS.c.final == 0)
-    db.execute(sa.update(WORKS).where(WORKS.c.id == request.work, failed).values(**fresh))
+    _update(db, request, failed, fits, **fresh, fingerprint=named)
+    # The row of a holder that is alive is left alone: this transaction would lock it.
+    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= now)
+    left = sa.or_(WORKS.c.state == State.NEW.value, left)
+    unsent = sa.or_(WORKS.c.call.is_(None), WORKS.c.due.is_(None))
+    _update(db, request, left, fits, unsent, call=request.call, due=due)
+
+
+def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether the user's own row says that there is work to do, whatever was done."""
+    if request.row is None:
+        return False
+    return rows.place(request.row, rows.read(db, request.row), None) is Place.NEW
+
+
+def _update(db: sa.Connection, request: ClaimRequest, *where: Any, **values: Any) -> None:
+    db.execute(sa.update(WORKS).where(WORKS.c.id == request.work, *where).values(**values))
 
 
 def overdue(
@@ -86,46 +117,56 @@ def overdue(
 ) -> list[Overdue]:
     """At most `limit` works that are overdue, the longest overdue first, those after `after`.
 
-    `work` asks for one, whenever it is due.
+    One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
     """
     with database.transaction() as db:
-        select = (
-            sa.select(WORKS, MESSAGES.c.retries.label("last_retries"), MESSAGES.c.copy)
-            .outerjoin_from(WORKS, MESSAGES, MESSAGES.c.message == WORKS.c.message)
-            .where(WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN))
+        select = sa.select(WORKS).where(
+            WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN)
         )
         if work is None:
             select = select.where(WORKS.c.due <= database.now_us(db))
+            select = select.with_for_update(key_share=True, skip_locked=True)
         else:
             select = select.where(WORKS.c.id == work)
         if after is not None:
             place = sa.tuple_(WORKS.c.due, WORKS.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
-        rows = db.execute(select.order_by(WORKS.c.due, WORKS.c.id).limit(limit)).all()
-    return [_overdue(row) for row in rows]
+        found = db.execute(select.order_by(WORKS.c.due, WORKS.c.id).limit(limit)).all()
+        messages = {row.id: _message_of(row) for row in found}
+        numbers = sa.select(MESSAGES).where(MESSAGES.c.message.in_(set(messages.values())))
+        recorded = {row.message: (row.retries, row.copy) for row in db.execute(numbers)}
+    return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
-def _overdue(row: Any) -> Overdue:
-    recorded = (0, 0) if row.copy is None else (row.last_retries, row.copy)
-    retries, copy = max((row.retries, 0), recorded)
-    return Overdue(row.id, row.task, MessageRef(row.message, retries, copy), row.call, row.due)
+def _message_of(row: Any) -> str:
+    """Whose call it is: another message, whose call is not stored, may have claimed the work."""
+    try:
+        return str(json.loads(row.call)["message"])
+    except (ValueError, TypeError, KeyError):
+        return str(row.message)
+
+
+def _overdue(row: Any, message: str, recorded: dict[str, tuple[int, int]]) -> Overdue:
+    claimed = (row.retries, 0) if row.message == message else (0, 0)
+    retries, copy = max(claimed, recorded.get(message, (0, 0)))
+    return Overdue(row.id, row.task, MessageRef(message, retries, copy), row.call, row.due)
 
 
 def sent(database: Database, works: Sequence[Overdue], *, again_after_s: float) -> int:
     """Their messages were sent again: they are overdue again after so long. Returns how many.
 
-    One that was claimed or ended meanwhile is left: it says itself when it is due.
+    One that was claimed or ended meanwhile is left: it says itself when it is due. So is one whose
+    row somebody has locked for that.
     """
-    dues = {work.due_us for work in works}
-    with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
+    these = sa.and_(
+        WORKS.c.id.in_([work.work for work in works]),
+        WORKS.c.due.in_({work.due_us for work in works}),
+        WORKS.c.state.in_(_OPEN),
+    )
+    with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
-        changed = db.execute(
-            sa.update(WORKS)
-            .where(
-                WORKS.c.id.in_([work.work for work in works]),
-                WORKS.c.due.in_(dues),
-                WORKS.c.state.in_(_OPEN),
-            )
-            .values(due=again)
-        )
-        return int(changed.rowcount)
+        free = sa.select(WORKS.c.id).where(these).order_by(WORKS.c.id)
+        free = free.with_for_update(key_share=True, skip_locked=True)
+        ids = db.execute(free).scalars().all()
+        db.execute(sa.update(WORKS).where(WORKS.c.id.in_(ids)).values(due=again))
+        return len(ids)

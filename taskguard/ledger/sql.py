@@ -386,7 +386,8 @@ class SqlLedger:
     ) -> None:
         """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
 
-        A work that is known stays as it is, unless it failed: then it is NEW again.
+        A work that is known stays as it is, unless it failed, or its own row was set back: then it
+        is NEW again. One that nobody is at gets the call, if it has none.
 
         Args:
             db: a connection to the ledger's database; None: in a transaction of its own.
@@ -471,7 +472,7 @@ class SqlLedger:
             for table in METADATA.sorted_tables:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
                 for index in table.indexes:
-                    _create_index(db, index)
+                    dialect.create_index(db, index)
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
                 db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
 
@@ -484,15 +485,6 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
     where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
-
-
-def _create_index(db: sa.Connection, index: sa.Index) -> None:
-    try:
-        index.create(db, checkfirst=True)
-    except sa.exc.OperationalError:
-        # MariaDB and MySQL have no lock for it that ends by itself: somebody else came first.
-        if not sa.inspect(db).has_index(str(index.table), str(index.name)):
-            raise
 
 
 def _storable(text: str) -> str:

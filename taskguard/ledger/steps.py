@@ -39,8 +39,26 @@ def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
             # DONE, DEAD and the like touch no key.
             found = _look(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
+                _settle(db, request, found)
                 return found.answer(request)
         return _Claim(database, db, request).decide()
+
+
+def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
+    """No sweep sends a message again whose own row says for good that there is nothing to do."""
+    row = found.row
+    if request.row is None or row is None or row.due is None:
+        return
+    declared, put_off = request.row.declared, False
+    if found.decision is Decision.MISSING:
+        put_off = request.may_create and declared.on_missing == "defer"
+    elif found.decision is Decision.INELIGIBLE:
+        put_off = request.may_create and declared.on_ineligible == "defer"
+    elif found.decision is not Decision.DONE:
+        return
+    if not put_off:
+        same = WORKS.c.state == row.state, WORKS.c.fence == row.fence, WORKS.c.owner == row.owner
+        db.execute(sa.update(WORKS).where(WORKS.c.id == row.id, *same).values(due=None))
 
 
 class Seen(NamedTuple):

@@ -211,7 +211,7 @@ def test_the_command_says_what_it_did(
     make_due(shop)
     monkeypatch.setattr(CelerySender, "__call__", _refuse)
     assert main(["sweep", "--celery", "support.shop:app"]) == 1
-    assert "the next sweep tries them again" in capsys.readouterr().err
+    assert "a later sweep tries them again" in capsys.readouterr().err
 
 
 def _refuse(*_: Any) -> None:
@@ -219,7 +219,7 @@ def _refuse(*_: Any) -> None:
 
 
 def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
-    """An unguarded one would run for each duplicate; a countdown would be swept over."""
+    """An unguarded one would run for each duplicate; a countdown or an expiry swept over."""
 
     @shop.tasks.app.task(name="plain", shared=False)
     def plain() -> None:
@@ -230,3 +230,5 @@ def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
             enqueue(plain, session=db)
         with pytest.raises(ConfigurationError, match="countdown"):
             enqueue(shop.tasks.recover, (1,), session=db, countdown=5)
+        with pytest.raises(ConfigurationError, match="expires"):
+            enqueue(shop.tasks.recover, (1,), session=db, expires=60)

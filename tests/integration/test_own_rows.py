@@ -540,3 +540,54 @@ def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_u
     assert isinstance(told[0], Deferred)
     assert (shop.status, shop.order().note) == ("SHIPPED", "mine")
     shop.close()
+
+
+def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
+    """In the transaction that sets it back: killed right after that, it is overdue and runs."""
+    ship = shop.step()
+    ship()
+    request = ship.request("second", call={"queue": "test"})
+    shop.ledger.enqueue(None, request, due_in_s=0)
+    assert shop.ledger.overdue(work="ship order:7") == []
+    with orm.Session(shop.engine) as session:
+        session.execute(sa.update(ORDERS).values(status="PAID"))
+        shop.ledger.enqueue(session.connection(), request, due_in_s=0)
+        session.commit()
+    assert [each.work for each in shop.ledger.overdue()] == ["ship order:7"]
+    assert ship(message="second") == Completed("ship")
+    assert ship(message="first") == Answered("ship")
+    assert shop.effects == ["ship order:7"] * 2
+    assert shop.ledger.overdue(work="ship order:7") == []
+
+
+@pytest.mark.parametrize("status", ["SHIPPED", "CANCELLED", None])
+def test_what_its_row_says_cannot_be_run_is_not_sent_for_ever(
+    shop: Shop, status: str | None
+) -> None:
+    """It was told so, and is done by hand, cancelled or gone; enqueued anew it is sent anew."""
+    ship = shop.step()
+    request = ship.request("m", call={"queue": "test"})
+    shop.ledger.enqueue(None, request, due_in_s=0)
+    if status is None:
+        shop.change("delete from orders")
+    else:
+        shop.put(7, status)
+    if status == "SHIPPED":
+        assert ship() == Answered(None)
+    else:
+        with pytest.raises((RowMissingError, RowIneligibleError)):
+            ship()
+    assert shop.ledger.overdue(work="ship order:7") == []
+    shop.put(7, "PAID")
+    shop.ledger.enqueue(None, request, due_in_s=0)
+    assert [each.work for each in shop.ledger.overdue()] == ["ship order:7"]
+    assert ship() == Completed("ship")
+
+
+def test_what_waits_for_its_row_is_sent_until_it_comes(shop: Shop) -> None:
+    """Its copy may be lost, as any message."""
+    ship = shop.step(on_ineligible="defer")
+    shop.ledger.enqueue(None, ship.request("m", call={"queue": "test"}), due_in_s=0)
+    shop.put(7, "ORDERED")
+    assert isinstance(ship(), Deferred)
+    assert [each.work for each in shop.ledger.overdue()] == ["ship order:7"]

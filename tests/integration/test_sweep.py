@@ -112,7 +112,7 @@ def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
 def test_one_call_that_cannot_be_sent_holds_up_no_other(
     yard: Yard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, counted, and tried again by the next sweep."""
+    """It is logged, counted, and tried again in a while."""
     put_orders(yard, "1", "2", "3")
     with yard.engine.begin() as db:
         db.execute(sa.text("update taskguard_works set call = '{' where id = 'ship order:2'"))
@@ -120,17 +120,21 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
     assert yard.sweep() == Swept(sent=1, refused=2)
     assert "ship order:2 could not be sent" in caplog.text
     yard.refused = set()
-    assert yard.sweep() == Swept(sent=1, refused=1)
+    assert yard.sweep() == Swept()
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=2, refused=1)
 
 
 def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
-    """After ten refusals in a row the rest waits for the next sweep, and none is lost."""
+    """After ten refusals in a row the rest waits for another sweep, and none is lost."""
     orders = [str(order) for order in range(100, 130)]
     put_orders(yard, *orders)
     yard.refused = set(orders[2:])
     assert yard.sweep(batch=5) == Swept(sent=2, refused=10)
     yard.refused = set()
-    assert yard.sweep() == Swept(sent=28)
+    assert yard.sweep() == Swept(sent=18)
+    yard.pass_time()
+    assert yard.sweep().sent >= 10
 
 
 def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:
@@ -322,3 +326,87 @@ def test_after_commit_is_called_for_what_committed(yard: Yard) -> None:
 
     yard.house.runner.deliver(yard.delivery(), body)
     assert called == ["checkpoint", "done"]
+
+
+def test_calls_that_can_never_be_sent_hold_up_no_other(yard: Yard) -> None:
+    """However many: they go behind the others, and are tried again in a while."""
+    poison = [str(order) for order in range(100, 125)]
+    put_orders(yard, *poison)
+    put_orders(yard, "200")
+    yard.refused = set(poison)
+    for _ in range(3):
+        yard.sweep()
+    assert yard.sent == [("200", 0, 0)]
+    yard.refused = set()
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=26)
+
+
+def test_a_sweep_ends(yard: Yard) -> None:
+    """What it has sent is not overdue for it again, however soon that is."""
+    put_orders(yard, "1", "2", "3")
+    with pytest.raises(ConfigurationError, match="again_after_s"):
+        yard.sweep(again_after_s=0)
+
+
+def test_a_savepoint_takes_back_the_message_of_work_that_is_known(yard: Yard) -> None:
+    """It failed before, so that it is on record whatever becomes of the savepoint."""
+
+    def fail(guard: Guard) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        yard.house.runner.deliver(yard.delivery("1", "first"), fail)
+    with orm.Session(yard.engine) as session:
+        with session.begin_nested() as outer:
+            with session.begin_nested():
+                yard.enqueue(session, "1")
+            outer.rollback()
+        with session.begin_nested():
+            yard.enqueue(session, "2")
+        session.commit()
+    assert yard.sent == [("2", 0, 0)]
+    assert yard.ledger.view("ship order:1").state.value == "FAILED"
+
+
+@pytest.mark.parametrize("on", ["session", "connection"])
+def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(yard: Yard, on: str) -> None:
+    """Sent once, after DONE; and not if the block is left by an error."""
+    own: Any = orm.Session(yard.engine) if on == "session" else yard.engine.connect()
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(own):
+            yard.enqueue(own, "2")
+            assert yard.sent == []
+        assert guard.completed
+
+    def refused(guard: Guard) -> None:
+        with guard.transaction(own):
+            yard.enqueue(own, "4")
+            raise ZeroDivisionError
+
+    with own:
+        yard.house.runner.deliver(yard.delivery("1"), body)
+        assert yard.sent == [("2", 0, 0)]
+        with pytest.raises(ZeroDivisionError):
+            yard.house.runner.deliver(yard.delivery("3"), refused)
+        own.execute(sa.text("select 1"))
+        own.commit()
+    assert yard.sent == [("2", 0, 0)]
+    assert yard.ledger.view("ship order:4") is None
+
+
+def test_an_error_after_the_commit_takes_nothing_back(yard: Yard) -> None:
+    """It is the body's; DONE stands, and what is not sent a sweep sends."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            guard.after_commit(lambda: 1 / 0)
+            yard.enqueue(db, "2")
+
+    with pytest.raises(ZeroDivisionError):
+        yard.house.runner.deliver(yard.delivery("1"), body)
+    assert yard.ledger.view("ship order:1").state.value == "DONE"
+    yard.pass_time()
+    yard.sweep()
+    assert yard.sent == [("2", 0, 0)]

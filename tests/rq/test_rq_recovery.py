@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rq.job import Job
+from rq import Queue, Repeat, Retry, SimpleWorker
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
 from sqlalchemy import orm
 
 import taskguard_rq
@@ -141,15 +143,86 @@ def test_what_its_process_did_not_send_the_sweep_does(
 
 
 def test_only_guarded_functions_are_enqueued(office: Any) -> None:
-    """An unguarded one would run for each duplicate; a dependency would be swept over."""
+    """An unguarded one would run for each duplicate; a dependency or a ttl swept over."""
     with office.engine.connect() as db:
         with pytest.raises(ConfigurationError, match="not guarded"):
             enqueue(office.queue, len, ("x",), session=db)
         with pytest.raises(ConfigurationError, match="depends_on"):
             enqueue(office.queue, invoices.recover, (1,), session=db, depends_on="x")
+        with pytest.raises(ConfigurationError, match="ttl"):
+            enqueue(office.queue, invoices.recover, (1,), session=db, ttl=60)
 
 
 def test_outside_a_job_a_sweep_needs_the_queues_redis() -> None:
     """An error that says so."""
     with pytest.raises(ConfigurationError, match="Redis"):
         sweep()
+
+
+def leave_open(office: Any, queue: Any, function: Any, *args: Any, **options: Any) -> Any:
+    """Committed with its process gone before it could send, and overdue."""
+    with office.engine.connect() as db:
+        left = enqueue(queue, function, args, session=db, **options)
+        db.commit()
+    make_due(office)
+    return left.job
+
+
+class _Worker(SimpleWorker):
+    def _install_signal_handlers(self) -> None:
+        """They are the test's."""
+
+
+def run_all(office: Any, queue: Any) -> None:
+    _Worker([queue], connection=office.connection, serializer=queue.serializer).work(burst=True)
+
+
+def test_a_failed_job_that_is_in_no_registry_is_enqueued_again(office: Any) -> None:
+    """Its registry forgot it, its record did not."""
+    job = leave_open(office, office.queue, invoices.recover, 1)
+    assert swept(office) == 1
+    office.connection.delete(office.queue.key)
+    job.set_status(JobStatus.FAILED)
+    make_due(office)
+    assert swept(office) == 1
+    assert office.queue.job_ids == [job.id]
+
+
+@pytest.mark.parametrize("status", [JobStatus.CANCELED, JobStatus.STOPPED])
+def test_a_job_that_was_cancelled_or_stopped_stays_so(office: Any, status: JobStatus) -> None:
+    """RQ's way to revoke it; a lost message looks different."""
+    job = leave_open(office, office.queue, invoices.recover, 1)
+    assert swept(office) == 1
+    if status is JobStatus.CANCELED:
+        job.cancel()
+    else:
+        office.connection.delete(office.queue.key)
+        job.set_status(status)
+    make_due(office)
+    swept(office)
+    assert office.queue.count == 0
+
+
+def test_a_job_of_another_serializer_is_sent_as_it_was_written(office: Any) -> None:
+    """Also by a sweep that has not been told of it, where its meta has to be read."""
+    queue = Queue("invoices", connection=office.connection, serializer=JSONSerializer)
+    job = leave_open(office, queue, invoices.recover, 1, meta={"by": "shop"})
+    assert swept(office) == 1
+    office.connection.delete(queue.key)
+    make_due(office)
+    assert swept(office) == 1
+    run_all(office, queue)
+    assert office.effects() == Counter({"1": 1})
+    assert job.get_meta() == {"by": "shop"}
+
+
+def test_an_enqueued_message_is_the_one_that_is_delivered(office: Any) -> None:
+    """By its job, or as its function says; else its work would be overdue for ever."""
+    queue = office.queue
+    leave_open(office, queue, invoices.book, 7, retry=Retry(max=3), repeat=Repeat(times=1))
+    leave_open(office, queue, invoices.report, "monday", meta={"day": "monday"})
+    assert swept(office) == 2
+    run_all(office, queue)
+    make_due(office)
+    assert swept(office) == 0
+    assert office.effects() == Counter({"7": 2, "monday": 1})  # one of them is the repeat

@@ -90,6 +90,13 @@ class Step:
         run = body or self.effect
         return contextvars.Context().run(runner.deliver, delivery, run)
 
+    def request(self, message: str, *, call: Any, order: Any = 7) -> Any:
+        """What enqueueing it would write."""
+        delivery = self.compiled.delivery(
+            (order,), {}, task=self.name, message=MessageRef(message), call=call
+        )
+        return self.shop.runner.request(delivery)
+
 
 class Shop:
     """A database with orders, a ledger on it, and what happened."""

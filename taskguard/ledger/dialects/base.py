@@ -78,6 +78,10 @@ class Dialect(ABC):
     def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
         """Nobody else makes tables until the transaction ends, where that would fail."""
 
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        """Create it unless it is there."""
+        db.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+
     # -- a body's transaction -----------------------------------------------------------------
 
     def check(self, db: sa.Connection) -> None:

@@ -81,6 +81,16 @@ class MySQL(Dialect):
         text = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
         return sa.literal_column(text, sa.BigInteger)
 
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        if db.dialect.is_mariadb:  # type: ignore[attr-defined]  # a dialect of MySQL's
+            super().create_index(db, index)
+            return
+        try:
+            index.create(db, checkfirst=True)  # MySQL knows no IF NOT EXISTS here
+        except sa.exc.OperationalError:
+            if not sa.inspect(db).has_index(str(index.table), str(index.name)):
+                raise  # nobody else came first
+
     @contextmanager
     def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
         self.check(db)

@@ -63,6 +63,9 @@ class PostgreSQL(Dialect):
         # Two at once would both find no table and one would fail.
         db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
 
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        index.create(db, checkfirst=True)  # IF NOT EXISTS waits for all writers before it looks
+
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         return db.get_isolation_level() in SNAPSHOTS
 

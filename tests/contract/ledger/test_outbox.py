@@ -27,7 +27,8 @@ def overdue(book: Any) -> list[str]:
 def enqueue(book: Any, number: int = 1, **values: Any) -> None:
     """In a transaction of the user's, due at once."""
     with book.engine.begin() as db:
-        book.ledger.enqueue(db, book.request(number, call=CALL, **values), due_in_s=0)
+        request = book.request(number, **{"call": CALL, **values})
+        book.ledger.enqueue(db, request, due_in_s=0)
 
 
 def pass_time(book: Any) -> None:
@@ -173,3 +174,62 @@ def test_revoked_before_it_was_claimed_it_is_never_overdue(book: Any) -> None:
     assert book.ledger.revoke("ship order:1", message="m")
     pass_time(book)
     assert overdue(book) == []
+
+
+def test_a_call_is_sent_with_the_numbers_of_its_own_message(book: Any) -> None:
+    """Another message, whose call is not stored, claimed the work; the call's copy may be lost."""
+    own = CALL[:-1] + ', "message": "m"}'
+    enqueue(book, 1, call=own)
+    book.claim(1, message="other", retries=2)
+    assert book.ledger.defer(book.request(1), lambda copy: None)
+    pass_time(book)
+    (found,) = book.ledger.overdue()
+    assert (found.message.id, found.message.number) == ("m", (0, 1))
+    book.expire()
+    assert isinstance(book.ledger.claim(book.request(1, copy=1)), Claimed)
+
+
+@pytest.mark.parametrize("left", ["given back", "requeued", "crashed"])
+def test_enqueueing_stores_the_call_of_open_work_that_has_none(book: Any, left: str) -> None:
+    """Nothing but its lost message knew of it."""
+    claimed = book.claim(1, message="first")
+    if left == "given back":
+        book.ledger.give_back(claimed.claim)
+    elif left == "requeued":
+        book.ledger.fail(claimed.claim, "boom")
+        book.ledger.requeue("ship order:1", reason="mended")
+    else:
+        book.expire()
+    enqueue(book, 1)
+    assert overdue(book) == ["ship order:1"]
+
+
+def test_enqueueing_starts_no_failed_work_of_other_arguments(book: Any) -> None:
+    """Its steps' results are those of the other arguments; the same ones go on from there."""
+    claimed = book.claim(1, message="first", fingerprint="10", call=CALL)
+    book.ledger.fail(claimed.claim, "boom")
+    enqueue(book, 1, fingerprint="20")
+    assert (book.work().state, book.work().fingerprint) == ("FAILED", "10")
+    enqueue(book, 1, fingerprint="10")
+    assert (book.work().state, book.work().message) == ("NEW", "m")
+    assert overdue(book) == ["ship order:1"]
+
+
+def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
+    """A holder's long transaction keeps renewals off its row, and holds up no other's messages."""
+    if not book.locks_rows:
+        pytest.skip("one writer at a time")
+    enqueue(book, 1)
+    enqueue(book, 2)
+    found = book.ledger.overdue()
+    with book.locked("works", 1):
+        assert overdue(book) == ["ship order:2"]
+        assert book.ledger.sent(found, again_after_s=3600) == 1
+    assert overdue(book) == ["ship order:1"]
+
+
+def test_the_index_of_what_is_due_is_there(book: Any) -> None:
+    """As `ledger create --sql` writes it; asked again it does nothing."""
+    book.ledger.create_schema()
+    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_works")]
+    assert names == ["taskguard_works_due"]
