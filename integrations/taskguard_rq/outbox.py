@@ -42,7 +42,8 @@ class Enqueued:
     def send(self) -> None:
         """Enqueue the job now. For a plain Connection, after the COMMIT that nobody hears of.
 
-        Does nothing if the transaction was rolled back; asked again, the duplicate is harmless.
+        Does nothing if the transaction was rolled back, unless the work is known from before; asked
+        again, the duplicate is harmless.
         """
         self._send()
 
