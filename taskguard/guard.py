@@ -253,7 +253,7 @@ class Guard:
 
         Args:
             on: an ORM Session or a Connection of your own, by whatever Engine it reaches the
-                ledger's database. As by `session.begin()`, the block begins its transaction and
+                ledger's database, or a plain connection of psycopg or sqlite3. As by `session.begin()`, the block begins its transaction and
                 ends it: no transaction may be open on it before.
 
         Raises:

@@ -23,6 +23,7 @@ from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
+from taskguard.ledger.driver import driver_connection
 from taskguard.ledger.foreign import ForeignConnection, engine_for_foreign, on_foreign
 from taskguard.ledger.rows import RowMovedError
 from taskguard.ledger.tables import WORKS
@@ -213,8 +214,9 @@ class _Lender(Protocol):
 
 
 def _lender(on: Any, claim: Claim, ledgers: sa.Engine) -> _Lender:
-    if isinstance(on, ForeignConnection):
-        return _OfForeign(on, ledgers)
+    foreign = on if isinstance(on, ForeignConnection) else driver_connection(on)
+    if foreign is not None:
+        return _OfForeign(foreign, ledgers)
     if isinstance(on, sa.Connection):
         return _OfConnection(on, claim)
     from sqlalchemy.orm import Session, scoped_session
@@ -223,7 +225,8 @@ def _lender(on: Any, claim: Claim, ledgers: sa.Engine) -> _Lender:
     if isinstance(session, Session):
         return _OfSession(session, claim)
     raise ConfigurationError(
-        "guard.transaction() takes a SQLAlchemy ORM Session or Connection, or nothing, not "
+        "guard.transaction() takes a SQLAlchemy ORM Session or Connection, a connection of psycopg "
+        "or sqlite3, or nothing, not "
         f"{type(on).__module__}.{type(on).__qualname__}.",
         key=key_of(claim),
     )

@@ -73,11 +73,25 @@ class ForeignConnection(ABC):
 class _Kept:
     """The driver's connection in SQLAlchemy's hands, which may use it and not end it."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, tuples: Any) -> None:
         self._driver = driver
+        self._tuples = tuples  # psycopg's row factory for them; None: the driver is sqlite3
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._driver, name)
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """One whose rows are tuples, whatever the connection's are."""
+        if self._tuples is not None:
+            options.setdefault("row_factory", self._tuples)
+            return self._driver.cursor(*args, **options)
+        cursor = self._driver.cursor(*args, **options)
+        cursor.row_factory = None
+        return cursor
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """As the driver's own, in a cursor of these."""
+        return self.cursor().execute(*args, **options)
 
     def commit(self) -> None:
         """Not by SQLAlchemy."""
@@ -107,7 +121,8 @@ def engine_for_foreign(ledgers: sa.Engine) -> sa.Engine:
                     f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is "
                     f"of {type(driver).__module__}: give both the same driver."
                 )
-            return _Kept(driver)
+            rows = getattr(dbapi, "rows", None)
+            return _Kept(driver, None if rows is None else rows.tuple_row)
 
         dialect = ledgers.dialect
         pool = sa.pool.NullPool(keep, reset_on_return=None)

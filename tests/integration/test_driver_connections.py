@@ -1,0 +1,237 @@
+"""`guard.transaction(connection)` on plain connections of psycopg and sqlite3."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.rows import dict_row
+
+from support.guarded_shop import GuardedShop, NotingQueue
+from support.proxy import Mode, Proxy
+from taskguard.errors import ConfigurationError, StaleTokenError, TransactionUsageError
+from taskguard.guard import Guard
+from taskguard.lease import new_owner
+from taskguard.ledger.base import ClaimRequest, MessageRef
+from taskguard.ledger.tables import KEYS, WORKS
+
+INSERT = "insert into effects values ('x')"
+
+
+def connect(url: str, **options: Any) -> Any:
+    """As a program without SQLAlchemy does."""
+    if url.startswith("sqlite"):
+        return sqlite3.connect(sa.make_url(url).database or "", timeout=30, **options)
+    return psycopg.connect(url.replace("+psycopg", ""), **options)
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def shop(url: str) -> Iterator[GuardedShop]:
+    made = GuardedShop(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on(url: str, shop: GuardedShop) -> Iterator[Any]:
+    del shop  # made first: its tables
+    made = connect(url)
+    yield made
+    made.close()
+
+
+def in_transaction(on: Any) -> bool:
+    return bool(
+        on.in_transaction if isinstance(on, sqlite3.Connection) else on.info.transaction_status
+    )
+
+
+def test_effects_and_done_commit_together(shop: GuardedShop, on: Any) -> None:
+    """On the very connection, which is free for more afterwards; a duplicate is answered."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on) as given:
+            assert given is on
+            on.execute(INSERT)
+            assert shop.effects == [] or shop.engine.dialect.name == "sqlite"
+            guard.result = "shipped"
+
+    for _ in range(2):
+        outcome: Any = shop.deliver(body)
+        assert outcome.value == "shipped"
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+    assert not in_transaction(on)
+    on.execute(INSERT)
+    on.commit()
+    assert shop.effects == ["x", "x"]
+
+
+def test_a_part_commits_with_its_progress(shop: GuardedShop, on: Any) -> None:
+    """By `checkpoint()`, and the rest with DONE."""
+
+    def body(guard: Guard) -> None:
+        with guard.checkpoint(1, on):
+            on.execute(INSERT)
+        with guard.transaction(on):
+            on.execute(INSERT)
+
+    shop.deliver(body)
+    assert (shop.effects, shop.states) == (["x", "x"], ["DONE"])
+
+
+def test_a_body_that_fails_writes_nothing(shop: GuardedShop, on: Any) -> None:
+    """The connection is rolled back."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            on.execute(INSERT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    assert (shop.effects, shop.states, in_transaction(on)) == ([], ["FAILED"], False)
+
+
+def test_a_holder_that_was_overtaken_writes_nothing(shop: GuardedShop, on: Any) -> None:
+    """Its effects are rolled back with its DONE."""
+
+    def overtake() -> None:
+        with shop.engine.begin() as db:
+            for table in (KEYS, WORKS):
+                db.execute(sa.update(table).values(lease_until=1))
+        message = MessageRef("m")
+        request = ClaimRequest(("order:1",), new_owner("o"), 30.0, "ship order:1", "ship", message)
+        shop.ledger.claim(request)
+
+    def body(guard: Guard) -> None:
+        is_sqlite = shop.engine.dialect.name == "sqlite"  # one writer at a time
+        if is_sqlite:
+            overtake()
+        with pytest.raises(StaleTokenError), guard.transaction(on):
+            on.execute(INSERT)
+            overtake()
+
+    shop.deliver(body, NotingQueue())
+    assert (shop.effects, shop.states, in_transaction(on)) == ([], ["PROCESSING"], False)
+
+
+ENDS: dict[str, Callable[[Any], Any]] = {
+    "commit": lambda on: on.commit(),
+    "rollback": lambda on: on.rollback(),
+    "a statement": lambda on: on.execute("commit"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_body_that_ends_it_is_told_so(
+    shop: GuardedShop, on: Any, end: str, goes_on: bool
+) -> None:
+    """What comes after is not written, and the work is not DONE."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            ENDS[end](on)
+            if goes_on:
+                on.execute("insert into effects values ('after')")
+
+    with pytest.raises(TransactionUsageError, match="was ended"):
+        shop.deliver(body)
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+def test_one_that_has_begun_is_refused(shop: GuardedShop, on: Any) -> None:
+    """What was written before would be committed with this DONE."""
+
+    def body(guard: Guard) -> None:
+        on.execute(INSERT)
+        with guard.transaction(on):
+            pass
+
+    with pytest.raises(TransactionUsageError, match="has begun"):
+        shop.deliver(body)
+    assert in_transaction(on)  # it is its owner's
+
+
+def test_one_of_another_database_is_refused(
+    shop: GuardedShop, tmp_path: Any, postgres: Any
+) -> None:
+    """The two could not commit together."""
+    if shop.engine.dialect.name == "sqlite":
+        other = sqlite3.connect(tmp_path / "other.sqlite")
+    else:
+        other = connect(postgres.create_database("other_than_the_ledgers"))
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(other):
+            pass
+
+    with pytest.raises(ConfigurationError, match="not of the ledger's database"):
+        shop.deliver(body)
+    other.close()
+
+
+def test_one_of_another_kind_is_refused(pg_url: str) -> None:
+    """sqlite3's, and a ledger on PostgreSQL."""
+    shop, other = GuardedShop(pg_url), sqlite3.connect(":memory:")
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(other):
+            pass
+
+    with pytest.raises(ConfigurationError, match="not of the ledger's database"):
+        shop.deliver(body)
+    other.close()
+    shop.close()
+
+
+def test_one_that_commits_each_statement_is_refused(pg_url: str) -> None:
+    """Nothing could commit together."""
+    shop, on = GuardedShop(pg_url), connect(pg_url, autocommit=True)
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            pass
+
+    with pytest.raises(ConfigurationError, match="commits each statement"):
+        shop.deliver(body)
+    on.close()
+    shop.close()
+
+
+def test_rows_of_the_users_own_kind_stay_theirs(shop: GuardedShop, on: Any) -> None:
+    """dict_row, sqlite3.Row: in the body, and not in the ledger's statements."""
+    on.row_factory = sqlite3.Row if isinstance(on, sqlite3.Connection) else dict_row
+
+    def body(guard: Guard) -> int:
+        with guard.transaction(on):
+            return int(on.execute("select 7 as seven").fetchone()["seven"])
+
+    outcome: Any = shop.deliver(body)
+    assert (outcome.value, shop.states) == (7, ["DONE"])
+
+
+def test_a_commit_without_an_answer_is_resolved(postgres: Any, pg_url: str) -> None:
+    """By the ledger's own connection: it is DONE, and not run again."""
+    shop = GuardedShop(pg_url)
+    with Proxy(postgres.port) as proxy:
+        on = connect(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(on):
+                on.execute(INSERT)
+                proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
+
+        shop.deliver(body)
+        on.close()
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+    shop.close()
