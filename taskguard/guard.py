@@ -253,8 +253,9 @@ class Guard:
 
         Args:
             on: an ORM Session or a Connection of your own, by whatever Engine it reaches the
-                ledger's database, or a plain connection of psycopg or sqlite3. As by `session.begin()`, the block begins its transaction and
-                ends it: no transaction may be open on it before.
+                ledger's database, or a plain connection of psycopg or sqlite3. As by
+                `session.begin()`, the block begins its transaction and ends it: no transaction may
+                be open on it before.
 
         Raises:
             StaleTokenError: a newer holder exists; nothing was written.
