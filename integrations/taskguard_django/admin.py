@@ -38,7 +38,7 @@ def _time(field: str, title: str) -> Any:
     @admin.display(description=title, ordering=field)
     def shown(_admin: Any, row: Any) -> str:
         time = time_of(getattr(row, field))
-        return "-" if time is None else template_localtime(time).isoformat(" ", "seconds")
+        return "-" if time is None else f"{template_localtime(time):%Y-%m-%d %H:%M:%S}"
 
     return shown
 

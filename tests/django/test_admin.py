@@ -106,7 +106,7 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
     assert "ship order:8" in client.get(WORKS_PAGE + "?q=ship+order:8").content.decode()
     detail = client.get(change_page(7)).content.decode()
     assert "Traceback …" in detail
-    assert re.search(r"Finished:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d[+-]", detail, re.DOTALL)
+    assert re.search(r"Finished:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d<", detail, re.DOTALL)
     for name in ("_save", "_continue", "_addanother", 'type="text"', "<textarea", "deletelink"):
         assert name not in detail
     assert "order:8" in client.get(KEYS_PAGE + "?held=yes").content.decode()
