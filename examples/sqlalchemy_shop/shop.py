@@ -93,6 +93,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Every order is shipped once, then billed once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
+    # Results look for their server once more when they go, which is after it was stopped.
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
     with Valkey() as valkey, Postgres() as postgres:
         os.environ.update(

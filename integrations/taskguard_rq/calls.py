@@ -36,7 +36,13 @@ def call_of(job: Job) -> dict[str, Any]:
     record = job.to_dict(include_meta=True, include_result=False)
     fields = {name: value for name, value in record.items() if name not in _PASSING}
     encoded = {name: _text(value) for name, value in fields.items()}
-    return {"queue": NAME, "id": job.id, "fields": encoded}
+    return {"queue": NAME, "id": job.id, "fields": encoded, "serializer": _path(job.serializer)}
+
+
+def _path(serializer: Any) -> str | None:
+    """As `Queue(serializer=…)` takes it; None where it has no name of its own."""
+    name = getattr(serializer, "__qualname__", None)
+    return None if name is None or "<" in name else f"{serializer.__module__}.{name}"
 
 
 def _text(value: Any) -> str:
@@ -49,7 +55,7 @@ class RQSender:
 
     Args:
         connection: the Redis of the queues.
-        serializer: as the queues have it; by default RQ's own.
+        serializer: as the queues have it; by default what the job was written by.
     """
 
     def __init__(self, connection: Redis, *, serializer: Any = None) -> None:
@@ -59,7 +65,8 @@ class RQSender:
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job into its queue; raises unless Redis took it."""
         del message  # RQ numbers nothing: executions of a job share one record
-        job = self._job(call)
+        serializer = self._serializer or call.get("serializer")
+        job = self._job(call, serializer)
         status = job.get_status()
         if status in (JobStatus.CANCELED, JobStatus.STOPPED):
             logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
@@ -68,14 +75,14 @@ class RQSender:
             with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
                 job.requeue()  # takes it out of the registry of failed ones, too
                 return
-        queue = Queue(job.origin, connection=self._connection, serializer=self._serializer)
+        queue = Queue(job.origin, connection=self._connection, serializer=serializer)
         queue.enqueue_job(job)
 
-    def _job(self, call: dict[str, Any]) -> Job:
+    def _job(self, call: dict[str, Any], serializer: Any) -> Job:
         try:
-            return Job.fetch(call["id"], connection=self._connection, serializer=self._serializer)
+            return Job.fetch(call["id"], connection=self._connection, serializer=serializer)
         except NoSuchJobError:
-            job = Job(call["id"], connection=self._connection, serializer=self._serializer)
+            job = Job(call["id"], connection=self._connection, serializer=serializer)
             fields = {name: base64.b64decode(text) for name, text in call["fields"].items()}
             job.restore(fields)
             job.save()

@@ -36,6 +36,9 @@ POLL_S = 0.02
 # Below the range from which systems pick the ports of outgoing connections, so that nobody is given
 # the port of a server that is down for a moment.
 PORTS = range(15_000, 32_000)
+# "15000-19999": a share of them, so that runs side by side never meet. A client that looks for a
+# server that is down for a moment would find the other run's.
+PORTS_VARIABLE = "TASKGUARD_TEST_PORTS"
 PORT_TRIES = 5
 # As servers say it; the last is what RabbitMQ says where epmd has no port.
 _PORT_IS_TAKEN = ("address already in use", "port_already_used", "nodistribution")
@@ -47,8 +50,10 @@ class ServerError(RuntimeError):
 
 def free_port() -> int:
     """A port of the loopback interface that nobody listens on just now."""
+    first, _, last = os.environ.get(PORTS_VARIABLE, "").partition("-")
+    ports = range(int(first), int(last) + 1) if last else PORTS
     while True:
-        port = random.choice(PORTS)
+        port = random.choice(ports)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

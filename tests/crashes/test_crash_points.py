@@ -20,6 +20,8 @@ import redis
 import sqlalchemy as sa
 from rq import Queue, Retry
 
+import taskguard_celery.decorator
+import taskguard_rq.decorator
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 from taskguard.states import State
@@ -139,6 +141,14 @@ def yard(
         "CRASH_LEDGER": database,
     }.items():
         monkeypatch.setenv(name, value)
+    # What the jobs set in a process, and this one imports them as well, is as it was afterwards.
+    for module, name, value in (
+        (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
+        (taskguard_rq.decorator, "RQQueue", taskguard_rq.decorator.RQQueue),
+        (sys.modules["taskguard_rq.house"], "_settings", {}),
+        (sys.modules["taskguard_rq.house"], "_made", []),
+    ):
+        monkeypatch.setattr(module, name, value)
     made = Yard(queue, valkey, database, tmp_path)
     yield made
     made.close()

@@ -103,7 +103,8 @@ app.conf.update(
 )
 
 
-@app.task(autoretry_for=(Boom,), default_retry_delay=1, max_retries=5)
+# Not shared: every later app of a test's process would have it.
+@app.task(shared=False, autoretry_for=(Boom,), default_retry_delay=1, max_retries=5)
 @crashing
 @taskguard_celery.guarded_task(key="item:<item>", ttl_s=TTL_S)
 def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:

@@ -22,7 +22,7 @@ def _write(order_id: int, guard: Guard) -> str:
     return f"shipped {order_id}"
 
 
-@app.task
+@app.task(shared=False)
 @guarded_task(key="order:<order_id>", row=own_row())
 def by_celery(order_id: int, guard: Guard) -> str:
     return _write(order_id, guard)

@@ -23,7 +23,7 @@ def _write(db: Any, item: object) -> None:
     db.execute(sa.insert(ROWS).values(item=str(item)))
 
 
-@app.task
+@app.task(shared=False)
 @guarded_task(key="item:<item>")
 def celery_task(item: str, guard: Guard) -> str:
     with guard.transaction() as db:
@@ -31,7 +31,7 @@ def celery_task(item: str, guard: Guard) -> str:
     return f"did {item}"
 
 
-@app.task(bind=True, autoretry_for=(Flaky,), default_retry_delay=0)
+@app.task(shared=False, bind=True, autoretry_for=(Flaky,), default_retry_delay=0)
 @guarded_task(key="item:<item>", atomic=True)
 def retried(self: Any, item: str, guard: Guard) -> int:
     _write(guard.db, item)
@@ -40,14 +40,14 @@ def retried(self: Any, item: str, guard: Guard) -> int:
     return int(self.request.retries)
 
 
-@app.task
+@app.task(shared=False)
 @guarded_task(key="item:<item>", once_per="message")
 def every_message(item: str, guard: Guard) -> None:
     with guard.transaction() as db:
         _write(db, item)
 
 
-@app.task
+@app.task(shared=False)
 @guarded_task(key="item:<item>")
 def in_parts(item: str, guard: Guard) -> None:
     if guard.progress is None:
