@@ -100,9 +100,11 @@ class Office:
         """Somebody else holds the key."""
         locks = self.environment["TASKGUARD_LOCKS_URL"]
         other = taskguard.connect(locks=locks, ledger=self.environment["TASKGUARD_LEDGER_URL"])
-        with other.lock(key):
-            yield
-        other.close()
+        try:
+            with other.lock(key):
+                yield
+        finally:
+            other.close()
 
     def kill_tree(self, worker: subprocess.Popen[bytes]) -> None:
         """A worker and its horse, as when their machine goes."""
