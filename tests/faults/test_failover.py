@@ -99,7 +99,8 @@ def network() -> Iterator[Network]:
         take(locks, owner)
         locks.release(KEY, owner)
         with redis.Redis(port=replica.port) as client:
-            wait_until(lambda: client.exists(f"{LOCK}:fence"), timeout_s=60)
+            fence = f"{LOCK}:fence"
+            wait_until(lambda: client.exists(fence) and not client.exists(LOCK), timeout_s=60)
         wait_until(lambda: sentinel.discover_slaves("shop"), timeout_s=60)
         yield made
 
