@@ -119,8 +119,9 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
     from django.core.management import call_command
 
     def found() -> list[str]:
-        messages = run_checks(databases=["default"])
-        return sorted(each.id for each in messages if str(each.id).startswith("taskguard."))
+        # W004 is of tasks, also of those that other tests of this process share with all apps.
+        ids = [str(each.id) for each in run_checks(databases=["default"])]
+        return sorted(each for each in ids if each.startswith("taskguard.") and "W004" not in each)
 
     monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
     with settings_as({"LOCKS": None}):
@@ -146,7 +147,8 @@ def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
         before = current_app._get_current_object()
         app.set_current()
         try:
-            return [message.msg for message in check_tasks()]
+            # Other tests of this process may have shared theirs with all apps.
+            return [each.msg for each in check_tasks() if each.msg.startswith("ship ")]
         finally:
             before.set_current()
 
