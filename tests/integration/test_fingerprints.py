@@ -18,10 +18,11 @@ from taskguard_celery import guarded_task
 
 
 @pytest.fixture
-def ledger(sqlite_url: str) -> SqlLedger:
+def ledger(sqlite_url: str) -> Iterator[SqlLedger]:
     made = SqlLedger(sqlite_url)
     made.create_schema()
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -35,16 +35,7 @@ def main(url: str, kind: str, seed: str) -> None:
     counts: Counter[str] = Counter()
     while todo:
         work = todo.pop()
-        keys = (f"goods:{work // 4}", f"order:{work:04}")[: 1 + work % 2]
-        request = ClaimRequest(
-            keys=keys,
-            owner=new_owner(f"m{seed}"),
-            ttl_s=TTL_S,
-            work=f"ship order:{work:04}",
-            task="ship",
-            message=MessageRef(f"m{seed}-{work}"),
-            max_crashes=1000,
-        )
+        request = request_for(work, f"m{seed}", MessageRef(f"m{seed}-{work}"))
         found = ledger.claim(request)
         counts[type(found).__name__] += 1
         if isinstance(found, Answer):
@@ -67,6 +58,19 @@ def main(url: str, kind: str, seed: str) -> None:
         todo.insert(0, work)
     ledger.close()
     print(json.dumps(counts))
+
+
+def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
+    """What `who` asks of the ledger for this work."""
+    return ClaimRequest(
+        keys=(f"goods:{work // 4}", f"order:{work:04}")[: 1 + work % 2],
+        owner=new_owner(who),
+        ttl_s=TTL_S,
+        work=f"ship order:{work:04}",
+        task="ship",
+        message=message,
+        max_crashes=1000,
+    )
 
 
 def _put_off(ledger: SqlLedger, request: ClaimRequest) -> bool:
