@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
 from taskguard.ledger.dialects import Fault, dialect_of
 from taskguard.ledger.engine import begins_itself, make_engine
+from taskguard.ledger.numbered import numbered
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
@@ -133,7 +134,7 @@ class Database:
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
         with _DriverCall(self, db, driver_of(db)) as connection:
-            return list(connection.execute(statement, values).fetchall())
+            return self._rows(connection, statement, values)
 
     def ask(
         self, statement: str, values: dict[str, Any], *, pool: sa.pool.Pool | None = None
@@ -147,15 +148,22 @@ class Database:
         try:
             with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
                 if self.begins_itself:
-                    return list(connection.execute(statement, values).fetchall())
+                    return self._rows(connection, statement, values)
                 before, connection.autocommit = connection.autocommit, True
                 try:
-                    return list(connection.execute(statement, values).fetchall())
+                    return self._rows(connection, statement, values)
                 finally:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
             pooled.close()
+
+    def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
+        """By psycopg, whatever kind of rows the connection is set to give."""
+        psycopg: Any = self.engine.dialect.loaded_dbapi
+        cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
+        text, names = numbered(statement)
+        return list(cursor.execute(text, [values[name] for name in names]).fetchall())
 
     def _pooled(self, pool: sa.pool.Pool | None) -> sa.PoolProxiedConnection:
         with self.translated():
