@@ -17,12 +17,13 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
 from taskguard.ledger.dialects import Fault, dialect_of
-from taskguard.ledger.engine import begins_itself, make_engine
+from taskguard.ledger.engine import begins_itself, keeps_session, make_engine
 from taskguard.ledger.numbered import numbered
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
+_SETTINGS = "taskguard_settings"  # in what SQLAlchemy keeps with a connection
 
 
 class LockTimeoutError(LedgerUnavailableError):
@@ -116,16 +117,23 @@ class Database:
             with self.dialect.waiting(db, lock_timeout_s):
                 yield db
 
-    def begin(self, statement: str) -> sa.Connection:
-        """A connection in a transaction that `statement`, which says BEGIN, has opened.
+    def begin(self, settings: dict[str, int]) -> sa.Connection:
+        """A connection in a transaction with these settings, where statements commit by themselves.
 
-        psycopg's own COMMIT and ROLLBACK end it: they go by the state of the session.
+        They stay with a session: only its first transaction sets them. psycopg's own COMMIT and
+        ROLLBACK end the transaction: they go by the state of the session.
         """
         db = self.connect()
         try:
             db.begin()
             with _DriverCall(self, db, driver_of(db)) as connection:
-                connection.execute(statement)
+                if not keeps_session(connection):
+                    connection.execute(_settings("begin; ", "set local", settings))
+                    return db
+                if db.info.get(_SETTINGS) != settings:
+                    connection.execute(_settings("", "set", settings))
+                    db.info[_SETTINGS] = settings
+                connection.execute("begin")
         except BaseException:
             db.close()
             raise
@@ -256,6 +264,10 @@ class _DriverCall:
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error
+
+
+def _settings(before: str, how: str, settings: dict[str, int]) -> str:
+    return before + "; ".join(f"{how} {name} = {value}" for name, value in settings.items())
 
 
 def driver_of(db: sa.Connection) -> Any:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["begins_itself", "make_engine"]
+__all__ = ["begins_itself", "keeps_session", "make_engine"]
 
 _CONNECT_TIMEOUT_S = 5
 _POOL = {"pool_size": 10, "max_overflow": 50}
@@ -146,6 +146,11 @@ def _prepare_nothing_behind_a_pooler(connection: Any, _record: Any) -> None:
     connection.rollback()  # asks nothing where that opened no transaction
     if session_pid != connection.pgconn.backend_pid:
         connection.prepare_threshold = None
+
+
+def keeps_session(connection: Any) -> bool:
+    """Whether what is set on an engine's connection from here stays set, and is nobody else's."""
+    return connection.prepare_threshold is not None
 
 
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:

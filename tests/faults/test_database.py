@@ -194,6 +194,22 @@ class TestPooler:
         assert (pooled.shipped(1), pooled.shipped(2)) == (["first"], ["second"])
         assert "stale_refused" in pooled.first.happened
 
+    def test_transactions_are_bounded_and_sessions_are_not(self, pooled: Rivals) -> None:
+        """What was set for one of its own would be set for whoever has the session next."""
+        setting = sa.text("select current_setting('idle_in_transaction_session_timeout')")
+        found: list[str] = []
+
+        @pooled.first.tg.guarded(key="bounds:<order>")
+        def look(order: int, guard: Guard) -> None:
+            with guard.transaction() as db:
+                found.append(db.execute(setting).scalar_one())
+
+        look(1)
+        look(2)
+        assert found == ["1min"] * 2
+        with pooled.first.ledger._database.transaction() as db:
+            assert db.execute(setting).scalar_one() == "0"
+
 
 @pytest.mark.parametrize(
     "url", ["pg_url", "sqlite_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]

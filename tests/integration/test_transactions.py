@@ -56,6 +56,30 @@ def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[G
         yield make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")), proxy
 
 
+# -- its bounds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shop", ["url", "engine"], indirect=True)
+def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
+    """Also those after the first on a connection, and after one that was rolled back."""
+    names = ("idle_in_transaction_session_timeout", "client_connection_check_interval")
+    settings = sa.select(*(sa.func.current_setting(name) for name in names))
+    found: list[Any] = []
+
+    @shop.tg.guarded(key="order:<order>")
+    def look(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            found.append(tuple(db.execute(settings).one()))
+            if order == 1:
+                raise RuntimeError("rolled back")
+
+    with pytest.raises(RuntimeError):
+        look(1)
+    look(2)
+    look(3)
+    assert found == [("1min", "2s")] * 3
+
+
 # -- the body ends it -------------------------------------------------------------------------
 
 

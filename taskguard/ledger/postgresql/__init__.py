@@ -48,8 +48,6 @@ def _statement(name: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
 
 
-_BEGIN = _statement("begin")
-_BEGIN_ON_ENGINE = _statement("begin_on_engine")
 _CLAIM = _statement("claim")
 _CLAIM_KEY = _statement("claim_key")
 _COMPLETE = _statement("complete")
@@ -201,13 +199,17 @@ def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
 
 
 def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
-    """A connection in a holder's transaction."""
-    values = {"idle_ms": milliseconds(idle_in_transaction_s), "check_ms": _CHECK_CLIENT_MS}
+    """A connection in a holder's transaction.
+
+    A frozen holder's row locks end with its idle transaction, and a statement that runs for a
+    client that is gone ends, too.
+    """
+    settings = _bounds(idle_in_transaction_s)
     if database.begins_itself:
-        return database.begin(_BEGIN.format(**values))
+        return database.begin(settings)
     db = database.connect()
     try:
-        db.exec_driver_sql(_BEGIN_ON_ENGINE, {name: str(ms) for name, ms in values.items()})
+        db.execute(sa.select(*_set_locally(settings)))
     except BaseException:
         db.close()
         raise
@@ -216,13 +218,20 @@ def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
 
 def bound(db: sa.Connection, *, idle_in_transaction_s: float) -> str:
     """The same bounds for a transaction that is open, by any driver. Its isolation level."""
-    settings = {
+    level = sa.func.current_setting("transaction_isolation")
+    bounds = _set_locally(_bounds(idle_in_transaction_s))
+    return str(db.execute(sa.select(level, *bounds)).scalar_one()).upper()
+
+
+def _bounds(idle_in_transaction_s: float) -> dict[str, int]:
+    return {
         "idle_in_transaction_session_timeout": milliseconds(idle_in_transaction_s),
         "client_connection_check_interval": _CHECK_CLIENT_MS,
     }
-    bounds = [sa.func.set_config(name, str(ms), True) for name, ms in settings.items()]
-    level = sa.func.current_setting("transaction_isolation")
-    return str(db.execute(sa.select(level, *bounds)).scalar_one()).upper()
+
+
+def _set_locally(settings: dict[str, int]) -> list[sa.ColumnElement[str]]:
+    return [sa.func.set_config(name, str(value), True) for name, value in settings.items()]
 
 
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
