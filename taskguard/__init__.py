@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements
+    from taskguard.outbox import enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
-    from taskguard.sweep import Sweeper, Swept, enqueue_in
+    from taskguard.sweep import Sweeper, Swept
 
 __version__ = "0.1.0"
 
@@ -64,7 +65,7 @@ _HOMES = {
     "connect": "api",
     "ddl_statements": "ledger.sql",
     "set_defaults": "settings",
-    "enqueue_in": "sweep",
+    "enqueue_in": "outbox",
     "current_guard": "guard",
     "key": "keys",
 }

@@ -412,8 +412,7 @@ class Guard:
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
             trusted = self.remaining_s > 0
-            where = {} if on is None else {"on": on}
-            with self._ledger.transaction(claim, look_first=not trusted, **where) as tx:
+            with self._ledger.transaction(claim, look_first=not trusted, on=on) as tx:
                 self._db = tx.db
                 yield tx
         except (

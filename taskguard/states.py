@@ -1,7 +1,8 @@
 """The state machine of a work, as data, and the pure decision about who may claim it.
 
-Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD absorb; a claim is
-decided from one snapshot of the work and never from two readings of a clock.
+Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD absorb, until a person
+says otherwise, by a requeue or by setting the user's own row back; a claim is decided from one
+snapshot of the work and never from two readings of a clock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
+    "BY_ROW",
     "TRANSITIONS",
     "Decision",
     "Place",
@@ -44,8 +46,16 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.NEW, State.FAILED): "revoked (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
-    (State.FAILED, State.NEW): "requeued by an operator",
+    (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",
 }
+
+BY_ROW: dict[tuple[State, State], str] = {
+    (State.DONE, State.PROCESSING): "claimed after its own row was set back to new",
+    (State.DEAD, State.PROCESSING): "claimed after its own row was set back to new",
+    (State.DONE, State.NEW): "enqueued after its own row was set back to new",
+    (State.DEAD, State.NEW): "enqueued after its own row was set back to new",
+}
+"""Further ones where the user's own row is the authority (`decide_by_row`)."""
 
 
 class Decision(str, Enum):

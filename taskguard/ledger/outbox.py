@@ -5,7 +5,7 @@ the moment on that its holder's lease, or the time its message was given, has pa
 somebody claims it, ends it or says that its message was sent again. Reading what is overdue, and
 saying that it was sent again, locks one batch for a moment, and waits for no row that is locked.
 
-Does not send anything: `taskguard/sweep.py` does.
+Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 """
 
 from __future__ import annotations

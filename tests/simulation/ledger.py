@@ -306,7 +306,9 @@ class MemoryLedger:
     # -- the holder's transactions ------------------------------------------------------------
 
     @contextmanager
-    def transaction(self, claim: Claim, *, look_first: bool = True) -> Iterator[MemoryTransaction]:
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True, on: None = None
+    ) -> Iterator[MemoryTransaction]:
         tx = self.begin(claim, look_first=look_first)
         try:
             yield tx

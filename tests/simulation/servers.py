@@ -203,7 +203,9 @@ class PortLedger(Boundary):
     # -- transactions -------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self, claim: Claim, *, look_first: bool = True) -> Iterator[PortTransaction]:
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True, on: None = None
+    ) -> Iterator[PortTransaction]:
         """As `SqlTransaction`: broken connections are TransactionRetryError."""
         world = self.world
         tx = self._ask(

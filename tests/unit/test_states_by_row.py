@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from taskguard.ledger.answers import CLAIMABLE
-from taskguard.states import Decision, Place, State, decide_by_row
+from taskguard.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
 
 D, P, S = Decision, Place, State
 # What `decide()` can say of a record in this state; None: there is no record.
@@ -32,6 +32,9 @@ def test_the_row_decides(work: State | None, recorded: Decision, place: Place) -
     decision = decide_by_row(recorded, work, place)
     if decision in CLAIMABLE or decision is D.BURY:
         assert place in (P.NEW, P.HELD)
+    if decision in CLAIMABLE and work is not None:
+        by_row = place is P.NEW and (work, S.PROCESSING) in BY_ROW
+        assert by_row or (work, S.PROCESSING) in TRANSITIONS
     if place is P.DONE and recorded is not D.MISMATCH:
         assert decision is D.DONE
     if place is P.HELD:

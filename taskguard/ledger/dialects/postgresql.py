@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from taskguard.ledger.base import Claim, MessageRef
-from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
-from taskguard.ledger.tables import MESSAGES
+from taskguard.ledger.base import Claim
+from taskguard.ledger.dialects.base import SNAPSHOTS, Fault
+from taskguard.ledger.dialects.on_conflict import OnConflict
 
 __all__ = ["PostgreSQL", "milliseconds"]
 
@@ -26,8 +26,10 @@ _FAULTS = {
 }
 
 
-class PostgreSQL(Dialect):
+class PostgreSQL(OnConflict):
     """Its answers."""
+
+    insert = staticmethod(insert)
 
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
@@ -45,19 +47,6 @@ class PostgreSQL(Dialect):
         if found is None and isinstance(origin, driver.OperationalError | driver.InterfaceError):
             return Fault.AWAY
         return found
-
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        return insert(table).values(**values).on_conflict_do_nothing()
-
-    def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
-    ) -> bool:
-        numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
-        statement = insert(MESSAGES).values(message=message.id, work=work, **numbers)
-        statement = statement.on_conflict_do_update(
-            index_elements=[MESSAGES.c.message], set_=numbers, where=newer_copy(message, copy)
-        )
-        return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None
 
     def lock_schema(self, db: sa.Connection) -> None:
         # Two at once would both find no table and one would fail.

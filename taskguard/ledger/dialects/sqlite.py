@@ -8,9 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from taskguard.ledger.base import MessageRef
-from taskguard.ledger.dialects.base import Dialect, Fault, newer_copy
-from taskguard.ledger.tables import MESSAGES
+from taskguard.ledger.dialects.base import Fault
+from taskguard.ledger.dialects.on_conflict import OnConflict
 
 __all__ = ["SQLite"]
 
@@ -21,8 +20,10 @@ _FAULTS = {
 }
 
 
-class SQLite(Dialect):
+class SQLite(OnConflict):
     """Its answers."""
+
+    insert = staticmethod(insert)
 
     one_writer = True
 
@@ -38,19 +39,6 @@ class SQLite(Dialect):
             return None
         text = str(origin)
         return next((found for part, found in _FAULTS.items() if part in text), Fault.AWAY)
-
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        return insert(table).values(**values).on_conflict_do_nothing()
-
-    def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
-    ) -> bool:
-        numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
-        statement = insert(MESSAGES).values(message=message.id, work=work, **numbers)
-        statement = statement.on_conflict_do_update(
-            index_elements=[MESSAGES.c.message], set_=numbers, where=newer_copy(message, copy)
-        )
-        return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None
 
     def autocommits(self, driver: Any) -> bool:
         # Nothing begins by itself, and nobody said BEGIN.

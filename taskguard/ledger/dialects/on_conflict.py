@@ -1,0 +1,36 @@
+"""What databases have in common whose INSERT knows ON CONFLICT, and RETURNING."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.base import MessageRef
+from taskguard.ledger.dialects.base import Dialect, newer_copy
+from taskguard.ledger.tables import MESSAGES
+
+__all__ = ["OnConflict"]
+
+
+class OnConflict(Dialect):
+    """Rows that are made, or changed where they are, in one statement.
+
+    Attributes:
+        insert: the dialect's own `insert()` of SQLAlchemy.
+    """
+
+    insert: Any
+
+    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
+        return self.insert(table).values(**values).on_conflict_do_nothing()
+
+    def raise_copy(
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+    ) -> bool:
+        numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
+        statement = self.insert(MESSAGES).values(message=message.id, work=work, **numbers)
+        statement = statement.on_conflict_do_update(
+            index_elements=[MESSAGES.c.message], set_=numbers, where=newer_copy(message, copy)
+        )
+        return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None
