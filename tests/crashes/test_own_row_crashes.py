@@ -7,19 +7,16 @@ the row is SHIPPED.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from support.killing import KillAt, was_killed
 from support.own_row_tasks import TASKS
 from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
 from taskguard import Guard
-from taskguard.ledger.database import Database
-from taskguard.testing.crashes import kill_process
 
 TOGETHER = {
     "PAID": {None, "NEW", "FAILED"},
@@ -66,7 +63,7 @@ def test_killed_around_any_statement_of_its_process(
     while True:
         at += 1
         _begin_again(shop)
-        killed = _deliver_in_a_process(shop, body, at)
+        killed = was_killed(lambda at=at: _deliver(url, body, at))  # type: ignore[misc]
         status = shop.status
         assert shop.state() in TOGETHER[status], (at, status, shop.state())
         if not killed:
@@ -97,46 +94,13 @@ def _begin_again(shop: Shop) -> None:
     shop.ledger.close()  # a child must not inherit an open file of SQLite's
 
 
-def _deliver_in_a_process(shop: Shop, body: Callable[[Step, Guard], Any], at: int) -> bool:
-    """Whether it was killed, at its boundary number `at`."""
-    child = os.fork()
-    if child == 0:
-        try:
-            _deliver(shop.url, body, at)
-        finally:
-            os._exit(1)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert ended in (0, -signal.SIGKILL)
-    return ended != 0
-
-
-def _counted(ask: Callable[..., Any], count: Callable[[], None]) -> Callable[..., Any]:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        count()
-        found = ask(*args, **kwargs)
-        count()
-        return found
-
-    return counted
-
-
 def _deliver(url: str, body: Callable[[Step, Guard], Any], at: int) -> None:
+    """In a process that is killed at its boundary number `at`."""
     engine = sa.create_engine(url)
     shop = Shop(url, engine)
-    left = [at]
-
-    def count(*_: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            kill_process()
-
-    for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
-        sa.event.listen(engine, event, count)
-    for name in ("ask", "ask_in"):  # by the driver itself
-        setattr(Database, name, _counted(getattr(Database, name), count))
+    KillAt(engine, at)
     with contextlib.suppress(ZeroDivisionError):
         _once(shop, body)
-    os._exit(0)
 
 
 @pytest.fixture

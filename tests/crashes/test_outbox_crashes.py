@@ -1,0 +1,159 @@
+"""Producers and sweeps, killed wherever they may be: what was committed is run, and once.
+
+And nothing else: of a transaction that did not commit no message is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+import taskguard
+from support.killing import KillAt, was_killed
+from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
+from taskguard.ledger.sql import SqlLedger
+from taskguard.policy import make_policy
+
+TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages", "orders", "effects")
+
+
+class Wharf:
+    """Orders, and a queue that is a file: what was sent outlives its sender."""
+
+    def __init__(self, url: str, queue: Path) -> None:
+        self.engine = sa.create_engine(url)
+        self.ledger = SqlLedger(self.engine)
+        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.queue = queue
+        self.policy = make_policy({}, task="ship", busy="raise")
+
+    def delivery(self, order: str, message: MessageRef, call: str | None = None) -> Delivery:
+        work = f"ship {order}"
+        return Delivery(
+            keys=(order,), work=work, task="ship", message=message, policy=self.policy, call=call
+        )
+
+    def order(self, order: str) -> None:
+        """The order and its message, in one transaction."""
+        call = json.dumps({"queue": "test", "order": order, "message": f"m{order}"})
+        delivery = self.delivery(order, MessageRef(f"m{order}"), call)
+        with orm.Session(self.engine) as session, session.begin():
+            session.execute(sa.text("insert into orders values (:name)"), {"name": order})
+            enqueue_in(session, self.house, delivery, self.send)
+
+    def send(self, call: dict[str, Any], message: MessageRef) -> None:
+        with self.queue.open("a") as file:
+            file.write(json.dumps([call["order"], message.id, message.retries, message.copy]))
+            file.write("\n")
+
+    def sweep(self) -> None:
+        """Whoever was at it is gone, and everything is due."""
+        self.change("update taskguard_works set due = 1 where due is not null")
+        for table in ("works", "keys"):
+            self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
+        Sweeper(self.house, {"test": self.send}, batch=2).sweep()
+
+    def work_off(self) -> None:
+        """A worker runs every message that was sent."""
+        for line in self.queue.read_text().splitlines():
+            order, *message = json.loads(line)
+            self.house.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
+
+    def rows(self, table: str) -> Counter[str]:
+        with self.engine.connect() as db:
+            return Counter(db.execute(sa.text(f"select name from {table}")).scalars())
+
+    def change(self, statement: str) -> None:
+        with self.engine.begin() as db:
+            db.execute(sa.text(statement))
+
+    def begin_again(self) -> None:
+        for table in TABLES:
+            self.change(f"delete from {table}")
+        self.queue.write_text("")
+        self.engine.dispose()  # a child must not inherit an open file of SQLite's
+
+    def close(self) -> None:
+        self.house.close()
+        self.engine.dispose()
+
+
+def _ship(guard: Guard) -> None:
+    with guard.transaction() as db:
+        db.execute(sa.text("insert into effects values (:name)"), {"name": guard.key})
+
+
+@pytest.fixture(params=["sqlite_url", "pg_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def wharf(url: str, tmp_path: Path) -> Any:
+    made = Wharf(url, tmp_path / "queue")
+    made.ledger.create_schema()
+    for table in ("orders", "effects"):
+        made.change(f"create table {table} (name varchar(20))")
+    yield made
+    made.close()
+
+
+def _killed_at(wharf: Wharf, url: str, at: int, what: str, *args: Any) -> bool:
+    """Whether a process that does it was killed there."""
+
+    def run() -> None:
+        mine = Wharf(url, wharf.queue)
+        kill = KillAt(mine.engine, at)
+        mine.send = kill.around(mine.send)  # type: ignore[method-assign]
+        getattr(mine, what)(*args)
+
+    return was_killed(run)
+
+
+@pytest.mark.slow
+def test_a_producer_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> None:
+    """Around each statement, its COMMIT and its message: the order is there and is shipped, once,
+    or it is not there and no message is."""
+    at, sent = 0, Counter[str]()
+    while True:
+        at += 1
+        wharf.begin_again()
+        killed = _killed_at(wharf, url, at, "order", "a")
+        orders = wharf.rows("orders")
+        sent[f"{orders['a']} orders, {len(wharf.queue.read_text().splitlines())} messages"] += 1
+        wharf.sweep()
+        wharf.work_off()
+        assert wharf.rows("effects") == orders, at
+        if not killed:
+            break
+    assert set(sent) == {"0 orders, 0 messages", "1 orders, 0 messages", "1 orders, 1 messages"}
+    print(f"{at - 1} kills: {dict(sent)}")
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> None:
+    """Around each statement and each message; the next sweep goes on, and no order is lost."""
+    wanted = Counter("abc")
+    at = 0
+    while True:
+        at += 1
+        wharf.begin_again()
+        for order in wanted:
+            wharf.order(order)
+        wharf.queue.write_text("")  # the broker has lost all of it
+        wharf.engine.dispose()
+        killed = _killed_at(wharf, url, at, "sweep")
+        wharf.sweep()
+        wharf.work_off()
+        wharf.work_off()
+        assert wharf.rows("effects") == wanted, at
+        if not killed:
+            break
+    assert at > 20
+    print(f"{at - 1} kills")

@@ -1,0 +1,63 @@
+"""A forked process that is killed around one of its statements, whichever that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.database import Database
+from taskguard.testing.crashes import kill_process
+
+__all__ = ["KillAt", "was_killed"]
+
+
+def was_killed(run: Callable[[], None]) -> bool:
+    """Runs it in a child, which has to inherit no open connection; whether it killed itself."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+            os._exit(0)
+        except BaseException:  # nothing may get out into the parent's stack
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, -signal.SIGKILL)
+    return ended != 0
+
+
+class KillAt:
+    """SIGKILL at the boundary number `at`: around each statement and before each COMMIT.
+
+    For a child alone: it counts what goes past SQLAlchemy, to the driver itself, for all ledgers.
+    """
+
+    def __init__(self, engine: sa.Engine, at: int) -> None:
+        self._left = at
+        for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
+            sa.event.listen(engine, event, self.count)
+        for name in ("ask", "ask_in"):
+            setattr(Database, name, self.around(getattr(Database, name)))
+
+    def count(self, *_: Any) -> None:
+        """A boundary comes by."""
+        self._left -= 1
+        if self._left == 0:
+            kill_process()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, with a boundary before it and one after."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count()
+            found = function(*args, **kwargs)
+            self.count()
+            return found
+
+        return counted
