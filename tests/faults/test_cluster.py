@@ -1,7 +1,8 @@
 """Fault 16: a slot of a Redis Cluster moves to another node while a lock in it is held.
 
 A lock and all that belongs to it stand in one slot and move together. A cluster is not supported as
-a lock server: what a node answers in the middle is "unavailable", and the ledger alone decides.
+a lock server: what a node answers in the middle is "unavailable", and the ledger alone decides. It
+is for fenced values, by a cluster's own client.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 import redis
+from redis.cluster import RedisCluster
 
 from support.rivals import expect_one_effect
 from support.waiting import wait_until
-from taskguard.errors import LockServerUnavailableError
+from taskguard.errors import LockServerUnavailableError, StaleTokenError
+from taskguard.fenced import FencedValue, get_value, set_value
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
@@ -123,3 +126,23 @@ def test_in_the_middle_the_ledger_decides(cluster: Cluster, make_rivals: Any) ->
     expect_one_effect(rivals, fault)
     assert "lock_unavailable" in rivals.second.happened
     cluster.end_move()
+
+
+def test_fenced_values_follow_their_slot(cluster: Cluster) -> None:
+    """A cluster's client sets them wherever they are; moved, they still refuse an older holder."""
+    with RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port) as client:
+        here = "{order:1}:stock"
+        assert client.keyslot(here) == cluster.slot
+        names = (f"stock:{number}" for number in range(1000))
+        elsewhere = next(name for name in names if client.keyslot(name) > cluster.slot)
+        for key in (here, elsewhere):
+            set_value(client, key, "new", fence=8)
+        cluster.begin_move()
+        assert cluster.move_keys() == [here]
+        with pytest.raises(StaleTokenError):
+            set_value(client, here, "late", fence=7)  # asked where it is going
+        cluster.end_move()
+        for key in (here, elsewhere):
+            with pytest.raises(StaleTokenError):
+                set_value(client, key, "late", fence=7)
+            assert get_value(client, key) == FencedValue(b"new", 8)
