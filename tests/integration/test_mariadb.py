@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from support.claims import request
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -26,8 +27,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Busy, Claimed, ClaimRequest, LedgerHold, MessageRef
+from taskguard.ledger.base import Busy, Claimed, LedgerHold, MessageRef
 from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import KEYS, WORKS
@@ -39,37 +39,10 @@ pytestmark = pytest.mark.debian
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def request(number: int = 1, **values: Any) -> ClaimRequest:
-    values = {
-        "keys": (f"order:{number}",),
-        "owner": new_owner("m"),
-        "ttl_s": 30.0,
-        "work": f"ship order:{number}",
-        "task": "ship",
-        "message": MessageRef("m"),
-        **values,
-    }
-    return ClaimRequest(**values)
-
-
 def claim(ledger: SqlLedger, number: int = 1, **values: Any) -> Claimed:
     found = ledger.claim(request(number, **values))
     assert isinstance(found, Claimed), found
     return found
-
-
-@pytest.fixture
-def make_shop() -> Iterator[Callable[..., GuardedShop]]:
-    made: list[GuardedShop] = []
-
-    def make(*args: Any) -> GuardedShop:
-        made.append(GuardedShop(*args))
-        return made[-1]
-
-    yield make
-    for shop in made:
-        shop.close()
-        shop.engine.dispose()
 
 
 @pytest.fixture(params=[False, True], ids=["url", "engine"])
