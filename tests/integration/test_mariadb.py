@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def own(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(params=["url", "engine"])
-def shop(request: pytest.FixtureRequest, mariadb_url: str, make_shop: Any) -> Any:
+def shop(
+    request: pytest.FixtureRequest, mariadb_url: str, make_shop: Callable[..., GuardedShop]
+) -> GuardedShop:
     """On the ledger's own connections, and on the user's Engine as MariaDB makes it."""
     return make_shop(
         mariadb_url, sa.create_engine(mariadb_url) if request.param == "engine" else None
