@@ -43,73 +43,45 @@ def bill(invoice_id: int, cents: int, guard: Guard) -> str:
 # -- From here on: private servers, a worker, and messages that come more than once. ---------------
 
 INVOICES = {7: 1999, 8: 4950}
+ABOUT = "^[^:]*invoice:|is down"  # errors are shown by the answers
 
 
 def main() -> int:
     """Send every invoice twice; 0 if each was charged, mailed and booked once."""
     import argparse
-    import time
     from collections import Counter
     from pathlib import Path
 
-    import sqlalchemy as sa
-
-    from taskguard.cli import main as taskguard
     from taskguard.errors import FingerprintMismatchError
-    from taskguard.testing.servers import Postgres, Valkey
+    from taskguard.testing.stage import celery_answers, stage
     from taskguard.testing.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes twice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")
     os.environ["PROVIDER_SECONDS"] = parser.parse_args().seconds
-    # Results look for their server once more when they go, which is after it was stopped.
-    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
-    with Valkey() as valkey, Postgres() as postgres:
-        os.environ.update(
-            CELERY_BROKER_URL=valkey.url_of(0),
-            CELERY_RESULT_BACKEND=valkey.url_of(1),
-            TASKGUARD_LOCKS_URL=valkey.url_of(2),
-            TASKGUARD_LEDGER_URL=postgres.create_database("billing"),
-            PROVIDER_BOOK=str(Path(valkey.folder) / "provider.sqlite"),
-        )
-        taskguard(["ledger", "create"])
-        database = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+    with stage("billing") as (valkey, database):
+        os.environ["PROVIDER_BOOK"] = str(valkey.folder / "provider.sqlite")
         with database.begin() as db:  # no unique index: a second payment would be seen
             db.execute(text("create table payments (invoice_id int, receipt text)"))
 
         with CeleryWorker("billing", children=2, python_path=Path(__file__).parent) as worker:
-            answers = [
-                bill.delay(number, cents) for number, cents in INVOICES.items() for _ in "ab"
-            ]
-            while not all(answer.ready() for answer in answers):
-                time.sleep(0.1)
-                show(worker)
-            receipts = {answer.get(timeout=1) for answer in answers}
-            wrong = bill.delay(7, 5)  # the invoice is known, the amount is not
-            try:
-                wrong.get(timeout=60)
-            except FingerprintMismatchError as error:
-                print("refused:", error)
-            show(worker)
+            twice = [bill.delay(*invoice) for invoice in INVOICES.items() for _ in "ab"]
+            receipts = set(celery_answers(twice, worker, about=ABOUT))
+            # the invoice is known, the amount is not
+            (wrong,) = celery_answers([bill.delay(7, 5)], worker, about=ABOUT)
+            refused = isinstance(wrong, FingerprintMismatchError)
+            print("refused:" if refused else "answered:", wrong)
 
         with database.connect() as db:
             payments = Counter(db.execute(text("select invoice_id from payments")).scalars())
-        database.dispose()
         charged, mailed = provider.book("charges"), provider.book("mails")
 
-    print("\nreceipts: ", *sorted(receipts), sep="\n  ")
+    print("\nreceipts: ", *sorted(receipts, key=str), sep="\n  ")
     print("charged:  ", dict(sorted(Counter(charged).items())), "mails:", len(mailed))
     print("payments:", dict(sorted(payments.items())))
     once = payments == Counter(INVOICES.keys()) and sorted(charged) == sorted(INVOICES.values())
-    return 0 if once and wrong.failed() else 1
-
-
-def show(worker) -> None:
-    """What the worker's log says about invoices."""
-    for line in worker.new_lines():
-        if "invoice:" in line or "is down" in line:
-            print(line.partition(" (message")[0])
+    return 0 if once and refused else 1
 
 
 if __name__ == "__main__":

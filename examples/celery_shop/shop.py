@@ -48,45 +48,26 @@ def main() -> int:
     import argparse
     from pathlib import Path
 
-    import sqlalchemy as sa
-
-    from taskguard.cli import main as taskguard
-    from taskguard.testing.servers import Postgres, Valkey
+    from taskguard.testing.stage import celery_answers, stage
     from taskguard.testing.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order comes three times and ships once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
-    # Results look for their server once more when they go, which is after it was stopped.
-    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
-    with Valkey() as valkey, Postgres() as postgres:
-        os.environ.update(
-            CELERY_BROKER_URL=valkey.url_of(0),
-            CELERY_RESULT_BACKEND=valkey.url_of(1),
-            TASKGUARD_LOCKS_URL=valkey.url_of(2),
-            TASKGUARD_LEDGER_URL=postgres.create_database("shop"),
-        )
-        taskguard(["ledger", "create"])
-        database = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+    with stage("shop") as (valkey, database):
         with database.begin() as db:  # no unique index: a second shipment would be seen
             db.execute(text("create table shipments (order_id int, fence bigint)"))
 
         with CeleryWorker("shop", children=4, python_path=Path(__file__).parent) as worker:
             print(f"the lock server is redis://127.0.0.1:{valkey.port}/2\n")
-            answers = deliver()
-            while not all(answer.ready() for answer in answers):
-                time.sleep(0.1)
-                show(worker)
-            show(worker)
-            answered = [answer.get(timeout=1) for answer in answers]
+            answered = celery_answers(deliver(), worker, about="order:")
 
         count = text("select order_id, count(*) from shipments group by 1 order by 1")
         with database.connect() as db:
-            shipments = {order_id: times for order_id, times in db.execute(count)}  # noqa: C416
-        database.dispose()
+            shipments = dict(db.execute(count).all())
 
-    print("\nanswers:  ", *sorted(set(answered)), sep="\n  ")
+    print("\nanswers:  ", *sorted(set(answered), key=str), sep="\n  ")
     print("shipments:", shipments)
     return 0 if shipments == dict.fromkeys(ORDERS, 1) and len(set(answered)) == len(ORDERS) else 1
 
@@ -98,13 +79,6 @@ def deliver() -> list:
         answers += [ship.delay(order_id), ship.delay(order_id)]
         ship.apply_async((order_id,), task_id=answers[-1].id)
     return answers
-
-
-def show(worker) -> None:
-    """What the worker's log says about orders."""
-    for line in worker.new_lines():
-        if "order:" in line:
-            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":

@@ -75,13 +75,12 @@ def main() -> int:
     from django.db import connection as database
 
     from taskguard.testing.servers import Postgres, Valkey
+    from taskguard.testing.stage import celery_answers
     from taskguard.testing.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order comes three times and ships once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
-    # Results look for their server once more when they go, which is after it was stopped.
-    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
     with Valkey() as valkey, Postgres() as postgres:
         os.environ.update(
@@ -98,16 +97,11 @@ def main() -> int:
             schema.create_model(Order)
 
         with CeleryWorker("shop", children=4, python_path=Path(__file__).parent) as worker:
-            answers = deliver()
-            while not all(answer.ready() for answer in answers):
-                time.sleep(0.1)
-                show(worker)
-            show(worker)
-            answered = [answer.get(timeout=1) for answer in answers]
+            answered = celery_answers(deliver(), worker, about="order:")
         parcels = dict(Order.objects.order_by("id").values_list("id", "parcels"))
         database.close()
 
-    print("\nanswers:", *sorted(set(answered)), sep="\n  ")
+    print("\nanswers:", *sorted(set(answered), key=str), sep="\n  ")
     print("parcels:", parcels)
     return 0 if parcels == dict.fromkeys(ORDERS, 1) and len(set(answered)) == len(ORDERS) else 1
 
@@ -119,13 +113,6 @@ def deliver() -> list:
         answers += [check_out(order_id), ship.delay(order_id)]
         ship.apply_async((order_id,), task_id=answers[-1].id)
     return answers
-
-
-def show(worker) -> None:
-    """What the worker's log says about orders."""
-    for line in worker.new_lines():
-        if "order:" in line:
-            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":

@@ -50,53 +50,35 @@ INVOICES = (7, 8)
 def main() -> int:
     """Enqueue every invoice three times; 0 if each was charged once and every job answered."""
     import argparse
-    from contextlib import ExitStack
     from pathlib import Path
 
     import redis
-    import sqlalchemy as sa
     from rq import Queue
 
-    from taskguard.cli import main as taskguard
-    from taskguard.testing.servers import Postgres, Valkey
+    from taskguard.testing.stage import rq_answers, stage, started
     from taskguard.testing.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes thrice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")
     os.environ["PROVIDER_SECONDS"] = parser.parse_args().seconds
 
-    with Valkey() as valkey, Postgres() as postgres:
-        os.environ.update(
-            TASKGUARD_LOCKS_URL=valkey.url_of(2),
-            TASKGUARD_LEDGER_URL=postgres.create_database("invoices"),
-        )
-        taskguard(["ledger", "create"])
-        database = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+    with stage("invoices") as (valkey, database):
         with database.begin() as db:  # no unique index: a second payment would be seen
             db.execute(text("create table payments (invoice_id int, payment text)"))
 
         broker = redis.Redis.from_url(valkey.url)
         here = Path(__file__).parent
         # `rq worker --worker-class taskguard_rq.GuardedWorker`, one more than there are invoices
-        workers = [RQWorker("invoices", url=valkey.url, python_path=here) for _ in range(3)]
-        with ExitStack() as running:
-            for worker in workers:
-                running.enter_context(worker)
+        three = [RQWorker("invoices", url=valkey.url, python_path=here) for _ in range(3)]
+        with started(three) as workers:
             print(f"the lock server is redis://127.0.0.1:{valkey.port}/2\n")
             jobs = enqueue(Queue("invoices", connection=broker))
-            while not all(job.is_finished or job.is_failed for job in jobs):
-                time.sleep(0.1)
-                show(workers)
-                for job in jobs:
-                    job.refresh()
-            show(workers)
-            answered = [job.return_value() for job in jobs]
+            answered = rq_answers(jobs, workers, about="invoice:")
         broker.close()
 
         count = text("select invoice_id, count(*) from payments group by 1 order by 1")
         with database.connect() as db:
-            payments = {invoice_id: times for invoice_id, times in db.execute(count)}  # noqa: C416
-        database.dispose()
+            payments = dict(db.execute(count).all())
 
     print("\nanswers:  ", *sorted(set(answered), key=str), sep="\n  ")
     print("payments:", payments)
@@ -115,13 +97,6 @@ def enqueue(queue) -> list:
         jobs += [queue.enqueue("invoices.charge", invoice_id, **again) for _ in range(2)]
         queue.push_job_id(jobs[-1].id)
     return jobs
-
-
-def show(workers) -> None:
-    """What the workers' logs say about invoices."""
-    for line in [line for worker in workers for line in worker.new_lines()]:
-        if "invoice:" in line:
-            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ def main() -> int:
     """Enqueue every file twice; 0 if each of its lines stands in the database once."""
     import argparse
     import tempfile
-    from contextlib import ExitStack
 
     import redis
     import sqlalchemy as sa
@@ -61,13 +60,14 @@ def main() -> int:
 
     from taskguard.cli import main as taskguard
     from taskguard.testing.servers import Valkey
+    from taskguard.testing.stage import rq_answers, started
     from taskguard.testing.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every file comes twice and is imported once.")
     parser.add_argument("--seconds", default="0.1", help="how long two lines take")
     os.environ["MEASUREMENTS_SECONDS"] = parser.parse_args().seconds
 
-    with Valkey() as valkey, tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+    with Valkey() as valkey, tempfile.TemporaryDirectory() as folder:
         for name, count in FILES.items():
             Path(folder, name).write_text("\n".join(f"{name}-{n}" for n in range(count)))
         os.environ.update(
@@ -83,18 +83,13 @@ def main() -> int:
         queue = Queue("files", connection=redis.Redis.from_url(valkey.url))
         here = Path(__file__).parent
         # `rq worker --worker-class taskguard_rq.GuardedWorker`
-        workers = [RQWorker("files", url=valkey.url, python_path=here) for _ in range(2)]
-        for worker in workers:
-            running.enter_context(worker)
+        two = [RQWorker("files", url=valkey.url, python_path=here) for _ in range(2)]
         again = {"retry": Retry(max=3)}  # RQ runs the job of a killed work horse only then
-        jobs = [queue.enqueue("measurements.load", name, **again) for name in FILES for _ in "ab"]
-        while not all(job.is_finished or job.is_failed for job in jobs):
-            time.sleep(0.1)
-            show(workers)
-            for job in jobs:
-                job.refresh()
-        show(workers)
-        answers = [job.return_value() for job in jobs]
+        with started(two) as workers:
+            jobs = [
+                queue.enqueue("measurements.load", name, **again) for name in FILES for _ in "ab"
+            ]
+            answers = rq_answers(jobs, workers, about="file:")
         queue.connection.close()
 
         with database.connect() as db:
@@ -108,13 +103,6 @@ def main() -> int:
     print("lines:", {name: count for name, (count, _) in sorted(lines.items())})
     right = lines == {name: (count, count) for name, count in FILES.items()}
     return 0 if right and answers == [9, 9, 5, 5] else 1
-
-
-def show(workers) -> None:
-    """What the workers' logs say about files."""
-    for line in [line for worker in workers for line in worker.new_lines()]:
-        if "file:" in line:
-            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":

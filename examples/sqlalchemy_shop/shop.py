@@ -86,25 +86,14 @@ def main() -> int:
     import argparse
     from pathlib import Path
 
-    from taskguard.cli import main as taskguard
-    from taskguard.testing.servers import Postgres, Valkey
+    from taskguard.testing.stage import celery_answers, stage
     from taskguard.testing.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order is shipped once, then billed once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
-    # Results look for their server once more when they go, which is after it was stopped.
-    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
 
-    with Valkey() as valkey, Postgres() as postgres:
-        os.environ.update(
-            CELERY_BROKER_URL=valkey.url_of(0),
-            CELERY_RESULT_BACKEND=valkey.url_of(1),
-            TASKGUARD_LOCKS_URL=valkey.url_of(2),
-            TASKGUARD_LEDGER_URL=postgres.create_database("shop"),
-        )
-        taskguard(["ledger", "create"])
-        database = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+    with stage("shop") as (_, database):
         Base.metadata.create_all(database)
         with Session(database) as session:
             session.add_all(Order(id=number, status="PAID") for number in ORDERS)
@@ -112,21 +101,15 @@ def main() -> int:
             session.commit()
 
         with CeleryWorker("shop", children=4, python_path=Path(__file__).parent) as worker:
-            answers = deliver()
-            while not all(answer.ready() for answer in answers):
-                time.sleep(0.1)
-                show(worker)
-            show(worker)
-            answered = {str(answer.get(timeout=1, propagate=False)) for answer in answers}
+            answered = celery_answers(deliver(), worker, about="^(?!Task).*order:")
 
         with Session(database) as session:
             orders = {
                 each.id: (each.status, each.parcels, each.invoices)
                 for each in session.scalars(sa.select(Order).order_by(Order.id))
             }
-        database.dispose()
 
-    print("\nanswers:", *sorted(answered), sep="\n  ")
+    print("\nanswers:", *sorted(set(map(str, answered))), sep="\n  ")
     print("orders:", orders)
     expected = dict.fromkeys(ORDERS, ("BILLED", 1, 1))
     return 0 if orders == {**expected, CANCELLED: ("CANCELLED", 0, 0)} else 1
@@ -138,13 +121,6 @@ def deliver() -> list:
     for order_id in ORDERS:
         answers += [task.delay(order_id) for task in (bill, ship, ship, bill)]
     return [*answers, ship.delay(CANCELLED)]
-
-
-def show(worker) -> None:
-    """What the worker's log says about orders."""
-    for line in worker.new_lines():
-        if "order:" in line and not line.startswith("Task"):
-            print(line.partition(" (message")[0])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
+from support.claims import overtake
 from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from support.proxy import Mode, Proxy
@@ -21,9 +22,6 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.lease import new_owner
-from taskguard.ledger.base import ClaimRequest
-from taskguard.ledger.tables import KEYS, WORKS
 
 PARTS = "packed", "shipped"
 
@@ -66,16 +64,6 @@ class House:
     @property
     def states(self) -> list[str]:
         return self.seen("select state from taskguard_works")
-
-    def overtake(self) -> None:
-        """The lease runs out and somebody else takes the work over."""
-        with self.engine.begin() as db:
-            for table in (KEYS, WORKS):
-                db.execute(sa.update(table).values(lease_until=1))
-        request = {"keys": ("order:1",), "work": "ship order:1", "task": "ship"}
-        self.ledger.claim(
-            ClaimRequest(owner=new_owner("other"), ttl_s=30.0, message=MessageRef("m"), **request)
-        )
 
 
 @pytest.fixture(params=["pg_url", "sqlite_url"])
@@ -151,12 +139,12 @@ def test_a_holder_that_was_overtaken_writes_nothing(house: House) -> None:
     def body(guard: Guard) -> None:
         one_writer = house.engine.dialect.name == "sqlite"
         if one_writer:
-            house.overtake()
+            overtake(house)
         try:
             with atomic():
                 write()
                 if not one_writer:
-                    house.overtake()
+                    overtake(house)
         except StaleTokenError as error:
             heard.append(error)
             raise

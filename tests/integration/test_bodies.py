@@ -23,21 +23,6 @@ from taskguard.guard import Guard
 HALF = "caf\udce9"  # what os.fsdecode makes of b"caf\xe9"
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def shop(request: pytest.FixtureRequest) -> Iterator[GuardedShop]:
-    sqlite = request.param == "sqlite"
-    made = GuardedShop(request.getfixturevalue("sqlite_url" if sqlite else "pg_url"))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pg(pg_url: str) -> Iterator[GuardedShop]:
-    made = GuardedShop(pg_url)
-    yield made
-    made.close()
-
-
 def test_a_generator_is_refused_at_once(pg: GuardedShop) -> None:
     """Nobody would iterate over it: it would be DONE without having run."""
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
+from support.claims import overtake, request
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -29,10 +30,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import Guard
-from taskguard.lease import new_owner
-from taskguard.ledger.base import ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
 
 
 class Base(DeclarativeBase):
@@ -119,23 +117,6 @@ def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
     lent.close()
     if isinstance(bind, sa.Connection):
         bind.close()
-
-
-def overtake(shop: GuardedShop) -> None:
-    """The lease runs out and somebody else takes the work over."""
-    with shop.engine.begin() as db:
-        for table in (KEYS, WORKS):
-            db.execute(sa.update(table).values(lease_until=1))
-    shop.ledger.claim(
-        ClaimRequest(
-            keys=("order:1",),
-            owner=new_owner("other"),
-            ttl_s=30.0,
-            work="ship order:1",
-            task="ship",
-            message=MessageRef("m"),
-        )
-    )
 
 
 # -- together, or not at all ------------------------------------------------------------------
@@ -460,10 +441,7 @@ def test_another_database_is_refused_with_the_reason(
         ledger = SqlLedger(other)
         ledger.create_schema()
     if ledger_there == "same_work":
-        keys, work = ("order:1",), "ship order:1"
-        ledger.claim(
-            ClaimRequest(keys=keys, owner=new_owner("m"), ttl_s=30.0, work=work, task="ship")
-        )
+        ledger.claim(request())
     for make in (Session, sa.Engine.connect):
         on: Any = make(other)
 

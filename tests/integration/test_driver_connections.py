@@ -11,13 +11,11 @@ import pytest
 import sqlalchemy as sa
 from psycopg.rows import dict_row
 
+from support.claims import overtake
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, StaleTokenError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.lease import new_owner
-from taskguard.ledger.base import ClaimRequest, MessageRef
-from taskguard.ledger.tables import KEYS, WORKS
 
 INSERT = "insert into effects values ('x')"
 
@@ -27,18 +25,6 @@ def connect(url: str, **options: Any) -> Any:
     if url.startswith("sqlite"):
         return sqlite3.connect(sa.make_url(url).database or "", timeout=30, **options)
     return psycopg.connect(url.replace("+psycopg", ""), **options)
-
-
-@pytest.fixture(params=["pg_url", "sqlite_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(request.param))
-
-
-@pytest.fixture
-def shop(url: str) -> Iterator[GuardedShop]:
-    made = GuardedShop(url)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -104,21 +90,13 @@ def test_a_body_that_fails_writes_nothing(shop: GuardedShop, on: Any) -> None:
 def test_a_holder_that_was_overtaken_writes_nothing(shop: GuardedShop, on: Any) -> None:
     """Its effects are rolled back with its DONE."""
 
-    def overtake() -> None:
-        with shop.engine.begin() as db:
-            for table in (KEYS, WORKS):
-                db.execute(sa.update(table).values(lease_until=1))
-        message = MessageRef("m")
-        request = ClaimRequest(("order:1",), new_owner("o"), 30.0, "ship order:1", "ship", message)
-        shop.ledger.claim(request)
-
     def body(guard: Guard) -> None:
         is_sqlite = shop.engine.dialect.name == "sqlite"  # one writer at a time
         if is_sqlite:
-            overtake()
+            overtake(shop)
         with pytest.raises(StaleTokenError), guard.transaction(on):
             on.execute(INSERT)
-            overtake()
+            overtake(shop)
 
     shop.deliver(body, NotingQueue())
     assert (shop.effects, shop.states, in_transaction(on)) == ([], ["PROCESSING"], False)

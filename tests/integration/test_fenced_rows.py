@@ -18,12 +18,12 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
+from support.claims import end_leases
 from support.guarded_shop import GuardedShop
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
 from taskguard.fenced.rows import FencedUpdate
 from taskguard.guard import Guard
-from taskguard.ledger.tables import KEYS, WORKS
 
 # Beyond what a double can tell apart, and the largest there is.
 EDGES = [2**53, 2**53 + 1, 2**63 - 1]
@@ -363,9 +363,7 @@ def test_a_holder_that_was_overtaken_cannot_write_elsewhere(pg: sa.Engine, sqlit
         attempt = len(fences)
         mine = guard.fenced(sa.update(Order).where(Order.id == n).values(status=f"by {attempt}"))
         if attempt == 1:  # it is paused here, for longer than its lease
-            with shops[0].engine.begin() as db:
-                for table in (KEYS, WORKS):
-                    db.execute(sa.update(table).values(lease_until=1))
+            end_leases(shops[0].engine)
             with ThreadPoolExecutor() as elsewhere:
                 assert elsewhere.submit(tasks[1], n).result() == "shipped"
         with pg.begin() as db:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from support.claims import request
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -21,25 +22,11 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest, LedgerHold, MessageRef
+from taskguard.ledger.base import Claimed, LedgerHold
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
 from taskguard.testing.servers import Postgres
-
-
-def request(number: int = 1, **values: Any) -> ClaimRequest:
-    values = {
-        "keys": (f"order:{number}",),
-        "owner": new_owner("m"),
-        "ttl_s": 30.0,
-        "work": f"ship order:{number}",
-        "task": "ship",
-        "message": MessageRef("m"),
-        **values,
-    }
-    return ClaimRequest(**values)
 
 
 class Bench:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.claims import request
 from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
@@ -16,15 +17,9 @@ from taskguard.errors import (
     LedgerUnavailableError,
     MissingDriverError,
 )
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest
+from taskguard.ledger.base import Claimed
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.settings import make_ledger
-
-
-def request(number: int = 1) -> ClaimRequest:
-    key = f"order:{number}"
-    return ClaimRequest(keys=(key,), owner=new_owner("m"), ttl_s=30.0, work=f"ship {key}")
 
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from support.claims import request
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -26,8 +27,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Busy, Claimed, ClaimRequest, LedgerHold, MessageRef
+from taskguard.ledger.base import Busy, Claimed, LedgerHold, MessageRef
 from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import KEYS, WORKS
@@ -39,37 +39,10 @@ pytestmark = pytest.mark.debian
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def request(number: int = 1, **values: Any) -> ClaimRequest:
-    values = {
-        "keys": (f"order:{number}",),
-        "owner": new_owner("m"),
-        "ttl_s": 30.0,
-        "work": f"ship order:{number}",
-        "task": "ship",
-        "message": MessageRef("m"),
-        **values,
-    }
-    return ClaimRequest(**values)
-
-
 def claim(ledger: SqlLedger, number: int = 1, **values: Any) -> Claimed:
     found = ledger.claim(request(number, **values))
     assert isinstance(found, Claimed), found
     return found
-
-
-@pytest.fixture
-def make_shop() -> Iterator[Callable[..., GuardedShop]]:
-    made: list[GuardedShop] = []
-
-    def make(*args: Any) -> GuardedShop:
-        made.append(GuardedShop(*args))
-        return made[-1]
-
-    yield make
-    for shop in made:
-        shop.close()
-        shop.engine.dispose()
 
 
 @pytest.fixture(params=[False, True], ids=["url", "engine"])
@@ -79,7 +52,9 @@ def own(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(params=["url", "engine"])
-def shop(request: pytest.FixtureRequest, mariadb_url: str, make_shop: Any) -> Any:
+def shop(
+    request: pytest.FixtureRequest, mariadb_url: str, make_shop: Callable[..., GuardedShop]
+) -> GuardedShop:
     """On the ledger's own connections, and on the user's Engine as MariaDB makes it."""
     return make_shop(
         mariadb_url, sa.create_engine(mariadb_url) if request.param == "engine" else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 import taskguard
+from support.claims import overtake
 from support.guarded_shop import GuardedShop, write
 from taskguard import Guard
 from taskguard.delivery import Answered, Completed
@@ -19,9 +18,6 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
-from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.ledger.transaction import Transactions
 
 
@@ -38,32 +34,9 @@ class Provider:
         return {"charge": len(self.calls), "amounts": (amount,)}
 
 
-@pytest.fixture(params=["pg_url", "sqlite_url"])
-def shop(request: pytest.FixtureRequest) -> Iterator[GuardedShop]:
-    made = GuardedShop(request.getfixturevalue(request.param))
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def provider() -> Provider:
     return Provider()
-
-
-def overtake(shop: GuardedShop) -> None:
-    """The lease runs out and somebody else takes the work over."""
-    with shop.engine.begin() as db:
-        for table in (KEYS, WORKS):
-            db.execute(sa.update(table).values(lease_until=1))
-    request = ClaimRequest(
-        keys=("order:1",),
-        owner=new_owner("m"),
-        ttl_s=30.0,
-        work="ship order:1",
-        task="ship",
-        message=MessageRef("m"),
-    )
-    assert isinstance(shop.ledger.claim(request), Claimed)
 
 
 def test_a_later_attempt_gets_the_stored_result(shop: GuardedShop, provider: Provider) -> None:

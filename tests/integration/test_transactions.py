@@ -12,27 +12,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from support.claims import request
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.base import Claimed, MessageRef
 
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
-
-
-@pytest.fixture
-def make_shop() -> Iterator[Callable[..., GuardedShop]]:
-    made: list[GuardedShop] = []
-
-    def make(*args: Any) -> GuardedShop:
-        made.append(GuardedShop(*args))
-        return made[-1]
-
-    yield make
-    for shop in made:
-        shop.close()
 
 
 @pytest.fixture(params=["url", "engine", "sqlite"])
@@ -42,11 +29,6 @@ def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
         return make_shop(request.getfixturevalue("sqlite_url"))
     url = request.getfixturevalue("pg_url")
     return make_shop(url, sa.create_engine(url) if request.param == "engine" else None)
-
-
-@pytest.fixture
-def pg(pg_url: str, make_shop: Any) -> GuardedShop:
-    return make_shop(pg_url)
 
 
 @pytest.fixture
@@ -340,10 +322,8 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
 ) -> None:
     """A serialization failure between them reaches nobody."""
     shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
-    request = ClaimRequest(
-        keys=("order:1",), owner=new_owner("h"), ttl_s=30.0, work="h", message=MessageRef("h")
-    )
-    assert isinstance(shop.ledger.claim(request), Claimed)
+    holder = request(work="h", message=MessageRef("h"))
+    assert isinstance(shop.ledger.claim(holder), Claimed)
     gate = threading.Barrier(4)
     told: list[Any] = []
 

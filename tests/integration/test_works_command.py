@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
+from support import claims
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard import Guard
 from taskguard.cli import main
 from taskguard.delivery import Completed, Dropped
 from taskguard.errors import StaleTokenError, WorkDeadError
-from taskguard.lease import new_owner
 from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
-from taskguard.ledger.tables import KEYS, WORKS
 
 WORK = "ship order:1"
 
 
-@pytest.fixture(params=["pg_url", "sqlite_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(request.param))
-
-
-@pytest.fixture
-def shop(url: str) -> Iterator[GuardedShop]:
-    made = GuardedShop(url)
-    yield made
-    made.close()
-
-
 def request(*, copy: int = 0) -> ClaimRequest:
-    return ClaimRequest(
-        keys=("order:1",),
-        owner=new_owner("m"),
-        ttl_s=30.0,
-        work=WORK,
-        task="ship",
-        message=MessageRef("m", copy=copy),
-        max_crashes=1,
-    )
+    return claims.request(message=MessageRef("m", copy=copy), max_crashes=1)
 
 
 def die(shop: GuardedShop) -> Claimed:
@@ -50,9 +27,7 @@ def die(shop: GuardedShop) -> Claimed:
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     shop.ledger.defer(request(), lambda _: None)
-    with shop.engine.begin() as db:
-        for table in (KEYS, WORKS):
-            db.execute(sa.update(table).values(lease_until=1))
+    claims.end_leases(shop.engine)
     shop.ledger.claim(request(copy=1))
     assert shop.states == ["DEAD"]
     return claimed
@@ -109,8 +84,7 @@ def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> Non
     assert shop.ledger.revoke(WORK, message="m")
     assert shop.deliver(ship) == Dropped("revoked")
     assert main(["works", "requeue", WORK, "--reason", "wanted after all", "--url", url]) == 0
-    with shop.engine.begin() as db:  # what the revoked holder left runs out
-        db.execute(sa.update(KEYS).values(lease_until=1))
+    claims.end_leases(shop.engine)  # what the revoked holder left
     assert shop.deliver(ship) == Completed("shipped")
     assert shop.effects == ["x"]
 

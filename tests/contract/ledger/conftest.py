@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
-from taskguard.lease import new_owner
+from support.claims import request
 from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
@@ -47,16 +47,7 @@ class Book:
         self, number: int = 1, *, message: str = "m", retries: int = 0, copy: int = 0, **values: Any
     ) -> ClaimRequest:
         """A request for `order:<number>` by an owner of its own."""
-        values = {
-            "keys": (f"order:{number}",),
-            "owner": new_owner(message),
-            "ttl_s": 30.0,
-            "work": f"ship order:{number}",
-            "task": "ship",
-            "message": MessageRef(message, retries, copy),
-            **values,
-        }
-        return ClaimRequest(**values)
+        return request(number, message=MessageRef(message, retries, copy), **values)
 
     def claim(self, number: int = 1, **values: Any) -> Claimed:
         """A request that has to be granted."""

@@ -1,0 +1,38 @@
+"""Guarded shops: as many as a test makes, or one in PostgreSQL, or one in each database.
+
+Guarantees that they are closed when their test ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from support.guarded_shop import GuardedShop
+
+
+@pytest.fixture
+def make_shop() -> Iterator[Callable[..., GuardedShop]]:
+    """Makes the test's shops, of what `GuardedShop` takes."""
+    with ExitStack() as stack:
+        yield lambda *args: stack.enter_context(closing(GuardedShop(*args)))
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty database in PostgreSQL, and in SQLite."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def shop(url: str, make_shop: Callable[..., GuardedShop]) -> GuardedShop:
+    """In PostgreSQL, and in SQLite."""
+    return make_shop(url)
+
+
+@pytest.fixture
+def pg(pg_url: str, make_shop: Callable[..., GuardedShop]) -> GuardedShop:
+    """In PostgreSQL."""
+    return make_shop(pg_url)
