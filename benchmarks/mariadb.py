@@ -28,11 +28,16 @@ EFFECT = "insert into effects values ('order')"
 
 _SCHEMA = (
     "create table effects (item text)",  # InnoDB, by default, as the others
-    "create table hand_keys (id varchar(768) collate utf8mb4_nopad_bin primary key, "
-    "fence bigint not null, owner text not null, lease_until bigint not null)",
-    "create table hand_works (id varchar(768) collate utf8mb4_nopad_bin primary key, "
-    "state text not null, fence bigint not null, owner text not null, lease_until bigint not null)",
+    """create table hand_keys (
+        id varchar(768) collate utf8mb4_nopad_bin primary key,
+        fence bigint not null, owner text not null, lease_until bigint not null
+    )""",
+    """create table hand_works (
+        id varchar(768) collate utf8mb4_nopad_bin primary key, state text not null,
+        fence bigint not null, owner text not null, lease_until bigint not null
+    )""",
 )
+_SESSION = "set session tx_isolation = 'READ-COMMITTED', innodb_lock_wait_timeout = 1"
 _MAKE_KEY = "insert into hand_keys values (%s, 0, '', 0) on duplicate key update id = id"
 # The statement before has locked the row: the clock is later than all waiting.
 _READ_KEY = """
@@ -106,7 +111,7 @@ class _ByHand(HandLock):
             user="root",
             database=database,
             client_flag=pymysql.constants.CLIENT.FOUND_ROWS,
-            init_command="set session tx_isolation = 'READ-COMMITTED', innodb_lock_wait_timeout = 1",
+            init_command=_SESSION,
         )
         for each in _SCHEMA:
             self.ask(each)
