@@ -30,7 +30,8 @@ from taskguard.errors import (
 from taskguard.ledger import postgresql, rows
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
-from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
+from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.tables import FREE, KEYS, WORKS, held, holding, processed, standing
 from taskguard.states import State
 
 if TYPE_CHECKING:
@@ -375,6 +376,9 @@ class Transactions:
             return
         if claim.row is not None:
             rows.complete(db, claim)
+        if self._dialect.updates_joined and len(claim.keys) == 1:
+            self._complete_joined(db, claim, result_json)
+            return
         for key in claim.keys:
             ended = db.execute(
                 sa.update(KEYS)
@@ -384,18 +388,21 @@ class Transactions:
             if ended.rowcount != 1:
                 raise stale(claim)
         done = db.execute(
-            sa.update(WORKS)
-            .where(standing(claim))
-            .values(
-                state=State.DONE.value,
-                result=result_json,
-                lease_until=0,
-                call=None,
-                due=None,
-                finished=self._database.now(),
-            )
+            sa.update(WORKS).where(standing(claim)).values(_done(self._database, result_json))
         )
         if done.rowcount != 1:
+            raise stale(claim)
+
+    def _complete_joined(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
+        """Both rows or none; the key's is locked first, being named first."""
+        values = {
+            "my_key": claim.keys[0],
+            "my_work": claim.work,
+            "my_fence": claim.fence,
+            "my_owner": str(claim.owner),
+            "json": result_json,
+        }
+        if self._database.once(_completing).run(db, values) != 2:
             raise stale(claim)
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
@@ -409,6 +416,31 @@ class Transactions:
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""
         return self._one_statement and len(claim.keys) == 1
+
+
+def _completing(database: Database) -> Prepared:
+    """A key and its work; its parameters are not named as columns are, whose names SET takes."""
+    fence: Any = sa.bindparam("my_fence")
+    owner: Any = sa.bindparam("my_owner")
+    statement = (
+        sa.update(KEYS)
+        .where(held([sa.bindparam("my_key")], fence, owner))
+        .where(processed(sa.bindparam("my_work"), fence, owner))
+        .values({KEYS.c.owner: FREE, KEYS.c.lease_until: 0})
+        .values(_done(database, sa.bindparam("json")))
+    )
+    return Prepared(statement, database.engine.dialect)
+
+
+def _done(database: Database, result_json: Any) -> dict[Any, Any]:
+    return {
+        WORKS.c.state: State.DONE.value,
+        WORKS.c.result: result_json,
+        WORKS.c.lease_until: 0,
+        WORKS.c.call: None,
+        WORKS.c.due: None,
+        WORKS.c.finished: database.now(),
+    }
 
 
 def key_of(claim: Claim) -> str:

@@ -29,11 +29,16 @@ _FAULTS = {
 class PostgreSQL(Dialect):
     """Its answers."""
 
+    locks_joined = False
+
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
 
     @contextmanager
-    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        del apart
         db.exec_driver_sql(
             f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
         )
@@ -46,8 +51,8 @@ class PostgreSQL(Dialect):
             return Fault.AWAY
         return found
 
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        return insert(table).values(**values).on_conflict_do_nothing()
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        return insert(table).values(values).on_conflict_do_nothing()
 
     def raise_copy(
         self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int

@@ -27,11 +27,12 @@ class SQLite(Dialect):
     one_writer = True
 
     def now(self) -> Any:
-        return sa.literal(time.time_ns() // 1000, sa.BigInteger)
+        # Asked whenever a statement is run, which may be made long before.
+        return sa.bindparam("now", callable_=_now_us, type_=sa.BigInteger, unique=True)
 
     def now_us(self, db: sa.Connection) -> int:
         del db
-        return time.time_ns() // 1000
+        return _now_us()
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         if not isinstance(origin, driver.OperationalError | driver.InterfaceError):
@@ -39,8 +40,8 @@ class SQLite(Dialect):
         text = str(origin)
         return next((found for part, found in _FAULTS.items() if part in text), Fault.AWAY)
 
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        return insert(table).values(**values).on_conflict_do_nothing()
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        return insert(table).values(values).on_conflict_do_nothing()
 
     def raise_copy(
         self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
@@ -58,3 +59,7 @@ class SQLite(Dialect):
             getattr(driver, "isolation_level", "") is None
             and getattr(driver, "in_transaction", True) is False
         )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
