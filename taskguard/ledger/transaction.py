@@ -376,33 +376,12 @@ class Transactions:
             return
         if claim.row is not None:
             rows.complete(db, claim)
-        if self._dialect.updates_joined and len(claim.keys) == 1:
-            self._complete_joined(db, claim, result_json)
-            return
+        held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
+        end_key, end_work = self._database.once(_completing)
         for key in claim.keys:
-            ended = db.execute(
-                sa.update(KEYS)
-                .where(KEYS.c.key == key, holding(claim))
-                .values(owner=FREE, lease_until=0)
-            )
-            if ended.rowcount != 1:
+            if end_key.run(db, {"my_key": key, **held_by}) != 1:
                 raise stale(claim)
-        done = db.execute(
-            sa.update(WORKS).where(standing(claim)).values(_done(self._database, result_json))
-        )
-        if done.rowcount != 1:
-            raise stale(claim)
-
-    def _complete_joined(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
-        """Both rows or none; the key's is locked first, being named first."""
-        values = {
-            "my_key": claim.keys[0],
-            "my_work": claim.work,
-            "my_fence": claim.fence,
-            "my_owner": str(claim.owner),
-            "json": result_json,
-        }
-        if self._database.once(_completing).run(db, values) != 2:
+        if end_work.run(db, {"my_work": claim.work, "json": result_json, **held_by}) != 1:
             raise stale(claim)
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
@@ -418,29 +397,26 @@ class Transactions:
         return self._one_statement and len(claim.keys) == 1
 
 
-def _completing(database: Database) -> Prepared:
-    """A key and its work; its parameters are not named as columns are, whose names SET takes."""
+def _completing(database: Database) -> tuple[Prepared, Prepared]:
+    """Of a key, and of the work. A column's own name is taken by SET.
+
+    Not one UPDATE of both where there is one: MariaDB keeps the second row in a temporary table,
+    which takes five times as long as two statements.
+    """
     fence: Any = sa.bindparam("my_fence")
     owner: Any = sa.bindparam("my_owner")
-    statement = (
-        sa.update(KEYS)
-        .where(held([sa.bindparam("my_key")], fence, owner))
-        .where(processed(sa.bindparam("my_work"), fence, owner))
-        .values({KEYS.c.owner: FREE, KEYS.c.lease_until: 0})
-        .values(_done(database, sa.bindparam("json")))
+    key = sa.update(KEYS).where(held([sa.bindparam("my_key")], fence, owner))
+    work = sa.update(WORKS).where(processed(sa.bindparam("my_work"), fence, owner))
+    done = work.values(
+        state=State.DONE.value,
+        result=sa.bindparam("json"),
+        lease_until=0,
+        call=None,
+        due=None,
+        finished=database.now(),
     )
-    return Prepared(statement, database.engine.dialect)
-
-
-def _done(database: Database, result_json: Any) -> dict[Any, Any]:
-    return {
-        WORKS.c.state: State.DONE.value,
-        WORKS.c.result: result_json,
-        WORKS.c.lease_until: 0,
-        WORKS.c.call: None,
-        WORKS.c.due: None,
-        WORKS.c.finished: database.now(),
-    }
+    dialect = database.engine.dialect
+    return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)
 
 
 def key_of(claim: Claim) -> str:

@@ -38,14 +38,12 @@ class Dialect(ABC):
         own: the engine was made from a URL; on an Engine of the user's own nothing may stay
             changed in a session.
         locks_joined: a row can be locked where it is joined by an outer join.
-        updates_joined: one UPDATE can change a row in each of two tables, if both are there.
         claims_apart: claims go by connections that no body has, whose settings can stay as claims
             want them.
     """
 
     one_writer = False
     locks_joined = True
-    updates_joined = False
 
     def __init__(self, *, own: bool) -> None:
         self.own = own

@@ -73,8 +73,6 @@ _FAULTS = {
 class MySQL(Dialect):
     """Their answers."""
 
-    updates_joined = True
-
     @property
     def claims_apart(self) -> bool:
         return self.own
