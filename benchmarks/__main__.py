@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.measure import CONSOLE
 
-ALL = ("startup", "locks", "guarded", "leases", "drain", "scale")
+ALL = ("startup", "locks", "guarded", "mariadb", "leases", "drain", "scale")
 PACKAGES = (
-    "celery", "redis", "psycopg", "sqlalchemy",
+    "celery", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit",
 )  # fmt: skip
 

@@ -71,13 +71,20 @@ return 0
 """
 
 
-class ByHand:
-    """The hand-written way of one delivery."""
+class HandLock:
+    """The lock in Redis."""
 
-    def __init__(self, redis_url: str, dsn: str) -> None:
+    def __init__(self, redis_url: str) -> None:
         self.redis = redis.Redis.from_url(redis_url)
         self.acquire = self.redis.register_script(_ACQUIRE)
         self.release = self.redis.register_script(_RELEASE)
+
+
+class ByHand(HandLock):
+    """The hand-written way of one delivery."""
+
+    def __init__(self, redis_url: str, dsn: str) -> None:
+        super().__init__(redis_url)
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute(SCHEMA)
         self.db.execute(ORDERS)

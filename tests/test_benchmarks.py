@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from taskguard.testing.servers import MariaDB
+
 HERE = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def output() -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "startup", "leases", "--quick"],
+        [sys.executable, "-m", "benchmarks", "startup", "mariadb", "leases", "--quick"],
         cwd=HERE,
         check=False,
         capture_output=True,
@@ -34,6 +36,17 @@ def test_many_leases_are_kept_by_one_thread_in_few_round_trips(output: str) -> N
     trips = re.search(r"lock server and ledger: (\d+)", output)
     assert trips is not None
     assert 0 < int(trips[1]) <= 100
+
+
+def test_mariadb_is_measured_beside_the_same_by_hand(output: str) -> None:
+    """Where it is installed; a line says so where it is not."""
+    if MariaDB.available() is not None:
+        assert "mariadb: skipped" in output
+        return
+    ours = re.search(r"taskguard +│ +[\d,]+ │ +(\d+\.\d+) ", output)
+    assert ours is not None
+    assert float(ours[1]) > 0
+    assert "by hand: redis-py and PyMySQL" in output
 
 
 def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:

@@ -19,6 +19,7 @@ from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, Transact
 from taskguard.ledger.dialects import Fault, dialect_of
 from taskguard.ledger.engine import begins_itself, keeps_session, make_engine
 from taskguard.ledger.numbered import numbered
+from taskguard.ledger.prepared import Prepared
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
@@ -54,6 +55,7 @@ class Database:
             self.engine.dialect.name == "postgresql" and self.engine.dialect.driver == "psycopg"
         )
         self.begins_itself = own and begins_itself(self.engine.url)
+        self._made: dict[Any, Any] = {}
         self._spare: sa.pool.Pool | None = None
         self._spare_pid = 0
         self._spare_engine: sa.Engine | None = None
@@ -71,7 +73,7 @@ class Database:
         return f"{url.drivername} {url.host or ''}/{url.database or ''}"
 
     def spare_pool(self) -> sa.pool.Pool:
-        """A pool like the engine's, for renewals alone.
+        """A pool like the engine's, for renewals, and for claims where those are apart.
 
         They must not wait until a body, whose lease they keep, gives its connection back.
         """
@@ -108,13 +110,15 @@ class Database:
         `spare`: on a connection that no body can have.
         """
         engine = self._transactional
-        if spare and not self.begins_itself and not self.dialect.one_writer:
+        spare = spare and not self.begins_itself and not self.dialect.one_writer
+        if spare:
             engine = self._engine_on_spare_pool()
         with self.translated(), engine.begin() as db:
             if lock_timeout_s is None:
                 yield db
                 return
-            with self.dialect.waiting(db, lock_timeout_s):
+            apart = spare and self.dialect.claims_apart
+            with self.dialect.waiting(db, lock_timeout_s, apart=apart):
                 yield db
 
     def begin(self, settings: dict[str, int]) -> sa.Connection:
@@ -138,6 +142,15 @@ class Database:
             db.close()
             raise
         return db
+
+    def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
+        """The rows of a prepared SELECT within the transaction of `db`."""
+        with _DriverCall(self, db, driver_of(db)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(prepared.text, prepared.parameters(values))
+            rows = [prepared.row._make(found) for found in cursor.fetchall()]
+            cursor.close()
+        return rows
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
@@ -185,6 +198,13 @@ class Database:
             raise
         except LedgerUnavailableError:
             return ask()
+
+    def once(self, make: Callable[..., _T], *args: Any) -> _T:
+        """`make(self, *args)`, made once and kept as long as this: for prepared statements."""
+        made: _T | None = self._made.get((make, args))
+        if made is None:
+            made = self._made[make, args] = make(self, *args)
+        return made
 
     def now(self) -> Any:
         """The database's clock in µs, as an expression."""

@@ -71,20 +71,18 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
         "finished": None,
     }
     unharmed = {"final": 0, "crashes": 0, "crashed_owner": ""}
-    db.execute(
-        database.dialect.insert_missing(
-            WORKS,
-            id=request.work,
-            task=request.task,
-            key=",".join(request.keys),
-            fence=0,
-            attempts=0,
-            created=now,
-            fingerprint=request.fingerprint,
-            **fresh,
-            **unharmed,
-        )
-    )
+    new = {
+        "id": request.work,
+        "task": request.task,
+        "key": ",".join(request.keys),
+        "fence": 0,
+        "attempts": 0,
+        "created": now,
+        "fingerprint": request.fingerprint,
+        **fresh,
+        **unharmed,
+    }
+    db.execute(database.dialect.insert_missing(WORKS, new))
     if _was_set_back(db, request):
         again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
         ended = WORKS.c.state.in_([State.DONE.value, State.DEAD.value])

@@ -474,7 +474,7 @@ class SqlLedger:
                 for index in table.indexes:
                     dialect.create_index(db, index)
             if db.execute(sa.select(SCHEMA.c.version)).first() is None:
-                db.execute(dialect.insert_missing(SCHEMA, version=SCHEMA_VERSION))
+                db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
 
     def close(self) -> None:
         """Close idle connections."""

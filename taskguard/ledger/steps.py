@@ -25,6 +25,7 @@ from taskguard.ledger.base import (
     LedgerHold,
 )
 from taskguard.ledger.database import Database
+from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
@@ -32,9 +33,17 @@ from taskguard.states import Decision, Place, State
 __all__ = ["claim_in_steps", "look", "renew_in_steps"]
 
 
+# Those that decide, and those that are told.
+_COLUMNS = (
+    "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
+    "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished",
+)  # fmt: skip
+
+
 def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
     """Decide and record, in one transaction, whether this delivery may run."""
-    with database.transaction(lock_timeout_s=database.lock_timeout_s) as db:
+    limit_s, apart = database.lock_timeout_s, database.dialect.claims_apart
+    with database.transaction(lock_timeout_s=limit_s, spare=apart) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
             found = _look(database, db, request)
@@ -83,8 +92,7 @@ def look(database: Database, request: ClaimRequest) -> Seen:
 
 def _look(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
-    row, recorded = _read(db, request)
-    now_us = database.now_us(db)
+    row, recorded, now_us = _read(database, db, request)
     decision = decide_row(request, row, recorded, now_us, _place(request, own, row))
     return Seen(row, decision, now_us, own)
 
@@ -94,38 +102,84 @@ def _place(request: ClaimRequest, own: rows.Found | None, row: Any) -> Place | N
 
 
 def _read(
-    db: sa.Connection, request: ClaimRequest, *, lock: bool = False
-) -> tuple[Any, tuple[int, int]]:
-    select = sa.select(WORKS).where(WORKS.c.id == request.work)
-    row = db.execute(select.with_for_update() if lock else select).first()
-    last = sa.select(MESSAGES.c.retries, MESSAGES.c.copy)
-    recorded = db.execute(last.where(MESSAGES.c.message == request.message.id)).first()
-    return row, (0, 0) if recorded is None else (recorded.retries, recorded.copy)
+    database: Database, db: sa.Connection, request: ClaimRequest, *, lock: bool = False
+) -> tuple[Any, tuple[int, int], int]:
+    """The work or None, its message's number, and the clock, which is not that of a wait before."""
+    statements = database.once(_statements, len(request.keys))
+    if lock and not database.dialect.locks_joined:
+        db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == request.work).with_for_update())
+    values = {"work": request.work, "message": request.message.id}
+    [row] = database.read(db, statements.read if lock else statements.look, values)
+    recorded = (row.known_retries or 0, row.known_copy or 0)
+    return (None if row.id is None else row), recorded, row.now_us
+
+
+class _Statements(NamedTuple):
+    """What a claim asks; in `look` and `read` one row, whatever there is."""
+
+    look: Prepared
+    read: Prepared
+    make_keys: Prepared
+    lock_keys: Prepared
+    take_keys: Prepared
+
+
+def _statements(database: Database, keys: int) -> _Statements:
+    """For claims of so many keys."""
+    dialect, sql = database.dialect, database.engine.dialect
+    known = sa.select(MESSAGES).where(MESSAGES.c.message == sa.bindparam("message"))
+    one = sa.select(sa.literal_column("1").label("one")).subquery("one")
+    look = sa.select(
+        dialect.now().label("now_us"),
+        known.with_only_columns(MESSAGES.c.retries).scalar_subquery().label("known_retries"),
+        known.with_only_columns(MESSAGES.c.copy).scalar_subquery().label("known_copy"),
+        *(WORKS.c[name] for name in _COLUMNS),
+    ).select_from(one.outerjoin(WORKS, WORKS.c.id == sa.bindparam("work")))
+    names = [f"key_{number}" for number in range(keys)]
+    these = KEYS.c.key.in_([sa.bindparam(name, type_=KEYS.c.key.type) for name in names])
+    free = {"fence": 0, "owner": FREE, "lease_until": 0}
+    new = [{"key": sa.bindparam(name), **free} for name in names]
+    return _Statements(
+        look=Prepared(look, sql),
+        read=Prepared(look.with_for_update() if dialect.locks_joined else look, sql),
+        make_keys=Prepared(dialect.insert_missing(KEYS, new), sql),
+        lock_keys=Prepared(
+            sa.select(KEYS).where(these).order_by(KEYS.c.key).with_for_update(), sql
+        ),
+        take_keys=Prepared(
+            sa.update(KEYS).where(these), sql, columns=("fence", "owner", "lease_until")
+        ),
+    )
+
+
+def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
+    return Prepared(sa.insert(WORKS), database.engine.dialect, columns=columns)
 
 
 class _Claim:
     """One claim with its rows locked: the user's own, then keys, in order, then the work."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+        self.database = database
         self.db = db
         self.request = request
         self.owner = str(request.owner)
         self.own = None if request.row is None else rows.read(db, request.row, lock=True)
-        select = sa.select(KEYS).where(KEYS.c.key.in_(request.keys)).order_by(KEYS.c.key)
+        self.statements = database.once(_statements, len(request.keys))
+        self.names = {f"key_{number}": key for number, key in enumerate(request.keys)}
         self.keys: Sequence[Any] = ()
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
-            self._make_keys(database)
-            self.keys = db.execute(select.with_for_update()).all()
-        self.now_us = database.now_us(db)
+            self._make_keys()
+            self.keys = database.read(db, self.statements.lock_keys, self.names)
         self.row: Any = None
         self.recorded = (0, 0)
-        if request.work is not None:
-            self.row, self.recorded = _read(db, request, lock=True)
+        if request.work is None:
+            self.now_us = database.now_us(db)
+        else:
+            self.row, self.recorded, self.now_us = _read(database, db, request, lock=True)
 
-    def _make_keys(self, database: Database) -> None:
-        free = {"fence": 0, "owner": FREE, "lease_until": 0}
-        for key in self.request.keys:
-            self.db.execute(database.dialect.insert_missing(KEYS, key=key, **free))
+    def _make_keys(self) -> None:
+        self.statements.make_keys.run(self.db, self.names)
 
     def decide(self) -> ClaimAnswer:
         place = _place(self.request, self.own, self.row)
@@ -151,11 +205,8 @@ class _Claim:
             if self.own is not None:
                 fence = self._move_own(self.own, fence)
             until_us = self.now_us + int(self.request.ttl_s * 1e6)
-            self.db.execute(
-                sa.update(KEYS)
-                .where(KEYS.c.key.in_(self.request.keys))
-                .values(fence=fence, owner=self.owner, lease_until=until_us)
-            )
+            values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
+            self.statements.take_keys.run(self.db, {**self.names, **values})
             if self.request.work is not None:
                 self._write_work(decision, fence, until_us)
         return claimed(self.request, fence, self.row, decision)
@@ -188,16 +239,10 @@ class _Claim:
             values["due"] = until_us
         if row is None:
             fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
-            new = sa.insert(WORKS).values(
-                id=request.work,
-                task=request.task,
-                key=",".join(request.keys),
-                created=self.now_us,
-                **fresh,
-                **values,
-            )
+            values |= {"id": request.work, "task": request.task, "key": ",".join(request.keys)}
+            values |= {"created": self.now_us, **fresh}
             try:
-                self.db.execute(new)
+                self.database.once(_inserting, tuple(values)).run(self.db, values)
             except sa.exc.IntegrityError as error:
                 raise TransactionRetryError("Another claim of this work came first.") from error
             return

@@ -21,7 +21,9 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORKS",
+    "held",
     "holding",
+    "processed",
     "standing",
 ]
 
@@ -142,18 +144,24 @@ MESSAGES = sa.Table(
 
 def holding(claim: Claim) -> Any:
     """The keys are still this claim's: fence and owner."""
-    return sa.and_(
-        KEYS.c.key.in_(claim.keys),
-        KEYS.c.fence == claim.fence,
-        KEYS.c.owner == str(claim.owner),
-    )
+    return held(claim.keys, claim.fence, str(claim.owner))
 
 
 def standing(claim: Claim) -> Any:
     """The work is still this claim's: old state, fence and owner."""
+    return processed(claim.work, claim.fence, str(claim.owner))
+
+
+def held(keys: Any, fence: Any, owner: Any) -> Any:
+    """The keys are this owner's by this fence; values, or parameters for them."""
+    return sa.and_(KEYS.c.key.in_(keys), KEYS.c.fence == fence, KEYS.c.owner == owner)
+
+
+def processed(work: Any, fence: Any, owner: Any) -> Any:
+    """The work is this owner's by this fence; values, or parameters for them."""
     return sa.and_(
-        WORKS.c.id == claim.work,
+        WORKS.c.id == work,
         WORKS.c.state == State.PROCESSING.value,
-        WORKS.c.fence == claim.fence,
-        WORKS.c.owner == str(claim.owner),
+        WORKS.c.fence == fence,
+        WORKS.c.owner == owner,
     )

@@ -30,7 +30,8 @@ from taskguard.errors import (
 from taskguard.ledger import postgresql, rows
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
-from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
+from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.tables import FREE, KEYS, WORKS, held, holding, processed, standing
 from taskguard.states import State
 
 if TYPE_CHECKING:
@@ -375,27 +376,12 @@ class Transactions:
             return
         if claim.row is not None:
             rows.complete(db, claim)
+        held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
+        end_key, end_work = self._database.once(_completing)
         for key in claim.keys:
-            ended = db.execute(
-                sa.update(KEYS)
-                .where(KEYS.c.key == key, holding(claim))
-                .values(owner=FREE, lease_until=0)
-            )
-            if ended.rowcount != 1:
+            if end_key.run(db, {"my_key": key, **held_by}) != 1:
                 raise stale(claim)
-        done = db.execute(
-            sa.update(WORKS)
-            .where(standing(claim))
-            .values(
-                state=State.DONE.value,
-                result=result_json,
-                lease_until=0,
-                call=None,
-                due=None,
-                finished=self._database.now(),
-            )
-        )
-        if done.rowcount != 1:
+        if end_work.run(db, {"my_work": claim.work, "json": result_json, **held_by}) != 1:
             raise stale(claim)
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
@@ -409,6 +395,28 @@ class Transactions:
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""
         return self._one_statement and len(claim.keys) == 1
+
+
+def _completing(database: Database) -> tuple[Prepared, Prepared]:
+    """Of a key, and of the work. A column's own name is taken by SET.
+
+    Not one UPDATE of both where there is one: MariaDB keeps the second row in a temporary table,
+    which takes five times as long as two statements.
+    """
+    fence: Any = sa.bindparam("my_fence")
+    owner: Any = sa.bindparam("my_owner")
+    key = sa.update(KEYS).where(held([sa.bindparam("my_key")], fence, owner))
+    work = sa.update(WORKS).where(processed(sa.bindparam("my_work"), fence, owner))
+    done = work.values(
+        state=State.DONE.value,
+        result=sa.bindparam("json"),
+        lease_until=0,
+        call=None,
+        due=None,
+        finished=database.now(),
+    )
+    dialect = database.engine.dialect
+    return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)
 
 
 def key_of(claim: Claim) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -177,6 +178,114 @@ def test_sessions_of_the_users_engine_stay_as_they_are(mariadb_url: str, make_sh
     with engine.connect() as db:
         assert db.execute(settings).one() == before
     engine.dispose()
+
+
+def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
+    """What the server was asked meanwhile, by the sessions that it knew before."""
+    sessions = {row[0] for row in server.execute("select id from information_schema.processlist")}
+    server.execute("set global log_output = 'TABLE'")
+    server.execute("truncate mysql.general_log")
+    server.execute("set global general_log = 1")
+    try:
+        do()
+    finally:
+        server.execute("set global general_log = 0")
+    log = "select thread_id, argument from mysql.general_log where command_type = 'Query'"
+    rows = server.execute(f"{log} order by event_time")
+    return [text for session, text in rows if session in sessions]
+
+
+def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_url: str) -> None:
+    """COMMIT among them, and nothing after it. They were 14 and 7; a duplicate's, 7."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    ledger.complete(claim(ledger).claim, None)  # its sessions are set by now
+    claims: list[Claimed] = []
+    claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
+    completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
+    answering = asked(mariadb, lambda: ledger.claim(request(2)))
+    for questions, limit in ((claiming, 7), (completing, 6), (answering, 2)):
+        assert 0 < len(questions) <= limit, questions
+        assert questions[-1] == "COMMIT"
+    ledger.close()
+
+
+def test_a_completion_locks_the_key_before_the_work(mariadb_url: str) -> None:
+    """As claims do. The other way round the two would deadlock."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    claimed = claim(ledger).claim
+    engine = sa.create_engine(mariadb_url)
+    key = sa.select(KEYS.c.key).with_for_update(skip_locked=True)
+
+    def key_is_locked() -> bool:
+        with engine.connect() as db:
+            return db.execute(key).first() is None
+
+    thread = threading.Thread(target=lambda: ledger.complete(claimed, None))
+    with engine.begin() as db:
+        db.execute(sa.select(WORKS).with_for_update())
+        thread.start()
+        wait_until(key_is_locked)
+    thread.join()
+    view = ledger.view("ship order:1")
+    assert view is not None
+    assert view.state is State.DONE
+    engine.dispose()
+    ledger.close()
+
+
+def test_bodies_wait_for_locks_as_the_server_says(mariadb_url: str) -> None:
+    """Claims' limit stays with sessions, and none of those is ever a body's."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    engine = sa.create_engine(mariadb_url)
+    limit = sa.text("select @@innodb_lock_wait_timeout")
+    with engine.connect() as db:
+        servers = db.execute(limit).scalar()
+    engine.dispose()
+    assert servers != 1
+    for number in range(3):
+        message = MessageRef(f"m{number}")
+        claimed = claim(ledger, number, message=message)
+        assert ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
+        assert ledger.defer(request(number, message=message), lambda copy: None)
+        with ledger.transaction(claimed.claim) as tx:
+            assert tx.db.execute(limit).scalar() == servers
+            tx.complete(claimed.claim, None)
+    ledger.close()
+
+
+def test_a_connection_that_goes_back_has_no_transaction(mariadb_url: str) -> None:
+    """It is not rolled back after a COMMIT that went well, and is after all else."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    claim(ledger)
+    other = sa.create_engine(mariadb_url)
+    free = sa.select(KEYS.c.key).with_for_update(nowait=True)
+    lock = sa.select(KEYS.c.key).with_for_update()
+    engine = ledger._database.engine
+
+    def is_free() -> bool:
+        with other.connect() as db:
+            return db.execute(free).scalar() == "order:1"
+
+    raw = engine.raw_connection()
+    raw.cursor().execute("select * from taskguard_keys for update")
+    raw.close()
+    assert is_free()
+    db = engine.connect()
+    db.execute(lock)
+    del db  # nobody closed it
+    gc.collect()
+    assert is_free()
+    with engine.connect() as db:
+        db.execute(lock)
+        db.commit()
+        db.execute(lock)
+    assert is_free()
+    other.dispose()
+    ledger.close()
 
 
 def test_a_connection_that_counts_changed_rows_is_refused(

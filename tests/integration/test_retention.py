@@ -190,8 +190,8 @@ def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
     store.age(31)
     make, purged = steps._Claim._make_keys, []
 
-    def make_keys(self: Any, insert: Any) -> None:
-        make(self, insert)
+    def make_keys(self: Any) -> None:
+        make(self)
         if not purged:
             purged.append(store.ledger.purge(older_than_s=30 * DAY_S))
 

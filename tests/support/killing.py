@@ -42,7 +42,7 @@ class KillAt:
         self._left = at
         for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
             sa.event.listen(engine, event, self.count)
-        for name in ("ask", "ask_in"):
+        for name in ("ask", "ask_in", "read"):
             setattr(Database, name, self.around(getattr(Database, name)))
 
     def count(self, *_: Any) -> None:

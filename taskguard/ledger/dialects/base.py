@@ -37,12 +37,20 @@ class Dialect(ABC):
         one_writer: an open transaction stops all others, whatever rows they want.
         own: the engine was made from a URL; on an Engine of the user's own nothing may stay
             changed in a session.
+        locks_joined: a row can be locked where it is joined by an outer join.
+        claims_apart: claims go by connections that no body has, whose settings can stay as claims
+            want them.
     """
 
     one_writer = False
+    locks_joined = True
 
     def __init__(self, *, own: bool) -> None:
         self.own = own
+
+    @property
+    def claims_apart(self) -> bool:
+        return False
 
     def watch(self, engine: sa.Engine) -> None:  # noqa: B027 - most drivers need no watching
         """Listen to what the driver does on this engine."""
@@ -56,9 +64,14 @@ class Dialect(ABC):
         return int(db.execute(sa.select(self.now())).scalar_one())
 
     @contextmanager
-    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
-        """Statements within wait for row locks no longer than so."""
-        del db, lock_timeout_s
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        """Statements within wait for row locks no longer than so.
+
+        `apart`: on a connection that no body can have, so that the limit may stay.
+        """
+        del db, lock_timeout_s, apart
         yield
 
     @abstractmethod
@@ -66,8 +79,8 @@ class Dialect(ABC):
         """What an error of the driver means; None: it is the statement's own."""
 
     @abstractmethod
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        """A row is made unless there is one with this primary key; nothing is changed."""
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        """Rows are made unless there are some with these primary keys; nothing is changed."""
 
     @abstractmethod
     def raise_copy(

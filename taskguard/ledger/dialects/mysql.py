@@ -31,10 +31,12 @@ from sqlalchemy.dialects.mysql import insert
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
 from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
+from taskguard.ledger.engine import watch_ends
 from taskguard.ledger.tables import MESSAGES, WORKS, standing
 
 __all__ = ["MySQL"]
 
+_WAIT = "taskguard_wait"  # in what SQLAlchemy keeps with a connection
 _NO_SAVEPOINT = 1305
 _FOUND_ROWS = 2  # pymysql.constants.CLIENT.FOUND_ROWS
 _FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 2000, 2999
@@ -71,9 +73,15 @@ _FAULTS = {
 class MySQL(Dialect):
     """Their answers."""
 
+    @property
+    def claims_apart(self) -> bool:
+        return self.own
+
     def watch(self, engine: sa.Engine) -> None:
         if not sa.event.contains(engine, "handle_error", _throw_away):
             sa.event.listen(engine, "handle_error", _throw_away)
+            if self.own:
+                watch_ends(engine)
 
     def now(self) -> Any:
         # The time of the statement's start, so read after row locks in a statement of its own.
@@ -92,13 +100,22 @@ class MySQL(Dialect):
                 raise  # nobody else came first
 
     @contextmanager
-    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
         self.check(db)
+        limit_s = max(1, math.ceil(lock_timeout_s))
+        if apart:
+            if db.info.get(_WAIT) != limit_s:
+                db.exec_driver_sql(f"set session innodb_lock_wait_timeout = {limit_s}")
+                db.info[_WAIT] = limit_s
+            yield
+            return
         if not self.own:
             db.exec_driver_sql("set transaction isolation level read committed")
         db.exec_driver_sql(
             "set @taskguard_wait = @@innodb_lock_wait_timeout, "
-            f"session innodb_lock_wait_timeout = {max(1, math.ceil(lock_timeout_s))}"
+            f"session innodb_lock_wait_timeout = {limit_s}"
         )
         try:
             yield
@@ -120,16 +137,17 @@ class MySQL(Dialect):
             return Fault.AWAY
         return Fault.AWAY if isinstance(origin, driver.InterfaceError) else None
 
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
         key = next(iter(table.primary_key))
-        return insert(table).values(**values).on_duplicate_key_update({key.name: key})
+        return insert(table).values(values).on_duplicate_key_update({key.name: key})
 
     def raise_copy(
         self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
     ) -> bool:
         # A row that is there now, and locked; then the number, if it is lower.
         nothing = {"retries": -1, "copy": -1, "updated": now_us}
-        db.execute(self.insert_missing(MESSAGES, message=message.id, work=work, **nothing))
+        new = {"message": message.id, "work": work, **nothing}
+        db.execute(self.insert_missing(MESSAGES, new))
         raised = db.execute(
             sa.update(MESSAGES)
             .where(MESSAGES.c.message == message.id, newer_copy(message, copy))

@@ -22,8 +22,8 @@ class OnConflict(Dialect):
 
     insert: Any
 
-    def insert_missing(self, table: sa.Table, **values: Any) -> Any:
-        return self.insert(table).values(**values).on_conflict_do_nothing()
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        return self.insert(table).values(values).on_conflict_do_nothing()
 
     def raise_copy(
         self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int

@@ -30,12 +30,16 @@ class PostgreSQL(OnConflict):
     """Its answers."""
 
     insert = staticmethod(insert)
+    locks_joined = False
 
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
 
     @contextmanager
-    def waiting(self, db: sa.Connection, lock_timeout_s: float) -> Iterator[None]:
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        del apart
         db.exec_driver_sql(
             f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
         )

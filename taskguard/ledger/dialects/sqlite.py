@@ -24,15 +24,15 @@ class SQLite(OnConflict):
     """Its answers."""
 
     insert = staticmethod(insert)
-
     one_writer = True
 
     def now(self) -> Any:
-        return sa.literal(time.time_ns() // 1000, sa.BigInteger)
+        # Asked whenever a statement is run, which may be made long before.
+        return sa.bindparam("now", callable_=_now_us, type_=sa.BigInteger, unique=True)
 
     def now_us(self, db: sa.Connection) -> int:
         del db
-        return time.time_ns() // 1000
+        return _now_us()
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         if not isinstance(origin, driver.OperationalError | driver.InterfaceError):
@@ -46,3 +46,7 @@ class SQLite(OnConflict):
             getattr(driver, "isolation_level", "") is None
             and getattr(driver, "in_transaction", True) is False
         )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

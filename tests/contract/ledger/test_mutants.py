@@ -38,6 +38,8 @@ def without_fence_checks(patch: Patch) -> None:
         patch.setattr(module, "standing", lambda claim: WORKS.c.id == claim.work)
     for module in (transaction, sql):
         patch.setattr(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
+    patch.setattr(transaction, "processed", lambda work, fence, owner: WORKS.c.id == work)
+    patch.setattr(transaction, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
     check = "fence = %(fence)s::bigint and {0}owner = %(owner)s::text"
     edit(
         patch,
@@ -52,6 +54,13 @@ def without_leases(patch: Patch) -> None:
     now_us = Database.now_us
     ahead_us = itertools.count(10**15, 10**15)
     patch.setattr(Database, "now_us", lambda self, db: now_us(self, db) + next(ahead_us))
+    read = steps._read
+
+    def ahead(*args: Any, **options: Any) -> Any:
+        row, recorded, clock_us = read(*args, **options)
+        return row, recorded, clock_us + next(ahead_us)
+
+    patch.setattr(steps, "_read", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     edit(patch, "_CLAIM", key, *work)
