@@ -199,11 +199,18 @@ class Database:
         except LedgerUnavailableError:
             return ask()
 
+    def elsewhere(self, engine: sa.Engine) -> Database:
+        """The same by way of another Engine; what was made `once` is made for both."""
+        database = Database(engine, lock_timeout_s=self.lock_timeout_s)
+        database._made = self._made
+        return database
+
     def once(self, make: Callable[..., _T], *args: Any) -> _T:
-        """`make(self, *args)`, made once and kept as long as this: for prepared statements."""
-        made: _T | None = self._made.get((make, args))
+        """`make(self, *args)`, made once for a kind of driver: for prepared statements."""
+        kind = self.engine.dialect.name, self.engine.dialect.driver
+        made: _T | None = self._made.get((kind, make, args))
         if made is None:
-            made = self._made[make, args] = make(self, *args)
+            made = self._made[kind, make, args] = make(self, *args)
         return made
 
     def now(self) -> Any:

@@ -187,7 +187,7 @@ class Transactions:
         """The same by way of another Engine, which may use another driver."""
         if engine is self._database.engine:
             return self
-        database = Database(engine, lock_timeout_s=self._database.lock_timeout_s)
+        database = self._database.elsewhere(engine)
         return Transactions(
             database,
             one_statement=self._one_statement and database.one_statement,
