@@ -180,8 +180,11 @@ class Database:
             pooled.close()
 
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
-        """By psycopg, whatever kind of rows the connection is set to give."""
+        """By psycopg."""
         psycopg: Any = self.engine.dialect.loaded_dbapi
+        if connection.cursor_factory is not psycopg.Cursor:
+            # The user's own choice: one that binds values itself prepares nothing, for a pooler.
+            return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
         text, names = numbered(statement)
         return list(cursor.execute(text, [values[name] for name in names]).fetchall())

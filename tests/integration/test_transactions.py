@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -60,6 +61,25 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
     look(2)
     look(3)
     assert found == [("1min", "2s")] * 3
+
+
+def test_a_users_kind_of_cursor_stays(pg_url: str, make_shop: Any) -> None:
+    """Who binds values by the client, because of a pooler, finds no statement prepared."""
+    engine = sa.create_engine(pg_url, connect_args={"cursor_factory": psycopg.ClientCursor})
+    shop = make_shop(pg_url, engine)
+
+    @shop.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, str(order))
+
+    for order in range(8):
+        ship(order)
+        ship(order)
+    assert len(shop.effects) == 8
+    with engine.connect() as db:
+        prepared = db.execute(sa.text("select count(*) from pg_prepared_statements"))
+        assert prepared.scalar_one() == 0
 
 
 # -- the body ends it -------------------------------------------------------------------------
