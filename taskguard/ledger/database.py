@@ -17,14 +17,13 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
 from taskguard.ledger.dialects import Fault, dialect_of
-from taskguard.ledger.engine import begins_itself, keeps_session, make_engine
+from taskguard.ledger.engine import begins_itself, make_engine
 from taskguard.ledger.numbered import numbered
 from taskguard.ledger.prepared import Prepared
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
-_SETTINGS = "taskguard_settings"  # in what SQLAlchemy keeps with a connection
 
 
 class LockTimeoutError(LedgerUnavailableError):
@@ -84,11 +83,19 @@ class Database:
         return self._spare
 
     def _engine_on_spare_pool(self) -> sa.Engine:
-        pool = self.spare_pool()
-        if self._spare_engine is None:
-            self._spare_engine = sa.Engine(pool, self.engine.dialect, self.engine.url)
-            self.dialect.watch(self._spare_engine)
-        return self._spare_engine
+        pool, engine = self.spare_pool(), self._spare_engine
+        if engine is None or engine.pool is not pool:
+            engine = self._spare_engine = sa.Engine(pool, self.engine.dialect, self.engine.url)
+            self.dialect.watch(engine)
+        return engine
+
+    def forget_idle(self) -> None:
+        """Throw idle connections away, the spare pool's as well."""
+        self.engine.dispose()
+        spare = self._spare
+        if spare is not None and self._spare_pid == os.getpid():
+            self._spare = self.engine.pool.recreate()
+            spare.dispose()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -124,20 +131,15 @@ class Database:
     def begin(self, settings: dict[str, int]) -> sa.Connection:
         """A connection in a transaction with these settings, where statements commit by themselves.
 
-        They stay with a session: only its first transaction sets them. psycopg's own COMMIT and
-        ROLLBACK end the transaction: they go by the state of the session.
+        In one message, each time: a body may have changed those of its session. psycopg's own
+        COMMIT and ROLLBACK end the transaction: they go by the state of the session.
         """
+        local = (f"set local {name} = {value}" for name, value in settings.items())
         db = self.connect()
         try:
             db.begin()
             with _DriverCall(self, db, driver_of(db)) as connection:
-                if not keeps_session(connection):
-                    connection.execute(_settings("begin; ", "set local", settings))
-                    return db
-                if db.info.get(_SETTINGS) != settings:
-                    connection.execute(_settings("", "set", settings))
-                    db.info[_SETTINGS] = settings
-                connection.execute("begin")
+                connection.execute("; ".join(["begin", *local]))
         except BaseException:
             db.close()
             raise
@@ -290,14 +292,10 @@ class _DriverCall:
             return
         if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
-            engine.dispose()  # the idle ones are no better
+            self._database.forget_idle()  # they are no better
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error
-
-
-def _settings(before: str, how: str, settings: dict[str, int]) -> str:
-    return before + "; ".join(f"{how} {name} = {value}" for name, value in settings.items())
 
 
 def driver_of(db: sa.Connection) -> Any:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["begins_itself", "keeps_session", "make_engine", "watch_ends"]
+__all__ = ["begins_itself", "make_engine"]
 
 _CONNECT_TIMEOUT_S = 5
 _POOL = {"pool_size": 10, "max_overflow": 50}
@@ -32,12 +32,7 @@ _POSTGRESQL: dict[str, Any] = {
         "tcp_user_timeout": 15_000,
     },
 }
-_MYSQL: dict[str, Any] = {
-    **_POOL,
-    "isolation_level": "READ COMMITTED",
-    "pool_reset_on_return": None,  # by `_roll_back` where there is something to
-}
-_ENDED = "taskguard_ended"  # in what SQLAlchemy keeps with a connection
+_MYSQL: dict[str, Any] = {**_POOL, "isolation_level": "READ COMMITTED"}
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -126,43 +121,7 @@ def _create_mysql(url: sa.URL) -> sa.Engine:
             _watch_by_keepalive(connection)
 
     sa.event.listen(engine, "connect", tune)
-    sa.event.listen(engine, "checkout", _forget_end)
-    sa.event.listen(engine, "reset", _roll_back)
     return engine
-
-
-def watch_ends(engine: sa.Engine) -> None:
-    """Know of each connection whether a COMMIT or ROLLBACK that went well was its last word.
-
-    Else it is rolled back when it goes back to its pool, which is a round trip.
-    """
-    sa.event.listen(engine, "begin", _has_not_ended)
-    sa.event.listen(engine, "commit", _ends)
-    sa.event.listen(engine, "rollback", _ends)
-    sa.event.listen(engine, "handle_error", _failed)
-
-
-def _forget_end(_connection: Any, record: Any, _proxy: Any) -> None:
-    record.info.pop(_ENDED, None)
-
-
-def _has_not_ended(db: sa.Connection) -> None:
-    db.info.pop(_ENDED, None)
-
-
-def _ends(db: sa.Connection) -> None:
-    if not db.invalidated:
-        db.info[_ENDED] = True
-
-
-def _failed(context: sa.engine.ExceptionContext) -> None:
-    if context.connection is not None and not context.connection.invalidated:
-        _has_not_ended(context.connection)
-
-
-def _roll_back(connection: Any, record: Any, state: Any) -> None:
-    if not state.terminate_only and not record.info.get(_ENDED):
-        connection.rollback()
 
 
 def _watch_by_keepalive(connection: Any) -> None:
@@ -187,11 +146,6 @@ def _prepare_nothing_behind_a_pooler(connection: Any, _record: Any) -> None:
     connection.rollback()  # asks nothing where that opened no transaction
     if session_pid != connection.pgconn.backend_pid:
         connection.prepare_threshold = None
-
-
-def keeps_session(connection: Any) -> bool:
-    """Whether what is set on an engine's connection from here stays set, and is nobody else's."""
-    return connection.prepare_threshold is not None
 
 
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:

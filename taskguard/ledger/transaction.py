@@ -12,6 +12,7 @@ Read next: `borrowed.py`, for transactions on the user's own Session or Connecti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from types import TracebackType
@@ -317,6 +318,12 @@ class Transactions:
                 raise  # the database said no: a deferred constraint
             db.close()  # its row locks and its place in the pool
             self.resolve(claim, error, mark)
+        except BaseException:
+            # An interrupt, or a listener of the user's. COMMIT may not have been sent: whoever has
+            # the connection next must not do it.
+            with contextlib.suppress(Exception):
+                db.rollback()
+            raise
 
     def is_unknown(self, error: BaseException) -> bool:
         """Whether nobody knows what became of the COMMIT that failed with it.

@@ -209,6 +209,7 @@ FAULTS = (
             "faults/test_cluster.py": (
                 "test_a_lock_moves_with_all_that_belongs_to_it",
                 "test_in_the_middle_the_ledger_decides",
+                "test_fenced_values_follow_their_slot",
             ),
             "integration/test_redis_faults.py": ("TestRefusals::test_cluster",),
         },
@@ -385,6 +386,7 @@ FAULTS = (
             "faults/test_database.py": (
                 "TestPooler::test_the_ledger_works",
                 "TestPooler::test_leases_are_renewed_and_stale_holders_refused",
+                "TestPooler::test_transactions_are_bounded_and_sessions_are_not",
             ),
         },
         Reason("Advisory locks as a lock server do not exist yet: they would have to refuse it."),

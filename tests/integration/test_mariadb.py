@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
 
 
 def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_url: str) -> None:
-    """COMMIT among them, and nothing after it. They were 14 and 7; a duplicate's, 7."""
+    """COMMIT and the pool's ROLLBACK among them. A claim's were 14; a duplicate's, 7."""
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     ledger.complete(claim(ledger).claim, None)  # its sessions are set by now
@@ -204,9 +205,9 @@ def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_ur
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
     completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
     answering = asked(mariadb, lambda: ledger.claim(request(2)))
-    for questions, limit in ((claiming, 7), (completing, 6), (answering, 2)):
+    for questions, limit in ((claiming, 8), (completing, 7), (answering, 3)):
         assert 0 < len(questions) <= limit, questions
-        assert questions[-1] == "COMMIT"
+        assert questions[-2:] == ["COMMIT", "ROLLBACK"]
     ledger.close()
 
 
@@ -751,3 +752,40 @@ def test_on_the_users_engine_an_open_body_locks_nothing(mariadb_url: str) -> Non
         tx.complete(frozen, None)
     engine.dispose()
     other.close()
+
+
+def test_what_a_body_wrote_before_a_commit_that_was_refused_is_never_committed(
+    shop: GuardedShop,
+) -> None:
+    """The connection goes back to the pool without it: FAILED, and other work, commit later."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            if n == 1:
+                db.commit()
+
+    with pytest.raises(TransactionUsageError):
+        ship(1)
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+def test_claims_go_through_again_whatever_idle_connections_a_restart_left(
+    mariadb: MariaDB, mariadb_url: str
+) -> None:
+    """One that is found dead takes the others along, which are as dead."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    database = ledger._database
+    with ExitStack() as at_once:  # three claims at the same moment
+        for _ in range(3):
+            claiming = database.transaction(lock_timeout_s=database.lock_timeout_s, spare=True)
+            at_once.enter_context(claiming).exec_driver_sql("select 1")
+    name = sa.make_url(mariadb_url).database
+    for (pid,) in mariadb.execute(
+        f"select id from information_schema.processlist where db = '{name}'"
+    ):
+        mariadb.execute(f"kill {pid}")
+    claim(ledger)
+    ledger.close()

@@ -44,7 +44,7 @@ def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[G
 
 @pytest.mark.parametrize("shop", ["url", "engine"], indirect=True)
 def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
-    """Also those after the first on a connection, and after one that was rolled back."""
+    """Also after one that was rolled back, and after a body that set its session's limits."""
     names = ("idle_in_transaction_session_timeout", "client_connection_check_interval")
     settings = sa.select(*(sa.func.current_setting(name) for name in names))
     found: list[Any] = []
@@ -55,12 +55,41 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
             found.append(tuple(db.execute(settings).one()))
             if order == 1:
                 raise RuntimeError("rolled back")
+            db.execute(sa.text("set idle_in_transaction_session_timeout = 0"))
 
     with pytest.raises(RuntimeError):
         look(1)
     look(2)
     look(3)
     assert found == [("1min", "2s")] * 3
+
+
+@pytest.mark.parametrize("url", ["pg_url", "sqlite_url"])
+def test_what_stops_a_commit_leaves_nothing_to_whoever_is_next(
+    request: pytest.FixtureRequest, url: str, make_shop: Any
+) -> None:
+    """An interrupt before COMMIT is sent: the connection's next transaction commits its own."""
+    url = request.getfixturevalue(url)
+    engine = sa.create_engine(url, poolclass=sa.pool.QueuePool, pool_size=1, max_overflow=0)
+    shop = make_shop(url, engine)
+    armed: list[str] = []
+
+    @sa.event.listens_for(engine, "commit")
+    def interrupt(db: sa.Connection) -> None:
+        if armed:
+            raise KeyboardInterrupt(armed.pop())
+
+    @shop.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, str(order))
+            if order == 1:
+                armed.append("now")
+
+    with pytest.raises(KeyboardInterrupt):
+        ship(1)
+    ship(2)
+    assert shop.effects == ["2"]
 
 
 def test_a_users_kind_of_cursor_stays(pg_url: str, make_shop: Any) -> None:

@@ -31,7 +31,6 @@ from sqlalchemy.dialects.mysql import insert
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
 from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
-from taskguard.ledger.engine import watch_ends
 from taskguard.ledger.tables import MESSAGES, WORKS, standing
 
 __all__ = ["MySQL"]
@@ -80,8 +79,6 @@ class MySQL(Dialect):
     def watch(self, engine: sa.Engine) -> None:
         if not sa.event.contains(engine, "handle_error", _throw_away):
             sa.event.listen(engine, "handle_error", _throw_away)
-            if self.own:
-                watch_ends(engine)
 
     def now(self) -> Any:
         # The time of the statement's start, so read after row locks in a statement of its own.
