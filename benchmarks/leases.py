@@ -21,6 +21,9 @@ TTL_S = 30.0
 INTERVAL_S = TTL_S / 3
 INTERVALS = 5
 
+# So long the watchdogs of what was measured before may still be there, which would be counted.
+_LINGER_S = 3.0
+
 
 def main(*, quick: bool) -> None:
     """Print what was seen over five renewal intervals."""
@@ -40,6 +43,7 @@ def main(*, quick: bool) -> None:
         tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=(listen,))
         trips = _Trips(tg, ledger)
         with contextlib.ExitStack() as stack:
+            time.sleep(_LINGER_S)
             threads = threading.active_count()
             process = psutil.Process()
             native = process.num_threads()
