@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 import taskguard
 from benchmarks.hand_written import ByHand
-from benchmarks.measure import in_turns, show
+from benchmarks.measure import Figure, in_turns, show
 from taskguard import Guard
 from taskguard.ledger.sql import SqlLedger
 from taskguard.testing.servers import Postgres, Valkey
@@ -48,29 +49,45 @@ def _measure(disk: str, *, quick: bool, **settings: int) -> None:
         url = postgres.create_database("bench")
         by_hand = ByHand(valkey.url, url.replace("+psycopg", ""))
         by_hand.db.execute("create table effects (item text)")
-        ledger = SqlLedger(url)
-        ledger.create_schema()
-        tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=())
-        found = in_turns(
-            _cases(tg, by_hand),
-            reference=REFERENCE,
-            rounds=5 if quick else 15,
-            repeats=50 if quick else 200,
-        )
+        with house(valkey.url, url) as tg:
+            found = compare(_cases(tg, by_hand), reference=REFERENCE, quick=quick)
         by_hand.close()
-        tg.close()
     title = f"A guarded call: lock, claim, one effect with DONE, release; fsync on, {disk}"
     show(title, "µs", found)
 
 
-def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
-    numbers = itertools.count()
+@contextmanager
+def house(locks: str, database: str) -> Iterator[taskguard.TaskGuard]:
+    """Locks and an empty ledger, which nobody listens to."""
+    ledger = SqlLedger(database)
+    ledger.create_schema()
+    tg = taskguard.connect(locks=locks, ledger=ledger, listeners=())
+    yield tg
+    tg.close()
+
+
+def compare(cases: dict[str, Callable[[], object]], *, reference: str, quick: bool) -> list[Figure]:
+    """Calls of some milliseconds, in turns."""
+    rounds, repeats = (5, 50) if quick else (15, 200)
+    return in_turns(cases, reference=reference, rounds=rounds, repeats=repeats)
+
+
+def shipping(tg: taskguard.TaskGuard) -> Callable[[int], None]:
+    """A guarded function with one effect."""
     statement = sa.text(EFFECT)
 
     @tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             db.execute(statement)
+
+    return ship
+
+
+def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
+    numbers = itertools.count()
+    statement = sa.text(EFFECT)
+    ship = shipping(tg)
 
     @tg.guarded(key="order:<order>")
     def touch(order: int) -> None:

@@ -14,17 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pymysql
-import sqlalchemy as sa
 
 import taskguard
+from benchmarks.guarded import EFFECT, compare, house, shipping
 from benchmarks.hand_written import HandLock
-from benchmarks.measure import CONSOLE, in_turns, show
-from taskguard import Guard
-from taskguard.ledger.sql import SqlLedger
+from benchmarks.measure import CONSOLE, show
 from taskguard.testing.servers import MariaDB, Valkey
 
 REFERENCE = "by hand: redis-py and PyMySQL"
-EFFECT = "insert into effects values ('order')"
 
 _SCHEMA = (
     "create table effects (item text)",  # InnoDB, by default, as the others
@@ -69,29 +66,15 @@ def main(*, quick: bool) -> None:
     with Valkey() as valkey, MariaDB() as mariadb:
         url = mariadb.create_database("bench")
         by_hand = _ByHand(valkey.url, mariadb.port, "bench")
-        ledger = SqlLedger(url)
-        ledger.create_schema()
-        tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=())
-        found = in_turns(
-            _cases(tg, by_hand),
-            reference=REFERENCE,
-            rounds=5 if quick else 15,
-            repeats=50 if quick else 200,
-        )
+        with house(valkey.url, url) as tg:
+            found = compare(_cases(tg, by_hand), reference=REFERENCE, quick=quick)
         by_hand.close()
-        tg.close()
     show("A guarded call on MariaDB: lock, claim, one effect with DONE, release", "µs", found)
 
 
 def _cases(tg: taskguard.TaskGuard, by_hand: _ByHand) -> dict[str, Callable[[], object]]:
     numbers = itertools.count()
-    statement = sa.text(EFFECT)
-
-    @tg.guarded(key="order:<order>")
-    def ship(order: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            db.execute(statement)
-
+    ship = shipping(tg)
     return {
         REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}"),
         "taskguard": lambda: ship(next(numbers)),
