@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, LedgerSchemaError, TransactionUsageError
-from taskguard.ledger import postgresql
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
@@ -134,7 +133,7 @@ class BorrowedTransaction(SqlTransaction):
 
     def _admit(self) -> None:
         """Nothing else begins here, and this claim is seen here."""
-        db, level = self.db, ""
+        db = self.db
         dialect = self._transactions.database.dialect
         if dialect.autocommits(driver_of(db)):
             raise ConfigurationError(
@@ -144,12 +143,8 @@ class BorrowedTransaction(SqlTransaction):
                 key=key_of(self._claim),
             )
         dialect.check(db)
-        idle_s = self._home.idle_in_transaction_s
-        if db.dialect.name == "postgresql":
-            level = postgresql.bound(db, idle_in_transaction_s=idle_s)
-        else:
-            dialect.begun(db, idle_s=idle_s)
-        if not self._is_seen():
+        level, seen = self._bound()
+        if not seen:
             self._lender.roll_back()  # on SQLite its lock would keep everybody else away
             with self._home.database.transaction() as home:
                 if self._home.stands(home, self._claim):
@@ -159,12 +154,19 @@ class BorrowedTransaction(SqlTransaction):
             # A renewal in between would make the completion a serialization failure.
             self._transactions.lock(db, self._claim)
 
-    def _is_seen(self) -> bool:
+    def _bound(self) -> tuple[str, bool]:
+        """The transaction's isolation level, where that is known, and whether it sees the claim."""
+        db, transactions = self.db, self._transactions
+        database = transactions.database
+        driver: Any = database.engine.dialect.loaded_dbapi
         try:
-            with self._transactions.database.translated():
-                self._lender.prepare(self.db)
-                return self._transactions.stands(self.db, self._claim)
-        except (LedgerSchemaError, sa.exc.ProgrammingError) as error:
+            with database.translated():
+                if db.dialect.name == "postgresql":
+                    return transactions.bound(db, self._claim)
+                database.dialect.begun(db, idle_s=self._home.idle_in_transaction_s)
+                self._lender.prepare(db)
+                return "", transactions.stands(db, self._claim)
+        except (LedgerSchemaError, sa.exc.ProgrammingError, driver.ProgrammingError) as error:
             raise self._another_database() from error
 
     def _another_database(self) -> ConfigurationError:

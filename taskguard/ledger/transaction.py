@@ -254,10 +254,15 @@ class Transactions:
         if work is None:
             raise stale(claim)
 
-    @staticmethod
-    def stands(db: sa.Connection, claim: Claim) -> bool:
+    def stands(self, db: sa.Connection, claim: Claim) -> bool:
         """Whether the claim is seen to stand."""
-        return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
+        values = {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
+        return bool(self._database.read(db, self._database.once(_seeing), values))
+
+    def bound(self, db: sa.Connection, claim: Claim) -> tuple[str, bool]:
+        """Bounds for an open transaction on PostgreSQL. Its isolation level, and `stands`."""
+        idle_s = self._idle_in_transaction_s
+        return postgresql.bound(self._database, db, claim, idle_in_transaction_s=idle_s)
 
     def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
         """Nothing is written. What the database asked for decides how the body goes on."""
@@ -402,6 +407,11 @@ class Transactions:
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""
         return self._one_statement and len(claim.keys) == 1
+
+
+def _seeing(database: Database) -> Prepared:
+    claim = processed(*map(sa.bindparam, ("work", "fence", "owner")))
+    return Prepared(sa.select(WORKS.c.id).where(claim), database.engine.dialect)
 
 
 def _completing(database: Database) -> tuple[Prepared, Prepared]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import (
@@ -155,6 +156,42 @@ def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) ->
         ship(2)
     scoped.remove()
     assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
+
+
+LENT: dict[str, tuple[int, Callable[[str], Any]]] = {
+    # BEGIN, the claim with the bounds, effect, DONE, COMMIT
+    "Session": (5, lambda url: Session(sa.create_engine(url))),
+    "Connection": (5, lambda url: sa.create_engine(url).connect()),
+    # and the savepoint that tells whether the body ended the transaction: made, released
+    "psycopg": (7, lambda url: psycopg.connect(url.replace("+psycopg", ""))),
+}
+
+
+@pytest.mark.parametrize("lender", LENT)
+def test_a_lent_transaction_takes_one_message_more_than_by_hand(
+    postgres: Any, pg_url: str, build: Callable[..., House], lender: str
+) -> None:
+    """On PostgreSQL: the bounds are set where it is seen that this is the ledger's database."""
+    house, (messages, lend) = build(pg_url), LENT[lender]
+    with Proxy(postgres.port) as proxy:
+        on = lend(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
+        statement: Any = "insert into effects values ('x')"
+
+        @house.shop.tg.guarded(key="order:<n>")
+        def ship(n: int, guard: Guard) -> None:
+            del n
+            with guard.transaction(on):
+                on.execute(statement if lender == "psycopg" else sa.text(statement))
+
+        for number in range(8):  # connected and prepared
+            ship(number)
+        before = proxy.requests
+        ship(8)
+        assert proxy.requests - before == messages
+        bind = on.get_bind() if isinstance(on, Session) else getattr(on, "engine", None)
+        on.close()
+        if bind is not None:
+            bind.dispose()
 
 
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])

@@ -25,6 +25,8 @@ from taskguard.ledger.base import (
 from taskguard.ledger.database import Database
 from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.ledger.postgresql import own_row
+from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.tables import processed
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
@@ -216,11 +218,25 @@ def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
     return db
 
 
-def bound(db: sa.Connection, *, idle_in_transaction_s: float) -> str:
-    """The same bounds for a transaction that is open, by any driver. Its isolation level."""
+def bound(
+    database: Database, db: sa.Connection, claim: Claim, *, idle_in_transaction_s: float
+) -> tuple[str, bool]:
+    """The same bounds for a transaction that is open, by any driver.
+
+    Its isolation level, and whether the claim is seen there.
+    """
+    bounds = {name: str(value) for name, value in _bounds(idle_in_transaction_s).items()}
+    statement = database.once(_bounding, *bounds)
+    [row] = database.read(db, statement, {**bounds, **_values(claim)})
+    return row.level.upper(), row.seen
+
+
+def _bounding(database: Database, *names: str) -> Prepared:
     level = sa.func.current_setting("transaction_isolation")
-    bounds = _set_locally(_bounds(idle_in_transaction_s))
-    return str(db.execute(sa.select(level, *bounds)).scalar_one()).upper()
+    bounds = [sa.func.set_config(name, sa.bindparam(name), True) for name in names]
+    seen = sa.exists().where(processed(*map(sa.bindparam, ("work", "fence", "owner"))))
+    columns = level.label("level"), seen.label("seen"), *bounds
+    return Prepared(sa.select(*columns), database.engine.dialect)
 
 
 def _bounds(idle_in_transaction_s: float) -> dict[str, int]:
