@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ class Sweeper:
 
     Args:
         house: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries.
+        senders: how to send, by the name of the queue that a stored call carries. One that is a
+            context manager is entered for the time of a sweep, to keep a connection.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
             least 1. Not much shorter than messages wait in their queue: each would be sent once
             more.
@@ -97,7 +99,10 @@ class Sweeper:
         ledger = outbox_of(self._house)
         tally = _Tally()
         after: Overdue | None = None
-        with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
+        with self._house.lock(KEY, ttl_s=_TTL_S) as lease, ExitStack() as opened:
+            for send in self._senders.values():
+                if isinstance(send, AbstractContextManager):
+                    opened.enter_context(send)
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]

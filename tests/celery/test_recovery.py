@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 import sqlalchemy as sa
 from celery import chain
@@ -108,6 +109,36 @@ def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> 
         assert sweep(tasks.app).sent == 1
         assert enqueued.result.get(timeout=60) == 1
     assert shop.effects() == Counter({"1": 1})
+
+
+def test_a_sweep_sends_by_one_producer(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another one after a call that was refused; all go back to the app's pool."""
+    app = shop.tasks.app
+    with orm.Session(shop.engine) as session, session.begin():
+        for number in range(5):
+            enqueue(shop.tasks.recover, (number,), session=session)
+    lose_messages(shop)
+    make_due(shop)
+    taken, sent = Counter[str](), []
+    acquire, publish = app.producer_pool.acquire, kombu.Producer.publish
+
+    def counted(*args: Any, **options: Any) -> Any:
+        taken["producers"] += 1
+        return acquire(*args, **options)
+
+    def refused_once(producer: Any, *args: Any, **options: Any) -> Any:
+        sent.append(producer)
+        if len(sent) == 2:
+            raise ConnectionError("the broker closed it")
+        return publish(producer, *args, **options)
+
+    monkeypatch.setattr(app.producer_pool, "acquire", counted)
+    monkeypatch.setattr(kombu.Producer, "publish", refused_once)
+    swept = sweep(app)
+    assert (swept.sent, swept.refused, taken["producers"]) == (4, 1, 2)
+    assert not app.producer_pool._dirty
+    with shop.broker() as broker:
+        assert broker.llen(app.conf.task_default_queue) == 4
 
 
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
