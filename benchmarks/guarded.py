@@ -86,8 +86,15 @@ def shipping(tg: taskguard.TaskGuard) -> Callable[[int], None]:
 
 def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
     numbers = itertools.count()
-    statement = sa.text(EFFECT)
     ship = shipping(tg)
+
+    def effect(db: psycopg.Connection[Any]) -> None:
+        db.execute(EFFECT)
+
+    @tg.guarded(key="order:<order>")
+    def ship_by_psycopg(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            effect(db.connection.driver_connection)
 
     @tg.guarded(key="order:<order>")
     def touch(order: int) -> None:
@@ -96,17 +103,15 @@ def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], o
     @tg.guarded(key="order:<order>", row=OWN_ROW)
     def ship_own(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
-            db.execute(statement)
-
-    def effect(db: psycopg.Connection[Any]) -> None:
-        db.execute(EFFECT)
+            effect(db.connection.driver_connection)
 
     # Orders are there before their messages: nobody measures how they are made.
     by_hand.db.execute(PAID_ORDERS)
     orders = itertools.count(1)
     return {
         REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}", effect),
-        "taskguard": lambda: ship(next(numbers)),
+        "taskguard, the effect by psycopg": lambda: ship_by_psycopg(next(numbers)),
+        "taskguard, the effect by SQLAlchemy": lambda: ship(next(numbers)),
         "by hand, no effect": lambda: by_hand.run(f"touch {next(numbers)}"),
         "taskguard, no effect": lambda: touch(next(numbers)),
         "taskguard, a duplicate of DONE": lambda: ship(1),
