@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 import taskguard
+from support.databases import DATABASES
 from support.killing import KillAt, was_killed
 from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
@@ -89,7 +90,7 @@ def _ship(guard: Guard) -> None:
         db.execute(sa.text("insert into effects values (:name)"), {"name": guard.key})
 
 
-@pytest.fixture(params=["sqlite_url", "pg_url"])
+@pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.databases import DATABASES
 from support.killing import KillAt, was_killed
 from support.own_row_tasks import TASKS
 from support.own_rows import EFFECTS, METADATA, ORDERS, Shop, Step, own_row
@@ -25,9 +26,9 @@ TOGETHER = {
 }
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue("pg_url" if request.param == "postgresql" else "sqlite_url"))
+    return str(request.getfixturevalue(request.param))
 
 
 def with_transaction(ship: Step, guard: Guard) -> Any:

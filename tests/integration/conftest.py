@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
 
 
@@ -20,15 +21,15 @@ def make_shop() -> Iterator[Callable[..., GuardedShop]]:
         yield lambda *args: stack.enter_context(closing(GuardedShop(*args)))
 
 
-@pytest.fixture(params=["pg_url", "sqlite_url"])
+@pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database in PostgreSQL, and in SQLite."""
+    """Of an empty database of each kind."""
     return str(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
 def shop(url: str, make_shop: Callable[..., GuardedShop]) -> GuardedShop:
-    """In PostgreSQL, and in SQLite."""
+    """In a database of each kind."""
     return make_shop(url)
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.orm import (
 )
 
 from support.claims import overtake, request
+from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -41,7 +42,7 @@ class Base(DeclarativeBase):
 class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
-    status: Mapped[str]
+    status: Mapped[str] = mapped_column(sa.String(40))
 
 
 @dataclass
@@ -79,7 +80,7 @@ def build() -> Iterator[Callable[..., House]]:
         house.close()
 
 
-@pytest.fixture(params=["pg_url", "sqlite_url"])
+@pytest.fixture(params=DATABASES)
 def house(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
     """The ledger by a URL, the user's Engine beside it."""
     return build(request.getfixturevalue(request.param))

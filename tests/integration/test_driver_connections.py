@@ -27,6 +27,12 @@ def connect(url: str, **options: Any) -> Any:
     return psycopg.connect(url.replace("+psycopg", ""), **options)
 
 
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Where a driver's own connection may be lent."""
+    return str(request.getfixturevalue(request.param))
+
+
 @pytest.fixture
 def on(url: str, shop: GuardedShop) -> Iterator[Any]:
     del shop  # made first: its tables

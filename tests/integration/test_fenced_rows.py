@@ -19,6 +19,7 @@ from sqlalchemy.orm import (
 )
 
 from support.claims import end_leases
+from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
@@ -36,7 +37,7 @@ class Base(DeclarativeBase):
 class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
-    status: Mapped[str]
+    status: Mapped[str] = mapped_column(sa.String(40))
     # The attribute has a name of its own.
     token: Mapped[int | None] = mapped_column("fence_token", sa.BigInteger)
 
@@ -44,11 +45,10 @@ class Order(Base):
 ORDERS: Any = Order.__table__
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=DATABASES)
 def engine(request: pytest.FixtureRequest) -> Iterator[sa.Engine]:
     """A shop's database: orders 1 and 2, which nobody has fenced yet."""
-    name = "pg_url" if request.param == "postgresql" else "sqlite_url"
-    yield from _shop(request.getfixturevalue(name))
+    yield from _shop(request.getfixturevalue(request.param))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from celery import Celery
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.databases import DATABASES
 from support.own_rows import ORDERS, Shop, Step, own_row
 from support.waiting import wait_until
 from taskguard import Completed, Deferred, GuardedRow
@@ -33,10 +34,11 @@ from taskguard_celery import guarded_task
 from taskguard_celery.startup import check_worker
 
 
-@pytest.fixture(params=["postgresql", "postgresql in steps", "sqlite"])
+@pytest.fixture(params=[*DATABASES, "postgresql in steps"])
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "pg_url")
-    made = Shop(url, one_statement=request.param == "postgresql")
+    steps = "steps" in request.param
+    url = request.getfixturevalue("pg_url" if steps else request.param)
+    made = Shop(url, one_statement=not steps)
     yield made
     made.close()
 

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from support.databases import DATABASES
 from support.own_rows import EFFECTS, ORDERS, Shop
 from taskguard import Answered, Completed, Deferred, Dropped
 from taskguard.errors import (
@@ -30,11 +31,11 @@ from taskguard.guard import Guard
 from taskguard.runner import Runner
 
 
-@pytest.fixture(params=["postgresql", "an Engine of PostgreSQL", "sqlite"])
+@pytest.fixture(params=[*DATABASES, "an Engine of PostgreSQL"])
 def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "pg_url")
-    engine = sa.create_engine(url) if "Engine" in request.param else None
-    made = Shop(url, engine)
+    own = "Engine" in request.param
+    url = request.getfixturevalue("pg_url" if own else request.param)
+    made = Shop(url, sa.create_engine(url) if own else None)
     yield made
     made.close()
 

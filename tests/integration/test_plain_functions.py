@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
+from support.databases import DATABASES
 from support.waiting import wait_until
 from taskguard import Guard, TaskGuard
 from taskguard.errors import (
@@ -62,10 +63,9 @@ def effect(db: Any, item: object, guard: Guard) -> None:
     )
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
+@pytest.fixture(params=DATABASES)
 def house(request: pytest.FixtureRequest, redis_url: str) -> Iterator[House]:
-    name = "pg_url" if request.param == "postgresql" else "sqlite_url"
-    made = House(redis_url, request.getfixturevalue(name))
+    made = House(redis_url, request.getfixturevalue(request.param))
     yield made
     made.close()
 

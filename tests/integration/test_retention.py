@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
 from taskguard.lease import new_owner
@@ -68,7 +69,7 @@ class Store:
         self.engine.dispose()
 
 
-@pytest.fixture(params=["pg_url", "sqlite_url"])
+@pytest.fixture(params=DATABASES)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     made = Store(request.getfixturevalue(request.param))
     yield made

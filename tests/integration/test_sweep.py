@@ -12,9 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 import taskguard
+from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import WORKS
 from taskguard.policy import make_policy
 
 
@@ -61,10 +63,9 @@ class Yard:
         self.engine.dispose()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=DATABASES)
 def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
-    name = "sqlite_url" if request.param == "sqlite" else "pg_url"
-    made = Yard(request.getfixturevalue(name))
+    made = Yard(request.getfixturevalue(request.param))
     yield made
     made.close()
 
@@ -115,7 +116,7 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
     """It is logged, counted, and tried again in a while."""
     put_orders(yard, "1", "2", "3")
     with yard.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set call = '{' where id = 'ship order:2'"))
+        db.execute(sa.update(WORKS).where(WORKS.c.id == "ship order:2").values(call="{"))
     yard.refused = {"3"}
     assert yard.sweep() == Swept(sent=1, refused=2)
     assert "ship order:2 could not be sent" in caplog.text

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from support.claims import request
+from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, TransactionUsageError
@@ -23,13 +24,12 @@ from taskguard.ledger.base import Claimed, MessageRef
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 
 
-@pytest.fixture(params=["url", "engine", "sqlite"])
+@pytest.fixture(params=[*DATABASES, "engine"])
 def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
-    """On the ledger's own connections, on the user's Engine, on SQLite."""
-    if request.param == "sqlite":
-        return make_shop(request.getfixturevalue("sqlite_url"))
-    url = request.getfixturevalue("pg_url")
-    return make_shop(url, sa.create_engine(url) if request.param == "engine" else None)
+    """On the ledger's own connections to each kind of database, and on the user's Engine."""
+    own = request.param == "engine"
+    url = request.getfixturevalue("pg_url" if own else request.param)
+    return make_shop(url, sa.create_engine(url) if own else None)
 
 
 @pytest.fixture
