@@ -27,29 +27,26 @@ _COMPLETE = statement(__package__, "complete")
 
 
 class _Found(NamedTuple):
-    """The one row of claim.sql: a grant, or who holds the key, or the work as it is."""
+    """The one row of claim.sql: a grant; or, without a `state`, who holds the key, if anybody does;
+    or the work as it is, with those of its columns that an answer is made of.
+    """
 
     now_us: int
-    granted_fence: int | None = None
-    holder: str | None = None
-    held_until: int = 0
+    granted_fence: int | None
+    owner: str | None = None
+    lease_until: int = 0
     recorded_retries: int = 0
     recorded_copy: int = 0
-    id: str | None = None
+    state: str | None = None
+    final: int = 0
     message: str = ""
     retries: int = 0
-    state: str = ""
-    final: int = 0
     fence: int = 0
-    owner: str = ""
-    lease_until: int = 0
-    attempts: int = 0
     crashes: int = 0
-    progress: str | None = None
+    fingerprint: str | None = None
     result: str | None = None
     error: str | None = None
     finished: int | None = None
-    fingerprint: str | None = None
 
 
 def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
@@ -81,9 +78,9 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
 def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
     if found.granted_fence is not None:
         return claimed(request, found.granted_fence, None, Decision.CREATE)
-    if found.holder is not None:
-        return busy_key(found.holder, found.held_until, None, found.now_us)
-    row = found if found.id is not None else None
+    if found.state is None and found.owner is not None:
+        return busy_key(found.owner, found.lease_until, None, found.now_us)
+    row = found if found.state is not None else None
     recorded = found.recorded_retries, found.recorded_copy
     decision = decide_row(request, row, recorded, found.now_us)
     if decision in CLAIMABLE or decision is Decision.BURY:

@@ -1,5 +1,5 @@
--- Claim one key and one work that is new. The rule in `eligible` is states.decide(); the contract
--- suite compares the two.
+-- Claim one key and one work that is new. What is eligible here is what states.decide() creates;
+-- the contract suite compares the two.
 --
 -- The first half reads alone, without a lock: what is known is for the caller to judge. Only the
 -- second decides, from rows nobody else can change; it says nothing where they are not as they
@@ -7,56 +7,50 @@
 --
 -- Texts are compared with columns, never with variables: those have a collation of their own.
 begin not atomic
-    declare eligible, mine boolean default false;
+    declare known, mine boolean;
+    declare recorded_retries, recorded_copy int;
     declare last_fence, held_until, now_us, granted_fence bigint;
-    declare exit handler for 1062 rollback;  -- under another key the work came first
+    -- Under another key the work came first.
+    declare exit handler for 1062 rollback;
     declare exit handler for sqlexception begin rollback; resignal; end;
 
-    select %(may_create)s and w.id is null
-        and (%(retries)s, %(copy)s) >= (coalesce(m.retries, 0), coalesce(m.`copy`, 0))
-    into eligible
-    from (select 1) one
-    left join taskguard_works w on w.id = %(work)s
-    left join taskguard_messages m on m.message = %(message)s;
+    select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
+    into recorded_retries, recorded_copy
+    from taskguard_messages where message = %(message)s;
+    select count(*) into known from taskguard_works where id = %(work)s;
 
-    if not eligible then
+    if known then
         select
-            timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, null, null,
-            coalesce(m.retries, 0), coalesce(m.`copy`, 0),
-            w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
-            w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint
-        from (select 1) one
-        left join taskguard_works w on w.id = %(work)s
-        left join taskguard_messages m on m.message = %(message)s;
+            timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
+            recorded_retries, recorded_copy,
+            state, final, message, retries, fence, crashes, fingerprint, result, error, finished
+        from taskguard_works where id = %(work)s;
+        rollback;
+    elseif not %(may_create)s
+        or (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)
+    then
+        select 0, null, null, null, recorded_retries, recorded_copy;
         rollback;
     else
         insert into taskguard_keys (`key`, fence, owner, lease_until)
         values (%(key)s, 0, '', 0)
         on duplicate key update `key` = `key`;
-
         select fence, lease_until, owner = %(owner)s into last_fence, held_until, mine
         from taskguard_keys where `key` = %(key)s for update;
-
-        select w.id is null
-            and (%(retries)s, %(copy)s) >= (
-                coalesce((select retries from taskguard_messages where message = %(message)s), 0),
-                coalesce((select `copy` from taskguard_messages where message = %(message)s), 0)
-            )
-        into eligible
-        from (select 1) one
-        left join taskguard_works w on w.id = %(work)s
-        for update;
-
+        select count(*) into known from taskguard_works where id = %(work)s for update;
+        select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
+        into recorded_retries, recorded_copy
+        from taskguard_messages where message = %(message)s;
         -- In a statement of its own: after all waiting for row locks.
         set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
-        if eligible and not mine and held_until <= now_us then
+        if known or mine or (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy) then
+            rollback;
+        elseif held_until <= now_us then
             set granted_fence = greatest(now_us, last_fence + 1);
-
             update taskguard_keys
             set fence = granted_fence, owner = %(owner)s, lease_until = now_us + %(ttl_us)s
             where `key` = %(key)s and fence = last_fence and lease_until = held_until;
-
             insert into taskguard_works (
                 id, task, `key`, message, retries, state, final, fence, owner, lease_until,
                 attempts, crashes, crashed_owner, fingerprint, `call`, due, created, started
@@ -69,10 +63,8 @@ begin not atomic
             );
             commit;
             select now_us, granted_fence;
-        elseif eligible and not mine then
-            select now_us, null, owner, lease_until from taskguard_keys where `key` = %(key)s;
-            rollback;
         else
+            select now_us, null, owner, lease_until from taskguard_keys where `key` = %(key)s;
             rollback;
         end if;
     end if;

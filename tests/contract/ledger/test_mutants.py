@@ -68,7 +68,7 @@ def without_leases(patch: Patch) -> None:
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     edit(patch, "_CLAIM", key, *work)
     edit(patch, "_CLAIM_KEY", key)
-    edit(patch, "_CLAIM", ("and held_until <= now_us", ""), hot_path=mariadb)
+    edit(patch, "_CLAIM", ("held_until <= now_us", "true"), hot_path=mariadb)
 
 
 def without_growing_fences(patch: Patch) -> None:
@@ -121,8 +121,8 @@ def without_numbers(patch: Patch) -> None:
     patch.setattr(answers, "decide", newest)
     recorded = "(coalesce(m.retries, 0), coalesce(m.copy, 0))"
     edit(patch, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
-    compared = "(%(retries)s, %(copy)s) >= ("
-    edit(patch, "_CLAIM", (compared, f"true or {compared}"), hot_path=mariadb)
+    lower = "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"
+    edit(patch, "_CLAIM", (lower, "false"), hot_path=mariadb)
 
 
 def claim_what_is_done(book: Any) -> None:
