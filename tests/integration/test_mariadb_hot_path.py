@@ -186,7 +186,7 @@ def test_what_changed_while_a_claim_waited_counts(
     ("meanwhile", "check"),
     [
         (done_meanwhile, "known or mine"),
-        (superseded_meanwhile, "or (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy) t"),
+        (superseded_meanwhile, "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"),
         (taken_meanwhile, "held_until <= now_us"),
     ],
 )
@@ -199,7 +199,7 @@ def test_without_a_check_under_the_lock_that_would_be_seen(
 ) -> None:
     """The test above fails on a claim.sql that does not look again."""
     assert mariadb._CLAIM.count(check) == 1
-    without = {"known or mine": "mine", "held_until <= now_us": "true"}.get(check, "t")
+    without = {"known or mine": "mine", "held_until <= now_us": "true"}.get(check, "false")
     monkeypatch.setattr(mariadb, "_CLAIM", mariadb._CLAIM.replace(check, without))
     answers: list[Any] = []
     with waiting_for_the_key(ledger, engine, answers) as db:

@@ -1,9 +1,9 @@
--- Claim one key and one work that is new. What is eligible here is what states.decide() creates;
--- the contract suite compares the two.
+-- Claim one key and one work that is new. It is granted here where states.decide() creates; the
+-- contract suite compares the two.
 --
--- The first half reads alone, without a lock: what is known is for the caller to judge. Only the
--- second decides, from rows nobody else can change; it says nothing where they are not as they
--- were, and the caller looks again. Nothing is open at the end, however it ends.
+-- The first half reads alone, without a lock: a work that is known is for the caller to judge. Only
+-- the second decides, from rows nobody else can change; it says nothing where the work came first,
+-- and the caller looks again. Nothing is open at the end, however it ends.
 --
 -- Texts are compared with columns, never with variables: those have a collation of their own.
 begin not atomic
@@ -14,22 +14,17 @@ begin not atomic
     declare exit handler for 1062 rollback;
     declare exit handler for sqlexception begin rollback; resignal; end;
 
-    select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
-    into recorded_retries, recorded_copy
-    from taskguard_messages where message = %(message)s;
     select count(*) into known from taskguard_works where id = %(work)s;
 
-    if known then
+    if known or not %(may_create)s then
+        select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
+        into recorded_retries, recorded_copy
+        from taskguard_messages where message = %(message)s;
         select
             timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
             recorded_retries, recorded_copy,
             state, final, message, retries, fence, crashes, fingerprint, result, error, finished
         from taskguard_works where id = %(work)s;
-        rollback;
-    elseif not %(may_create)s
-        or (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)
-    then
-        select 0, null, null, null, recorded_retries, recorded_copy;
         rollback;
     else
         insert into taskguard_keys (`key`, fence, owner, lease_until)
@@ -44,7 +39,10 @@ begin not atomic
         -- In a statement of its own: after all waiting for row locks.
         set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
-        if known or mine or (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy) then
+        if known or mine then
+            rollback;
+        elseif (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy) then
+            select now_us, null, null, null, recorded_retries, recorded_copy;
             rollback;
         elseif held_until <= now_us then
             set granted_fence = greatest(now_us, last_fence + 1);
