@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from contract.ledger.test_concurrency import at_once
 
 from support.claims import request
+from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
 from taskguard.lease import Owner
@@ -26,6 +27,7 @@ from taskguard.ledger.database import CannotWriteError, HotPath
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State
+from taskguard.testing.servers import MariaDB
 
 pytestmark = pytest.mark.debian
 WAITING = sa.text(
@@ -337,6 +339,53 @@ def test_a_session_that_reads_statements_in_another_way_claims_and_completes(
         assert isinstance(answer, Answer)
         assert answer.result_json == "'7'"
     strange.close()
+
+
+def test_a_claim_whose_reply_is_lost_is_asked_again(mariadb: MariaDB, mariadb_url: str) -> None:
+    """It is the same grant: nobody counts an attempt, or a crash."""
+    with Proxy(mariadb.port) as proxy:
+        ledger = SqlLedger(mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/"))
+        ledger.create_schema()
+        assert isinstance(ledger.claim(request(2)), Claimed)
+        proxy.lose_reply_to(b"begin not atomic", then=Mode.CUT)
+        claimed = ledger.claim(request())
+        assert not proxy.armed
+        assert isinstance(claimed, Claimed)
+        view = ledger.view("ship order:1")
+        assert view is not None
+        assert (view.fence, view.attempts, claimed.attempt, claimed.crashes) == (
+            claimed.claim.fence, 1, 1, 0,
+        )  # fmt: skip
+        ledger.complete(claimed.claim, None)
+        ledger.close()
+
+
+def test_claims_wait_and_lock_as_their_own_sessions_say(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as the server does, nor as a body has left its session."""
+    ledger = SqlLedger(mariadb_url, lock_timeout_s=1.5)
+    ledger.create_schema()
+    settings = "select @@tx_isolation, @@innodb_lock_wait_timeout, connection_id()"
+    found: list[Any] = []
+    ask_in = ledger._database.ask_in
+
+    def and_look(db: sa.Connection, *args: Any) -> Any:
+        found.extend(ask_in(db, settings, {}))
+        return ask_in(db, *args)
+
+    claimed = ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    with ledger.transaction(claimed.claim) as tx:
+        tx.db.exec_driver_sql("set session innodb_lock_wait_timeout = 7")
+        bodies = tx.db.exec_driver_sql("select connection_id()").scalar_one()
+        tx.complete(claimed.claim, None)
+    monkeypatch.setattr(ledger._database, "ask_in", and_look)
+    ledger.claim(request(2))
+    [[isolation, limit_s, session]] = found
+    assert (isolation, limit_s) == ("READ-COMMITTED", 2)
+    assert session != bodies
+    ledger.close()
 
 
 # -- texts ------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "may_create": request.may_create,
         "fingerprint": request.fingerprint,
         "call": request.call,
+        "recoverable": request.call is not None,  # else so long a text would be sent twice
     }
     try:
         rows = database.ask_apart(_CLAIM, values)

@@ -57,7 +57,7 @@ begin not atomic
                 %(work)s, %(task)s, %(key)s, %(message)s, %(retries)s,
                 'PROCESSING', 0, granted_fence, %(owner)s, now_us + %(ttl_us)s,
                 1, 0, '', %(fingerprint)s, %(call)s,
-                case when %(call)s is not null then now_us + %(ttl_us)s end, now_us, now_us
+                case when %(recoverable)s then now_us + %(ttl_us)s end, now_us, now_us
             );
             commit;
             select now_us, granted_fence;
