@@ -7,6 +7,7 @@ claims.
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from taskguard.ledger.engine import begins_itself, make_engine
 from taskguard.ledger.numbered import numbered
 from taskguard.ledger.prepared import Prepared
 
-__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
+__all__ = ["CannotWriteError", "Database", "HotPath", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
 
@@ -34,23 +35,34 @@ class CannotWriteError(LedgerUnavailableError):
     """The database is there, but its disk is full or it is read-only."""
 
 
+class HotPath(enum.Enum):
+    """By whose statements a change of a claim takes one message to the server."""
+
+    POSTGRESQL = enum.auto()  # and psycopg
+    MARIADB = enum.auto()  # and PyMySQL
+
+
 class Database:
     """An engine, made from a URL or the user's own.
 
+    Args:
+        one_statement: False: no hot path, whatever it is.
+
     Attributes:
         dialect: what is peculiar to this kind of database.
-        one_statement: statements written for psycopg can be handed to it as they are.
+        by_psycopg: statements written for psycopg can be handed to it as they are.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
             statement of its own, which saves the round trip that setting something in them would
             cost. Not on an Engine of the user's own, which stays as it is.
     """
 
-    def __init__(self, database: Any, *, lock_timeout_s: float) -> None:
+    def __init__(self, database: Any, *, lock_timeout_s: float, one_statement: bool = True) -> None:
         self.engine = make_engine(database, lock_timeout_s=lock_timeout_s)
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
         self.dialect = dialect_of(self.engine, own=own)
-        self.one_statement = (
+        self._one_statement = one_statement
+        self.by_psycopg = (
             self.engine.dialect.name == "postgresql" and self.engine.dialect.driver == "psycopg"
         )
         self.begins_itself = own and begins_itself(self.engine.url)
@@ -70,6 +82,17 @@ class Database:
         """Where it is, without user and password."""
         url = self.engine.url
         return f"{url.drivername} {url.host or ''}/{url.database or ''}"
+
+    @property
+    def hot_path(self) -> HotPath | None:
+        """None: only in steps. Known of MariaDB, where the URL says MySQL, once it is connected."""
+        if not self._one_statement:
+            return None
+        if self.by_psycopg:
+            return HotPath.POSTGRESQL
+        dialect: Any = self.engine.dialect
+        is_mariadb = dialect.driver == "pymysql" and dialect.is_mariadb
+        return HotPath.MARIADB if is_mariadb and self.dialect.own else None
 
     def spare_pool(self) -> sa.pool.Pool:
         """A pool like the engine's, for renewals, and for claims where those are apart.
@@ -148,16 +171,25 @@ class Database:
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
         with _DriverCall(self, db, driver_of(db)) as connection:
-            cursor = connection.cursor()
-            cursor.execute(prepared.text, prepared.parameters(values))
-            rows = [prepared.row._make(found) for found in cursor.fetchall()]
-            cursor.close()
-        return rows
+            found = _fetch(connection, prepared.text, prepared.parameters(values))
+            return [prepared.row._make(row) for row in found]
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
         with _DriverCall(self, db, driver_of(db)) as connection:
+            if not self.by_psycopg:
+                return _fetch(connection, statement, values)
             return self._rows(connection, statement, values)
+
+    def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of one statement that ends its own transaction, where `claims_apart`."""
+        limit_s = self.lock_timeout_s
+        with (
+            self.translated(),
+            self._engine_on_spare_pool().connect() as db,
+            self.dialect.waiting(db, limit_s, apart=True),
+        ):
+            return self.ask_in(db, statement, values)
 
     def ask(
         self, statement: str, values: dict[str, Any], *, pool: sa.pool.Pool | None = None
@@ -206,7 +238,9 @@ class Database:
 
     def elsewhere(self, engine: sa.Engine) -> Database:
         """The same by way of another Engine; what was made `once` is made for both."""
-        database = Database(engine, lock_timeout_s=self.lock_timeout_s)
+        database = Database(
+            engine, lock_timeout_s=self.lock_timeout_s, one_statement=self._one_statement
+        )
         database._made = self._made
         return database
 
@@ -296,6 +330,15 @@ class _DriverCall:
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error
+
+
+def _fetch(connection: Any, statement: str, values: Any) -> list[Any]:
+    """All rows. What a driver has not read by then is read when the cursor closes."""
+    cursor = connection.cursor()
+    cursor.execute(statement, values)
+    rows = list(cursor.fetchall())
+    cursor.close()
+    return rows
 
 
 def driver_of(db: sa.Connection) -> Any:

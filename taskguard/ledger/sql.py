@@ -3,8 +3,8 @@
 Guarantees what `base.py` says. Every later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
 What databases differ in is in `dialects/`.
-Claims and renewals take one round trip on PostgreSQL (`postgresql/`), several elsewhere
-(`steps.py`); both decide by `states.decide()`.
+Claims take one round trip on PostgreSQL (`postgresql/`), and first ones on MariaDB (`mariadb/`);
+all else takes several (`steps.py`). All of them decide by `states.decide()`.
 
 Does not guarantee speed on SQLite: one writer at a time, so an open transaction stops the
 renewals of others. For one machine.
@@ -24,7 +24,7 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import outbox, postgresql, rows
+from taskguard.ledger import mariadb, outbox, postgresql, rows
 from taskguard.ledger.answers import CLAIMABLE, view_of
 from taskguard.ledger.base import (
     Busy,
@@ -36,7 +36,7 @@ from taskguard.ledger.base import (
     WorkView,
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
-from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.database import Database, HotPath, LockTimeoutError
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
@@ -72,7 +72,8 @@ class SqlLedger:
         idle_in_transaction_s: PostgreSQL, and MariaDB unless the Engine is the user's, end a
             guarded transaction that idles for so long, so that a frozen holder's row locks end.
         resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
-        one_statement: False claims and renews in several statements on PostgreSQL, too.
+        one_statement: False claims, completes and renews in several statements on PostgreSQL and
+            MariaDB, too.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class SqlLedger:
         resolve_timeout_s: float = 10.0,
         one_statement: bool = True,
     ) -> None:
-        self._database = Database(database, lock_timeout_s=lock_timeout_s)
-        self._one_statement = one_statement and self._database.one_statement
+        self._database = Database(
+            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
+        )
         # Users' own tables that were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
             self._database,
-            one_statement=self._one_statement,
             idle_in_transaction_s=idle_in_transaction_s,
             resolve_timeout_s=resolve_timeout_s,
         )
@@ -109,17 +110,21 @@ class SqlLedger:
             return Busy(None, None, same_work=False, started=True)
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
+        database, hot_path = self._database, self._database.hot_path
+        if hot_path is HotPath.POSTGRESQL:
+            return self._claim_on_postgresql(request)
+        answered = mariadb.claim(database, request) if hot_path is HotPath.MARIADB else None
+        return claim_in_steps(database, request) if answered is None else answered
+
+    def _claim_on_postgresql(self, request: ClaimRequest) -> ClaimAnswer:
         if request.row is not None:
-            database, answered = self._database, None
-            if self._one_statement:
-                answered = postgresql.claim_with_row(database, request)
-            return claim_in_steps(database, request) if answered is None else answered
-        if self._one_statement:
-            answered = postgresql.claim(self._database, request)
-            if answered is not None:
-                return answered
+            answered = postgresql.claim_with_row(self._database, request)
+            return claim_in_steps(self._database, request) if answered is None else answered
+        answered = postgresql.claim(self._database, request)
+        if answered is not None:
+            return answered
         found = claim_in_steps(self._database, request)
-        if self._one_statement and not isinstance(found, Claimed):
+        if not isinstance(found, Claimed):
             # The one statement may have got the key where another had just got the work.
             self._free_keys(request)
         return found
@@ -187,7 +192,7 @@ class SqlLedger:
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
-        if self._one_statement:
+        if self._database.hot_path is HotPath.POSTGRESQL:
             database = self._database
             database.twice(lambda: postgresql.store_result(database, claim, result_json))
             return
@@ -268,7 +273,7 @@ class SqlLedger:
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        if self._one_statement:
+        if self._database.hot_path is HotPath.POSTGRESQL:
             return self._database.twice(lambda: postgresql.renew(self._database, holds))
         return self._database.twice(lambda: renew_in_steps(self._database, holds))
 

@@ -1,7 +1,7 @@
 """Claims and renewals in several statements of one transaction, over rows that are locked.
 
-For SQLite, MariaDB and MySQL, for claims of several keys, and for what `postgresql/` leaves: races
-and burials.
+For SQLite and MySQL, for claims of several keys, and for what `postgresql/` and `mariadb/` leave:
+races and burials; on MariaDB also takeovers, retries and renewals.
 Guarantees: each claim is decided by `states.decide()` from rows nobody else can change meanwhile.
 """
 

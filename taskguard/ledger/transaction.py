@@ -28,9 +28,15 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger import postgresql, rows
+from taskguard.ledger import mariadb, postgresql, rows
 from taskguard.ledger.base import Claim
-from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
+from taskguard.ledger.database import (
+    CannotWriteError,
+    Database,
+    HotPath,
+    LockTimeoutError,
+    driver_of,
+)
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.tables import FREE, KEYS, WORKS, held, holding, processed, standing
 from taskguard.states import State
@@ -151,7 +157,6 @@ class Transactions:
 
     Args:
         database: where.
-        one_statement: completes by PostgreSQL's one statement, where there is one key.
         idle_in_transaction_s: see `SqlLedger`.
         resolve_timeout_s: see `SqlLedger`.
     """
@@ -160,14 +165,12 @@ class Transactions:
         self,
         database: Database,
         *,
-        one_statement: bool,
         idle_in_transaction_s: float,
         resolve_timeout_s: float,
     ) -> None:
         self._database = database
         self._dialect = database.dialect
         self._idle_in_transaction_s = idle_in_transaction_s
-        self._one_statement = one_statement
         self._resolve_timeout_s = resolve_timeout_s
         self._snapshots: bool | None = None
         for event in ("commit", "begin"):
@@ -191,7 +194,6 @@ class Transactions:
         database = self._database.elsewhere(engine)
         return Transactions(
             database,
-            one_statement=self._one_statement and database.one_statement,
             idle_in_transaction_s=self._idle_in_transaction_s,
             resolve_timeout_s=self._resolve_timeout_s,
         )
@@ -216,7 +218,7 @@ class Transactions:
         return db
 
     def _begin(self) -> sa.Connection:
-        if not self._database.one_statement:
+        if not self._database.by_psycopg:
             return self._database.twice(self._open)
         idle_s = self._idle_in_transaction_s
         db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
@@ -284,11 +286,7 @@ class Transactions:
         if broken or getattr(error, "connection_invalidated", False):
             raise broken_in_block(claim) from error
         if isinstance(mapped, LockTimeoutError):
-            raise TransactionRetryError(
-                f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
-                key=key_of(claim),
-                fence=claim.fence,
-            ) from error
+            raise lock_not_given(claim) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
 
@@ -376,25 +374,32 @@ class Transactions:
         """The user's row, the keys in order, then the work: all still ours, or nothing."""
         if db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
+        try:
+            completed = self._completed(db, claim, result_json)
+        except CannotWriteError:
+            raise
+        except LockTimeoutError as error:
+            raise lock_not_given(claim) from error
+        except LedgerUnavailableError as error:
+            raise broken_in_block(claim) from error
+        if not completed:
+            raise stale(claim)
+
+    def _completed(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if self.in_one_statement(claim):
-            try:
-                completed = self._complete_in_one(db, claim, result_json)
-            except CannotWriteError:
-                raise
-            except LedgerUnavailableError as error:
-                raise broken_in_block(claim) from error
-            if not completed:
-                raise stale(claim)
-            return
+            return self._complete_in_one(db, claim, result_json)
         if claim.row is not None:
             rows.complete(db, claim)
+        if self._database.hot_path is HotPath.MARIADB and len(claim.keys) == 1:
+            return mariadb.complete(self._database, db, claim, result_json)
+        return self._complete_in_steps(db, claim, result_json)
+
+    def _complete_in_steps(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
         end_key, end_work = self._database.once(_completing)
-        for key in claim.keys:
-            if end_key.run(db, {"my_key": key, **held_by}) != 1:
-                raise stale(claim)
-        if end_work.run(db, {"my_work": claim.work, "json": result_json, **held_by}) != 1:
-            raise stale(claim)
+        if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
+            return False
+        return end_work.run(db, {"my_work": claim.work, "json": result_json, **held_by}) == 1
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if claim.row is None:
@@ -406,7 +411,7 @@ class Transactions:
 
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""
-        return self._one_statement and len(claim.keys) == 1
+        return self._database.hot_path is HotPath.POSTGRESQL and len(claim.keys) == 1
 
 
 def _seeing(database: Database) -> Prepared:
@@ -445,6 +450,14 @@ def stale(claim: Claim) -> StaleTokenError:
     return StaleTokenError(
         f"The database refused to commit {key_of(claim)} with fence {claim.fence}: a newer holder "
         "exists, or the claim is gone after a crash of the database. Nothing was written.",
+        key=key_of(claim),
+        fence=claim.fence,
+    )
+
+
+def lock_not_given(claim: Claim) -> TransactionRetryError:
+    return TransactionRetryError(
+        f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
         key=key_of(claim),
         fence=claim.fence,
     )

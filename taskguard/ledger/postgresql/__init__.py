@@ -8,7 +8,6 @@ the files beside this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -26,6 +25,7 @@ from taskguard.ledger.database import Database
 from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.ledger.postgresql import own_row
 from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.stored import statement
 from taskguard.ledger.tables import processed
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
@@ -45,16 +45,11 @@ _HOLDS_PER_STATEMENT = 1000
 _CHECK_CLIENT_MS = 2000
 
 
-def _statement(name: str) -> str:
-    text = (files(__package__) / f"{name}.sql").read_text("utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))
-
-
-_CLAIM = _statement("claim")
-_CLAIM_KEY = _statement("claim_key")
-_COMPLETE = _statement("complete")
-_RENEW = _statement("renew")
-_STORE_RESULT = _statement("store_result")
+_CLAIM = statement(__package__, "claim")
+_CLAIM_KEY = statement(__package__, "claim_key")
+_COMPLETE = statement(__package__, "complete")
+_RENEW = statement(__package__, "renew")
+_STORE_RESULT = statement(__package__, "store_result")
 
 
 class _Found(NamedTuple):

@@ -18,8 +18,16 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State
 
-KINDS = ["postgresql", "postgresql in steps", "mariadb", "sqlite", "memory"]
-URLS = {"mariadb": "mariadb_url", "sqlite": "sqlite_url"}  # of the others: "pg_url"
+KINDS = [
+    "postgresql",
+    "postgresql in steps",
+    "mariadb",
+    "mariadb in steps",
+    "sqlite",
+    "memory",
+]
+# Of the others: "pg_url".
+URLS = {"mariadb": "mariadb_url", "mariadb in steps": "mariadb_url", "sqlite": "sqlite_url"}
 
 
 @dataclass
@@ -39,7 +47,7 @@ class Book:
 
     def again(self, url: str | None = None, **options: Any) -> SqlLedger:
         """Another ledger on the same database, as another process would have it."""
-        options.setdefault("one_statement", self.kind == "postgresql")
+        options.setdefault("one_statement", not self.kind.endswith("in steps"))
         self.made.append(SqlLedger(url or self.url, **options))
         return self.made[-1]
 
@@ -196,7 +204,7 @@ class MemoryBook(Book):
 
 @pytest.fixture(
     params=[
-        pytest.param(kind, marks=pytest.mark.debian if kind == "mariadb" else ()) for kind in KINDS
+        pytest.param(kind, marks=pytest.mark.debian if "mariadb" in kind else ()) for kind in KINDS
     ]
 )
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
@@ -209,7 +217,7 @@ def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
     books: list[Book] = []
 
     def make(**options: Any) -> Book:
-        ledger = SqlLedger(url, one_statement=kind == "postgresql", **options)
+        ledger = SqlLedger(url, one_statement=not kind.endswith("in steps"), **options)
         ledger.create_schema()
         engine = sa.create_engine(url)
         with engine.begin() as db:

@@ -14,7 +14,7 @@ import pytest
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 
-from taskguard.ledger import answers, postgresql, sql, steps, transaction
+from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import KEYS, WORKS
@@ -23,13 +23,13 @@ from taskguard.states import Decision
 Patch = pytest.MonkeyPatch
 
 
-def edit(patch: Patch, name: str, *changes: tuple[str, str]) -> None:
-    """Change a statement of PostgreSQL's hot path; each part has to be in it."""
-    text = getattr(postgresql, name)
+def edit(patch: Patch, name: str, *changes: tuple[str, str], hot_path: Any = postgresql) -> None:
+    """Change a statement of a hot path; each part has to be in it."""
+    text = getattr(hot_path, name)
     for old, new in changes:
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)
-    patch.setattr(postgresql, name, text)
+    patch.setattr(hot_path, name, text)
 
 
 def without_fence_checks(patch: Patch) -> None:
@@ -47,6 +47,9 @@ def without_fence_checks(patch: Patch) -> None:
         (" and " + check.format(""), ""),
         (" and w.state = 'PROCESSING'\n    and w." + check.format("w."), ""),
     )
+    check = "and fence = %(fence)s and owner = %(owner)s"
+    work = f"and state = 'PROCESSING'\n            {check}"
+    edit(patch, "_COMPLETE", (work, ""), (check, ""), hot_path=mariadb)
 
 
 def without_leases(patch: Patch) -> None:
@@ -65,6 +68,7 @@ def without_leases(patch: Patch) -> None:
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     edit(patch, "_CLAIM", key, *work)
     edit(patch, "_CLAIM_KEY", key)
+    edit(patch, "_CLAIM", ("held_until <= now_us", "true"), hot_path=mariadb)
 
 
 def without_growing_fences(patch: Patch) -> None:
@@ -75,6 +79,7 @@ def without_growing_fences(patch: Patch) -> None:
 
     patch.setattr(steps, "max", first, raising=False)
     edit(patch, "_CLAIM", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
+    edit(patch, "_CLAIM", ("greatest(now_us, last_fence + 1)", "1"), hot_path=mariadb)
 
 
 def without_nonces(patch: Patch) -> None:
@@ -116,6 +121,8 @@ def without_numbers(patch: Patch) -> None:
     patch.setattr(answers, "decide", newest)
     recorded = "(coalesce(m.retries, 0), coalesce(m.copy, 0))"
     edit(patch, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
+    lower = "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"
+    edit(patch, "_CLAIM", (lower, "false"), hot_path=mariadb)
 
 
 def claim_what_is_done(book: Any) -> None:

@@ -1,0 +1,101 @@
+"""MariaDB's hot path: a compound statement, one round trip, for a first claim and a completion.
+
+Guarantees the same answers as `steps.py`; what it does not know (a work that is to be taken over,
+a race with another claim, several keys, a row of the user's own) is answered with None, and goes
+there. After a claim no transaction is open, whatever came of it. The statements stand in the files
+beside this one.
+
+For PyMySQL, on connections of the ledger's own. MySQL knows compound statements only in procedures.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest
+from taskguard.ledger.database import Database
+from taskguard.ledger.stored import statement
+from taskguard.states import Decision
+
+__all__ = ["claim", "complete"]
+
+_CLAIM = statement(__package__, "claim")
+_COMPLETE = statement(__package__, "complete")
+
+
+class _Found(NamedTuple):
+    """The one row of claim.sql: a grant; or, without a `state`, who holds the key, if anybody does;
+    or the work as it is, with those of its columns that an answer is made of.
+    """
+
+    now_us: int
+    granted_fence: int | None
+    owner: str | None = None
+    lease_until: int = 0
+    recorded_retries: int = 0
+    recorded_copy: int = 0
+    state: str | None = None
+    final: int = 0
+    message: str = ""
+    retries: int = 0
+    fence: int = 0
+    crashes: int = 0
+    fingerprint: str | None = None
+    result: str | None = None
+    error: str | None = None
+    finished: int | None = None
+
+
+def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
+    """Claim in one message; None where it takes more than one to know."""
+    if len(request.keys) != 1 or request.work is None or request.row is not None:
+        return None
+    values = {
+        "key": request.keys[0],
+        "owner": str(request.owner),
+        "ttl_us": int(request.ttl_s * 1e6),
+        "work": request.work,
+        "task": request.task,
+        "message": request.message.id,
+        "retries": request.message.retries,
+        "copy": request.message.copy,
+        "may_create": request.may_create,
+        "fingerprint": request.fingerprint,
+        "call": request.call,
+        "recoverable": request.call is not None,  # else so long a text would be sent twice
+    }
+    try:
+        rows = database.ask_apart(_CLAIM, values)
+    except database.engine.dialect.loaded_dbapi.Error:
+        # A text that is too long, or a session that reads statements in another way (sql_mode =
+        # 'ORACLE'): the steps get through, or say it by SQLAlchemy.
+        return None
+    return _answered(request, _Found(*rows[0])) if rows else None
+
+
+def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
+    if found.granted_fence is not None:
+        return claimed(request, found.granted_fence, None, Decision.CREATE)
+    if found.state is None and found.owner is not None:
+        return busy_key(found.owner, found.lease_until, None, found.now_us)
+    row = found if found.state is not None else None
+    recorded = found.recorded_retries, found.recorded_copy
+    decision = decide_row(request, row, recorded, found.now_us)
+    if decision in CLAIMABLE or decision is Decision.BURY:
+        return None
+    return answer(request, row, decision, found.now_us)
+
+
+def complete(database: Database, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+    """In the holder's transaction; False if the claim, of one key, is stale."""
+    values = {
+        "key": claim.keys[0],
+        "work": claim.work,
+        "fence": claim.fence,
+        "owner": str(claim.owner),
+        "result": result_json,
+    }
+    return database.ask_in(db, _COMPLETE, values) == [(1,)]
