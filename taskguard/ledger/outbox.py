@@ -26,6 +26,7 @@ from taskguard.states import Place, State
 __all__ = ["Overdue", "overdue", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
+_COLUMNS = ("id", "task", "message", "retries", "call", "due")
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -118,7 +119,7 @@ def overdue(
     One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
     """
     with database.transaction() as db:
-        select = sa.select(WORKS).where(
+        select = sa.select(*(WORKS.c[name] for name in _COLUMNS)).where(
             WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN)
         )
         if work is None:
