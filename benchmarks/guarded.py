@@ -19,6 +19,7 @@ from taskguard.testing.servers import Postgres, Valkey
 
 REFERENCE = "by hand: redis-py and psycopg"
 EFFECT = "insert into effects values ('order')"
+_EFFECT = sa.text(EFFECT)
 PAID_ORDERS = "insert into orders (id, status) select n, 'PAID' from generate_series(1, 20000) n"
 ORDERS = sa.Table(
     "orders",
@@ -72,49 +73,52 @@ def compare(cases: dict[str, Callable[[], object]], *, reference: str, quick: bo
     return in_turns(cases, reference=reference, rounds=rounds, repeats=repeats)
 
 
-def shipping(tg: taskguard.TaskGuard) -> Callable[[int], None]:
-    """A guarded function with one effect."""
-    statement = sa.text(EFFECT)
+def by_sqlalchemy(db: sa.Connection) -> None:
+    """The effect, as most bodies write theirs."""
+    db.execute(_EFFECT)
 
-    @tg.guarded(key="order:<order>")
+
+def by_driver(db: sa.Connection) -> None:
+    """The effect, by the driver's own cursor, as by hand."""
+    driver: Any = db.connection.driver_connection
+    with driver.cursor() as cursor:
+        cursor.execute(EFFECT)
+
+
+def shipping(
+    tg: taskguard.TaskGuard,
+    effect: Callable[[sa.Connection], None] | None,
+    **options: Any,
+) -> Callable[[int], None]:
+    """A guarded function with this effect, or none."""
+    name = "nothing" if effect is None else effect.__name__
+    work = f"{name} {sorted(options)} <order>"  # each has works of its own
+
+    @tg.guarded(key="order:<order>", work=work, **options)
     def ship(order: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            db.execute(statement)
+        if effect is not None:
+            with guard.transaction() as db:
+                effect(db)
 
     return ship
 
 
 def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
-    numbers = itertools.count()
-    ship = shipping(tg)
-
     def effect(db: psycopg.Connection[Any]) -> None:
         db.execute(EFFECT)
 
-    @tg.guarded(key="order:<order>")
-    def ship_by_psycopg(order: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            effect(db.connection.driver_connection)
-
-    @tg.guarded(key="order:<order>")
-    def touch(order: int) -> None:
-        pass
-
-    @tg.guarded(key="order:<order>", row=OWN_ROW)
-    def ship_own(order: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            effect(db.connection.driver_connection)
-
+    as_by_hand, ship = shipping(tg, by_driver), shipping(tg, by_sqlalchemy)
+    touch, ship_own = shipping(tg, None), shipping(tg, by_driver, row=OWN_ROW)
     # Orders are there before their messages: nobody measures how they are made.
     by_hand.db.execute(PAID_ORDERS)
-    orders = itertools.count(1)
+    numbers, orders = itertools.count(), itertools.count(1)
     return {
         REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}", effect),
-        "taskguard, the effect by psycopg": lambda: ship_by_psycopg(next(numbers)),
+        "taskguard, the effect by psycopg": lambda: as_by_hand(next(numbers)),
         "taskguard, the effect by SQLAlchemy": lambda: ship(next(numbers)),
         "by hand, no effect": lambda: by_hand.run(f"touch {next(numbers)}"),
         "taskguard, no effect": lambda: touch(next(numbers)),
-        "taskguard, a duplicate of DONE": lambda: ship(1),
+        "taskguard, a duplicate of DONE": lambda: as_by_hand(1),
         "by hand, the order's own row": lambda: by_hand.run_order(next(orders), effect),
         "taskguard, the order's own row": lambda: ship_own(next(orders)),
     }

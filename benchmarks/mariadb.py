@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 
 import taskguard
-from benchmarks.guarded import EFFECT, compare, house, shipping
+from benchmarks.guarded import EFFECT, by_driver, by_sqlalchemy, compare, house, shipping
 from benchmarks.hand_written import HandLock
 from benchmarks.measure import CONSOLE, show
 from taskguard.testing.servers import MariaDB, Valkey
@@ -74,12 +74,13 @@ def main(*, quick: bool) -> None:
 
 def _cases(tg: taskguard.TaskGuard, by_hand: _ByHand) -> dict[str, Callable[[], object]]:
     numbers = itertools.count()
-    ship = shipping(tg)
+    as_by_hand, ship = shipping(tg, by_driver), shipping(tg, by_sqlalchemy)
     return {
         REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}"),
-        "taskguard": lambda: ship(next(numbers)),
+        "taskguard, the effect by PyMySQL": lambda: as_by_hand(next(numbers)),
+        "taskguard, the effect by SQLAlchemy": lambda: ship(next(numbers)),
         "by hand, a duplicate of DONE": lambda: by_hand.run("ship 0"),
-        "taskguard, a duplicate of DONE": lambda: ship(1),
+        "taskguard, a duplicate of DONE": lambda: as_by_hand(1),
     }
 
 

@@ -49,7 +49,7 @@ def test_mariadb_is_measured_beside_the_same_by_hand() -> None:
     if MariaDB.available() is not None:
         assert "mariadb: skipped" in output
         return
-    ours = re.search(r"taskguard +│ +[\d,]+ │ +(\d+\.\d+) ", output)
+    ours = re.search(r"taskguard, the effect by PyMySQL +│ +[\d,]+ │ +(\d+\.\d+) ", output)
     assert ours is not None
     assert float(ours[1]) > 0
     assert "by hand: redis-py and PyMySQL" in output
