@@ -20,7 +20,7 @@ from taskguard.testing.servers import Postgres, Valkey
 REFERENCE = "by hand: redis-py and psycopg"
 EFFECT = "insert into effects values ('order')"
 _EFFECT = sa.text(EFFECT)
-PAID_ORDERS = "insert into orders (id, status) select n, 'PAID' from generate_series(1, 20000) n"
+PAID_ORDERS = "insert into orders (id, status) select n, 'PAID' from generate_series(1, 40000) n"
 ORDERS = sa.Table(
     "orders",
     sa.MetaData(),
@@ -108,7 +108,8 @@ def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], o
         db.execute(EFFECT)
 
     as_by_hand, ship = shipping(tg, by_driver), shipping(tg, by_sqlalchemy)
-    touch, ship_own = shipping(tg, None), shipping(tg, by_driver, row=OWN_ROW)
+    ship_own = shipping(tg, by_driver, row=OWN_ROW)
+    touch, touch_own = shipping(tg, None), shipping(tg, None, row=OWN_ROW)
     # Orders are there before their messages: nobody measures how they are made.
     by_hand.db.execute(PAID_ORDERS)
     numbers, orders = itertools.count(), itertools.count(1)
@@ -121,4 +122,6 @@ def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], o
         "taskguard, a duplicate of DONE": lambda: as_by_hand(1),
         "by hand, the order's own row": lambda: by_hand.run_order(next(orders), effect),
         "taskguard, the order's own row": lambda: ship_own(next(orders)),
+        "by hand, its own row, no effect": lambda: by_hand.run_order(next(orders)),
+        "taskguard, its own row, no effect": lambda: touch_own(next(orders)),
     }

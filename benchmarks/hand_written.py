@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -93,7 +94,7 @@ class ByHand(HandLock):
         """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""
         return self._run(work, work, effect, _CLAIM, _COMPLETE)
 
-    def run_order(self, order: int, effect: Callable[[Any], object]) -> bool:
+    def run_order(self, order: int, effect: Callable[[Any], object] | None = None) -> bool:
         """The same with the states in the order's own row, which has to have columns for it."""
         return self._run(f"order:{order}", order, effect, _CLAIM_ROW, _COMPLETE_ROW)
 
@@ -114,7 +115,8 @@ class ByHand(HandLock):
             if claimed is None:
                 return False
             values["fence"] = claimed[0]
-            with self.db.transaction():
+            # One statement commits by itself.
+            with nullcontext() if effect is None else self.db.transaction():
                 if effect is not None:
                     effect(self.db)
                 if self.db.execute(complete, values).rowcount != 1:
