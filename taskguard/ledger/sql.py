@@ -164,28 +164,30 @@ class SqlLedger:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
-        if claim.row is not None or not self._transactions.in_one_statement(claim):
-            try:
-                self._complete_in_steps(claim, result_json)
-            except TransactionRetryError:  # it did not happen; the body need not run again
-                self._complete_in_steps(claim, result_json)
-            return
-        if not self._complete_alone(claim, result_json):
-            raise stale(claim)
+        if self._transactions.in_one_statement(claim):
+            if self._complete_alone(claim, result_json):
+                return
+            if claim.row is None:
+                raise stale(claim)
+            # The steps say what became of the user's row.
+        try:
+            self._complete_in_steps(claim, result_json)
+        except TransactionRetryError:  # it did not happen; the body need not run again
+            self._complete_in_steps(claim, result_json)
 
     def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
         with self.transaction(claim) as tx:
             tx.complete(claim, result_json)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
-        statement, values = postgresql.complete(claim, result_json)
+        database = self._database
         try:
-            return bool(self._database.ask(statement, values))
+            return postgresql.complete_alone(database, claim, result_json)
         except (LedgerUnavailableError, TransactionRetryError) as error:
             try:
                 self._transactions.resolve(claim, error)
             except TransactionRetryError:
-                return bool(self._database.ask(statement, values))
+                return postgresql.complete_alone(database, claim, result_json)
             return True
 
     # -- small changes ------------------------------------------------------------------------

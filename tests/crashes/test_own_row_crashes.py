@@ -77,7 +77,7 @@ def test_killed_around_any_statement_of_its_process(
         assert (shop.status, shop.state()) == ("SHIPPED", "DONE"), at
         assert len(shop.effects) == effects, at
     shop.close()
-    assert at > 10
+    assert at > 7
     print(f"{at - 1} kills, one effect each")
 
 

@@ -5,6 +5,7 @@ And that the SQL decides as `states.decide_by_row()` does, whatever rows it meet
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
@@ -19,9 +20,17 @@ from hypothesis import strategies as st
 
 from support.databases import DATABASES
 from support.own_rows import ORDERS, Shop, Step, own_row
+from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard import Completed, Deferred, GuardedRow
-from taskguard.errors import LedgerSchemaError, RowIneligibleError
+from taskguard.errors import (
+    LedgerSchemaError,
+    RowChangedError,
+    RowIneligibleError,
+    StaleTokenError,
+    TaskguardError,
+)
+from taskguard.guard import Guard
 from taskguard.lease import new_owner
 from taskguard.ledger.answers import CLAIMABLE, decide_row
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
@@ -353,6 +362,67 @@ def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
     assert pg.step()() == Completed("ship")
     assert len(asked) == 1
     assert (pg.status, pg.effects) == ("SHIPPED", ["ship order:7"])
+
+
+def test_a_body_that_writes_nothing_is_completed_in_one_statement(
+    pg: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row, its key and its work; no transaction is opened for it."""
+    monkeypatch.setattr(SqlLedger, "transaction", None)
+    assert pg.step()(lambda guard: None) == Completed(None)
+    assert (pg.status, pg.state()) == ("SHIPPED", "DONE")
+
+
+STALE = {
+    "the key": "update taskguard_keys set owner = 'other', fence = fence + 1",
+    "the work": "update taskguard_works set owner = 'other', fence = fence + 1",
+    "the row": "update orders set fence_token = fence_token + 1",
+}
+
+
+@pytest.mark.parametrize("whose", STALE)
+def test_a_row_is_not_completed_without_its_key_and_its_work(shop: Shop, whose: str) -> None:
+    """By a holder that was overtaken in one of the three, and whose body has nothing to write."""
+
+    seen: list[Any] = []
+
+    def body(guard: Guard) -> None:
+        shop.change(STALE[whose])
+        assert guard.claim is not None
+        with pytest.raises((StaleTokenError, RowChangedError)):
+            shop.ledger.complete(guard.claim, None)
+        with shop.engine.connect() as db:
+            owner = db.execute(sa.select(KEYS.c.owner)).scalar()
+        seen.append((shop.status, shop.state(), bool(owner)))
+
+    with contextlib.suppress(TaskguardError):
+        shop.step()(body)
+    assert seen == [("SHIPPING", "PROCESSING", True)]
+
+
+def test_a_row_whose_lone_completion_got_no_answer_is_done(postgres: Any, pg_url: str) -> None:
+    """The ledger is asked what became of it, and the body is not run again."""
+    with Proxy(postgres.port) as proxy:
+        shop = Shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
+        ran: list[int] = []
+
+        def body(guard: Guard) -> None:
+            ran.append(guard.fence)
+            assert guard.claim is not None
+            proxy.lose_reply_to(str(guard.claim.owner).encode(), then=Mode.CUT)
+
+        assert shop.step()(body) == Completed(None)
+        assert not proxy.armed
+        assert (len(ran), shop.status, shop.state()) == (1, "SHIPPED", "DONE")
+        shop.close()
+
+
+def test_what_its_owner_makes_of_a_row_refuses_its_lone_completion(pg: Shop) -> None:
+    """A constraint, say: the error is the database's own, and nothing of it stands."""
+    pg.change("alter table orders add check (status <> 'SHIPPED')")
+    with pytest.raises(Exception, match="orders_status_check"):
+        pg.step()(lambda guard: None)
+    assert (pg.status, pg.state()) == ("PAID", "FAILED")
 
 
 @pytest.mark.parametrize("to", ["status = 'CANCELLED'", "fence_token = 9000000000000000000"])

@@ -36,6 +36,7 @@ __all__ = [
     "claim",
     "claim_with_row",
     "complete",
+    "complete_alone",
     "complete_with_row",
     "renew",
     "store_result",
@@ -254,11 +255,30 @@ def complete_with_row(
     database: Database, db: sa.Connection, claim: Claim, result_json: str | None
 ) -> tuple[bool, bool]:
     """The same with the user's own row: whether that was this claim's, and whether all was."""
+    statements, values = _completing_row(database, claim, result_json)
+    own, finished = database.ask_in(db, statements.complete, values)[0]
+    return bool(own), bool(finished)
+
+
+def complete_alone(database: Database, claim: Claim, result_json: str | None) -> bool:
+    """In one statement that commits by itself; False: nothing did, for whatever reason."""
+    if claim.row is None:
+        return bool(database.ask(*complete(claim, result_json)))
+    statements, values = _completing_row(database, claim, result_json)
+    try:
+        _own, finished, _torn = database.ask(statements.complete_alone, values)[0]
+    except database.engine.dialect.loaded_dbapi.Error:
+        return False  # torn, or refused by what the row's owner made of it: a constraint, a trigger
+    return bool(finished)
+
+
+def _completing_row(
+    database: Database, claim: Claim, result_json: str | None
+) -> tuple[own_row.Statements, dict[str, Any]]:
     assert claim.row is not None  # noqa: S101
     _, values = complete(claim, result_json)
     values |= own_row.values(claim.row, database.engine.dialect)
-    own, finished = database.ask_in(db, _with_row(database, claim.row).complete, values)[0]
-    return bool(own), bool(finished)
+    return _with_row(database, claim.row), values
 
 
 def store_result(database: Database, claim: Claim, result_json: str) -> None:

@@ -31,8 +31,11 @@ _TORN = """    case
 # The first: whether the row was this claim's; the second: whether all of it was.
 _COMPLETED = """
 )
-select (select count(*) from own), (select count(*) from finished)
+select own.rows, finished.rows{torn}
+from (select count(*) as rows from own) own, (select count(*) as rows from finished) finished
 """
+# What commits by itself fails where the row would be moved alone.
+_TORN_ALONE = ", case when own.rows > 0 then 1 / finished.rows end"
 _SELECT = "\nselect\n    found.*,"
 TORN_STATE = "22012"  # division by zero
 
@@ -42,12 +45,18 @@ class Statements(NamedTuple):
 
     claim: str
     complete: str
+    complete_alone: str
 
 
 @functools.lru_cache(maxsize=1_000)
 def statements(declared: GuardedRow, dialect: Any, claim: str, complete: str) -> Statements:
     """`claim.sql` and `complete.sql` with the row in them."""
-    return Statements(_claim(declared, dialect, claim), _complete(declared, dialect, complete))
+    completed = _complete(declared, dialect, complete)
+    return Statements(
+        _claim(declared, dialect, claim),
+        completed + _COMPLETED.format(torn=""),
+        completed + _COMPLETED.format(torn=_TORN_ALONE),
+    )
 
 
 def values(ref: RowRef, dialect: Any) -> dict[str, Any]:
@@ -101,13 +110,12 @@ def _complete(declared: GuardedRow, dialect: Any, text: str) -> str:
         .values({state: _state(declared, "own_done")})
         .returning(sa.literal_column("1").label("moved"))
     )
-    body = _edited(
+    return _edited(
         text,
         ("with ended as (\n", f"with own as (\n{_text(left, dialect)}\n),\nended as (\n"),
         ("    where key =", "    from own where key ="),
         (")\nupdate taskguard_works w set", "),\nfinished as (\nupdate taskguard_works w set"),
     )
-    return body + _COMPLETED
 
 
 def _this(declared: GuardedRow) -> Any:
