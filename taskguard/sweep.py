@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,8 @@ class Sweeper:
 
     Args:
         house: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries. One that is a
-            context manager is entered for the time of a sweep, to keep a connection.
+        senders: how to send, by the name of the queue that a stored call carries. One that
+            has `kept()`, a context manager, gives by it the sender of one sweep.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
             least 1. Not much shorter than messages wait in their queue: each would be sent once
             more.
@@ -100,45 +100,53 @@ class Sweeper:
         tally = _Tally()
         after: Overdue | None = None
         with self._house.lock(KEY, ttl_s=_TTL_S) as lease, ExitStack() as opened:
-            for send in self._senders.values():
-                if isinstance(send, AbstractContextManager):
-                    opened.enter_context(send)
+            senders = {
+                name: opened.enter_context(_kept(send)) for name, send in self._senders.items()
+            }
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
-                self._send_all(ledger, found, tally)
+                self._send_all(ledger, found, senders, tally)
         return Swept(tally.sent, tally.refused, tally.strange)
 
-    def _send_all(self, ledger: Any, works: list[Overdue], tally: _Tally) -> None:
+    def _send_all(
+        self, ledger: Any, works: list[Overdue], senders: Mapping[str, Send], tally: _Tally
+    ) -> None:
         again: dict[float, list[Overdue]] = {self._again_after_s: [], _REFUSED_AGAIN_S: []}
         for work in works:
             if tally.gave_up:
                 break
-            sent = self._send(work, tally)
+            sent = _sent(work, senders, tally)
             if sent is not None:
                 again[self._again_after_s if sent else _REFUSED_AGAIN_S].append(work)
         for again_after_s, those in again.items():
             if those:
                 ledger.sent(those, again_after_s=again_after_s)
 
-    def _send(self, work: Overdue, tally: _Tally) -> bool | None:
-        """Whether it was sent; None: it is another sweep's."""
-        try:
-            call = json.loads(work.call)
-            send = self._senders.get(call["queue"])
-            if send is None:
-                tally.strange += 1
-                return None
-            send(call, work.message)
-        except Exception:
-            # Whatever is wrong with one call, the others are to be sent.
-            logger.exception("%s could not be sent", work.work)
-            tally.refused += 1
-            tally.in_a_row += 1
-            return False
-        tally.sent += 1
-        tally.in_a_row = 0
-        return True
+
+def _kept(send: Any) -> AbstractContextManager[Send]:
+    keep: Callable[[], AbstractContextManager[Send]] | None = getattr(send, "kept", None)
+    return nullcontext(send) if keep is None else keep()
+
+
+def _sent(work: Overdue, senders: Mapping[str, Send], tally: _Tally) -> bool | None:
+    """Whether it was sent; None: it is another sweep's."""
+    try:
+        call = json.loads(work.call)
+        send = senders.get(call["queue"])
+        if send is None:
+            tally.strange += 1
+            return None
+        send(call, work.message)
+    except Exception:
+        # Whatever is wrong with one call, the others are to be sent.
+        logger.exception("%s could not be sent", work.work)
+        tally.refused += 1
+        tally.in_a_row += 1
+        return False
+    tally.sent += 1
+    tally.in_a_row = 0
+    return True
 
 
 class _Tally:

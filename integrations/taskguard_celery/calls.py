@@ -7,8 +7,9 @@ The arguments are written by the task's own serializer, and read only if the app
 from __future__ import annotations
 
 import base64
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from celery import Celery, Task
 from celery.canvas import Signature
@@ -16,9 +17,6 @@ from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import MessageRef
 from taskguard_celery.message import COPY_HEADER
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
 
@@ -50,32 +48,39 @@ def call_in_hand(task: Task) -> dict[str, Any]:
 
 
 class CelerySender:
-    """Sends stored calls to an app's broker, whether or not their tasks are imported here.
-
-    Within a `with` block, of one thread, all go by one producer of the app's pool: to take it out
-    and put it back for each costs a fifth of the sending.
-    """
+    """Sends stored calls to an app's broker, whether or not their tasks are imported here."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._block: ExitStack | None = None
-        self._producer: Any = None
-
-    def __enter__(self) -> Self:
-        self._block = ExitStack()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        block, self._block = self._block, None
-        self._give_back(block)
-
-    def _give_back(self, block: ExitStack | None) -> None:
-        self._producer = None
-        if block is not None:
-            block.close()
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Send a call with these numbers; raises unless the broker took it."""
+        self._send(call, message)
+
+    @contextmanager
+    def kept(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
+        """A sender of many, with a producer of its own.
+
+        To take one out of the app's pool and put it back for each costs a fifth of the sending; to
+        keep one of the pool's keeps it from all others.
+        """
+        with ExitStack() as opened:
+            producers: list[Any] = []
+
+            def send(call: dict[str, Any], message: MessageRef) -> None:
+                if not producers:
+                    connection = opened.enter_context(self._app.connection_for_write())
+                    producers.append(self._app.amqp.Producer(connection, auto_declare=False))
+                try:
+                    self._send(call, message, producer=producers[0])
+                except BaseException:
+                    producers.clear()  # the next one is sent by another
+                    opened.close()
+                    raise
+
+            yield send
+
+    def _send(self, call: dict[str, Any], message: MessageRef, **options: Any) -> None:
         body = base64.b64decode(call["body"]) if call["base64"] else call["body"]
         accepted = {*(self._app.conf.accept_content or ()), "json"}
         fields = loads(  # type: ignore[no-untyped-call]  # kombu has no types
@@ -86,15 +91,4 @@ class CelerySender:
         )
         signature = Signature.from_dict(fields, app=self._app)
         headers = {**(signature.options.get("headers") or {}), COPY_HEADER: message.copy}
-        try:
-            signature.apply_async(
-                retries=message.retries, headers=headers, producer=self._kept_producer()
-            )
-        except BaseException:
-            self._give_back(self._block)  # the next one is sent by another
-            raise
-
-    def _kept_producer(self) -> Any:
-        if self._block is not None and self._producer is None:
-            self._producer = self._block.enter_context(self._app.producer_or_acquire())
-        return self._producer
+        signature.apply_async(retries=message.retries, headers=headers, **options)

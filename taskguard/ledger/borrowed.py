@@ -162,10 +162,16 @@ class BorrowedTransaction(SqlTransaction):
         try:
             with database.translated():
                 if db.dialect.name == "postgresql":
-                    return transactions.bound(db, self._claim)
-                database.dialect.begun(db, idle_s=self._home.idle_in_transaction_s)
-                self._lender.prepare(db)
-                return "", transactions.stands(db, self._claim)
+                    level, seen = transactions.bound(db, self._claim)
+                else:
+                    database.dialect.begun(db, idle_s=self._home.idle_in_transaction_s)
+                    self._lender.prepare(db)
+                    level, seen = "", transactions.stands(db, self._claim)
+                # What SQLAlchemy translates (`schema_translate_map`) must be the same table.
+                mapped = db.get_execution_options().get("schema_translate_map")
+                return level, seen and (
+                    not mapped or transactions.stands_as_mapped(db, self._claim)
+                )
         except (LedgerSchemaError, sa.exc.ProgrammingError, driver.ProgrammingError) as error:
             raise self._another_database() from error
 

@@ -20,7 +20,7 @@ __all__ = ["DriverConnection", "driver_connection"]
 
 _KINDS = {"psycopg": "postgresql", "sqlite3": "sqlite"}
 _BEGIN = {"postgresql": "begin", "sqlite": "begin immediate"}
-_IDLE = 0  # psycopg.pq.TransactionStatus.IDLE
+_IDLE, _ACTIVE = 0, 1  # psycopg.pq.TransactionStatus
 
 
 def driver_connection(on: Any) -> DriverConnection | None:
@@ -105,8 +105,16 @@ class DriverConnection(ForeignConnection):
     def roll_back(self) -> None:
         """ROLLBACK, if there is something to."""
         self._then.clear()
-        if not self.broken and self.in_transaction:
+        if self._is_interrupted:
+            self._connection.close()  # psycopg would refuse a ROLLBACK, and all that comes after
+        elif not self.broken and self.in_transaction:
             self._connection.rollback()
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether a signal's exception left a statement without its answer."""
+        pgconn = getattr(self._connection, "pgconn", None)
+        return pgconn is not None and pgconn.transaction_status == _ACTIVE
 
     def after_commit(self, function: Callable[[], None]) -> None:
         """Called by `commit()`."""

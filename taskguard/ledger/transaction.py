@@ -261,6 +261,11 @@ class Transactions:
         values = {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
         return bool(self._database.read(db, self._database.once(_seeing), values))
 
+    @staticmethod
+    def stands_as_mapped(db: sa.Connection, claim: Claim) -> bool:
+        """The same by SQLAlchemy's names for the tables, which the user may have changed."""
+        return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
+
     def bound(self, db: sa.Connection, claim: Claim) -> tuple[str, bool]:
         """Bounds for an open transaction on PostgreSQL. Its isolation level, and `stands`."""
         idle_s = self._idle_in_transaction_s

@@ -195,6 +195,29 @@ def test_a_lent_transaction_takes_one_message_more_than_by_hand(
             bind.dispose()
 
 
+@pytest.mark.parametrize("tables", [False, True], ids=["without", "with"])
+def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
+    pg: House, tables: bool
+) -> None:
+    """A schema a tenant, with or without a ledger's tables; its own for itself are no trouble."""
+    with pg.shop.engine.begin() as db:
+        db.execute(sa.text("create schema tenant"))
+        for table in ("works", "keys") if tables else ():
+            db.execute(sa.text(f"create table tenant.taskguard_{table} (like taskguard_{table})"))
+
+    @pg.shop.tg.guarded(key="order:<schema>")
+    def ship(schema: str, guard: Guard) -> str:
+        engine = pg.engine.execution_options(schema_translate_map={None: schema})
+        with guard.transaction(Session(engine)) as session:
+            write(session)
+        return schema
+
+    with pytest.raises(ConfigurationError, match="another schema"):
+        ship("tenant")
+    assert ship("public") == "public"
+    assert pg.shop.effects == ["x"]
+
+
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 @pytest.mark.parametrize("make", [Session, sa.Engine.connect])
 def test_on_the_ledgers_own_engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -202,6 +203,35 @@ def test_rows_of_the_users_own_kind_stay_theirs(shop: GuardedShop, on: Any) -> N
 
     outcome: Any = shop.deliver(body)
     assert (outcome.value, shop.states) == (7, ["DONE"])
+
+
+class TookTooLongError(Exception):
+    """What a queue's time limit raises in the body."""
+
+
+def test_a_time_limit_in_a_statement_comes_through(pg_url: str) -> None:
+    """Nothing is written, and the connection, which nobody could use any more, is closed."""
+    shop = GuardedShop(pg_url)
+    on = connect(pg_url)
+
+    def interrupt(_signal: int, _frame: Any) -> None:
+        raise TookTooLongError
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(on):
+            on.execute(INSERT)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            on.execute("select pg_sleep(60)")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(TookTooLongError):
+            shop.deliver(body)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (shop.effects, shop.states, on.closed) == ([], ["FAILED"], True)
+    shop.close()
 
 
 def test_a_commit_without_an_answer_is_resolved(postgres: Any, pg_url: str) -> None:
