@@ -42,7 +42,7 @@ def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[G
 # -- its bounds ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shop", ["url", "engine"], indirect=True)
+@pytest.mark.parametrize("shop", ["pg_url", "engine"], indirect=True)
 def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
     """Also after one that was rolled back, and after a body that set its session's limits."""
     names = ("idle_in_transaction_session_timeout", "client_connection_check_interval")
