@@ -21,8 +21,10 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORKS",
+    "claim_values",
     "held",
     "holding",
+    "of_claim",
     "processed",
     "standing",
 ]
@@ -150,6 +152,16 @@ def holding(claim: Claim) -> Any:
 def standing(claim: Claim) -> Any:
     """The work is still this claim's: old state, fence and owner."""
     return processed(claim.work, claim.fence, str(claim.owner))
+
+
+def of_claim() -> Any:
+    """`standing()` of whatever claim `claim_values()` are given: for prepared statements."""
+    return processed(*map(sa.bindparam, ("work", "fence", "owner")))
+
+
+def claim_values(claim: Claim) -> dict[str, Any]:
+    """What names a claim on its work: work, fence and owner."""
+    return {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
 
 
 def held(keys: Any, fence: Any, owner: Any) -> Any:

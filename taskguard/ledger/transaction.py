@@ -38,7 +38,17 @@ from taskguard.ledger.database import (
     driver_of,
 )
 from taskguard.ledger.prepared import Prepared
-from taskguard.ledger.tables import FREE, KEYS, WORKS, held, holding, processed, standing
+from taskguard.ledger.tables import (
+    FREE,
+    KEYS,
+    WORKS,
+    claim_values,
+    held,
+    holding,
+    of_claim,
+    processed,
+    standing,
+)
 from taskguard.states import State
 
 if TYPE_CHECKING:
@@ -258,8 +268,8 @@ class Transactions:
 
     def stands(self, db: sa.Connection, claim: Claim) -> bool:
         """Whether the claim is seen to stand."""
-        values = {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
-        return bool(self._database.read(db, self._database.once(_seeing), values))
+        seeing = self._database.once(_seeing)
+        return bool(self._database.read(db, seeing, claim_values(claim)))
 
     @staticmethod
     def stands_as_mapped(db: sa.Connection, claim: Claim) -> bool:
@@ -420,8 +430,7 @@ class Transactions:
 
 
 def _seeing(database: Database) -> Prepared:
-    claim = processed(*map(sa.bindparam, ("work", "fence", "owner")))
-    return Prepared(sa.select(WORKS.c.id).where(claim), database.engine.dialect)
+    return Prepared(sa.select(WORKS.c.id).where(of_claim()), database.engine.dialect)
 
 
 def _completing(database: Database) -> tuple[Prepared, Prepared]:

@@ -18,6 +18,7 @@ from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decid
 from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.database import Database
 from taskguard.ledger.stored import statement
+from taskguard.ledger.tables import claim_values
 from taskguard.states import Decision
 
 __all__ = ["claim", "complete"]
@@ -91,11 +92,5 @@ def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
 
 def complete(database: Database, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
     """In the holder's transaction; False if the claim, of one key, is stale."""
-    values = {
-        "key": claim.keys[0],
-        "work": claim.work,
-        "fence": claim.fence,
-        "owner": str(claim.owner),
-        "result": result_json,
-    }
+    values = claim_values(claim) | {"key": claim.keys[0], "result": result_json}
     return database.ask_in(db, _COMPLETE, values) == [(1,)]

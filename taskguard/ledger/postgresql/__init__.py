@@ -26,7 +26,7 @@ from taskguard.ledger.dialects.postgresql import milliseconds
 from taskguard.ledger.postgresql import own_row
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.stored import statement
-from taskguard.ledger.tables import processed
+from taskguard.ledger.tables import claim_values, of_claim
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
@@ -207,7 +207,8 @@ def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
         return database.begin(settings)
     db = database.connect()
     try:
-        db.execute(sa.select(*_set_locally(settings)))
+        db.begin()
+        database.read(db, database.once(_setting, *settings), _texts(settings))
     except BaseException:
         db.close()
         raise
@@ -221,18 +222,20 @@ def bound(
 
     Its isolation level, and whether the claim is seen there.
     """
-    bounds = {name: str(value) for name, value in _bounds(idle_in_transaction_s).items()}
-    statement = database.once(_bounding, *bounds)
-    [row] = database.read(db, statement, {**bounds, **_values(claim)})
+    settings = _bounds(idle_in_transaction_s)
+    statement = database.once(_bounding, *settings)
+    [row] = database.read(db, statement, _texts(settings) | claim_values(claim))
     return row.level.upper(), row.seen
 
 
 def _bounding(database: Database, *names: str) -> Prepared:
-    level = sa.func.current_setting("transaction_isolation")
-    bounds = [sa.func.set_config(name, sa.bindparam(name), True) for name in names]
-    seen = sa.exists().where(processed(*map(sa.bindparam, ("work", "fence", "owner"))))
-    columns = level.label("level"), seen.label("seen"), *bounds
-    return Prepared(sa.select(*columns), database.engine.dialect)
+    level = sa.func.current_setting("transaction_isolation").label("level")
+    seen = sa.exists().where(of_claim()).label("seen")
+    return Prepared(sa.select(level, seen, *_set_locally(names)), database.engine.dialect)
+
+
+def _setting(database: Database, *names: str) -> Prepared:
+    return Prepared(sa.select(*_set_locally(names)), database.engine.dialect)
 
 
 def _bounds(idle_in_transaction_s: float) -> dict[str, int]:
@@ -242,13 +245,17 @@ def _bounds(idle_in_transaction_s: float) -> dict[str, int]:
     }
 
 
-def _set_locally(settings: dict[str, int]) -> list[sa.ColumnElement[str]]:
-    return [sa.func.set_config(name, str(value), True) for name, value in settings.items()]
+def _set_locally(names: Sequence[str]) -> list[sa.ColumnElement[str]]:
+    return [sa.func.set_config(name, sa.bindparam(name), True) for name in names]
+
+
+def _texts(settings: dict[str, int]) -> dict[str, str]:
+    return {name: str(value) for name, value in settings.items()}
 
 
 def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
     """The statement that completes, for a transaction or alone; one row if it did."""
-    return _COMPLETE, _values(claim) | {"key": claim.keys[0], "result": result_json}
+    return _COMPLETE, claim_values(claim) | {"key": claim.keys[0], "result": result_json}
 
 
 def complete_with_row(
@@ -284,12 +291,8 @@ def _completing_row(
 def store_result(database: Database, claim: Claim, result_json: str) -> None:
     """Store the result of a work that this claim completed."""
     lock_timeout = str(milliseconds(database.lock_timeout_s))
-    values = _values(claim) | {"result": result_json, "lock_timeout": lock_timeout}
+    values = claim_values(claim) | {"result": result_json, "lock_timeout": lock_timeout}
     database.ask(_STORE_RESULT, values)
-
-
-def _values(claim: Claim) -> dict[str, Any]:
-    return {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
 
 
 def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
