@@ -11,13 +11,18 @@ from typing import Any
 import redis
 import sqlalchemy as sa
 from celery import Celery
+from rq import Queue
 
 import taskguard
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard import Sweeper
 from taskguard.ledger.sql import SqlLedger
 from taskguard.testing.servers import Postgres, Valkey
-from taskguard_celery.calls import NAME, CelerySender, call_of
+from taskguard_celery.calls import NAME as CELERY
+from taskguard_celery.calls import CelerySender, call_of
+from taskguard_rq.calls import NAME as RQ
+from taskguard_rq.calls import RQSender
+from taskguard_rq.calls import call_of as rq_call_of
 
 FEW = 10_000
 MANY = 10_000_000
@@ -30,7 +35,7 @@ insert into taskguard_works (
 )
 select
     'ship order:' || n, 'ship', 'order:' || n, md5(n::text), 0, :state, 0, n, '', 0, 1, 0,
-    '', :call, :due, n, n, n
+    '', replace(:call, '__n__', n::text), :due, n, n, n
 from generate_series(1, :rows) n
 """
 _KEYS = """
@@ -89,14 +94,46 @@ def _fill(url: str, rows: int, **values: Any) -> None:
 
 
 def _sweep(count: int) -> None:
-    with Valkey() as valkey, Postgres() as postgres:
+    with Valkey() as valkey:
         app = Celery("bench", broker=valkey.url, set_as_current=False)
         app.conf.task_ignore_result = True
+        call = call_of(app, app.signature("bench.ship", (42,), task_id="__n__"))
+        with redis.Redis.from_url(valkey.url) as broker:
+            _sweep_to(
+                "Celery",
+                (CELERY, CelerySender(app), call),
+                count,
+                waiting=lambda: broker.llen("celery"),
+                alone=("send_task", lambda: app.send_task("bench.ship", (42,))),
+            )
+        app.close()
+    with Valkey() as valkey, redis.Redis.from_url(valkey.url) as broker:
+        queue = Queue("bench", connection=broker)
+        job = queue.create_job("bench.ship", args=(42,), job_id="__n__")
+        job.origin = queue.name
+        _sweep_to(
+            "RQ",
+            (RQ, RQSender(broker), rq_call_of(job)),
+            count,
+            waiting=lambda: queue.count,
+            alone=("enqueue", lambda: queue.enqueue("bench.ship", 42)),
+        )
+
+
+def _sweep_to(
+    title: str,
+    queue: tuple[str, Any, dict[str, Any]],
+    count: int,
+    *,
+    waiting: Callable[[], Any],
+    alone: tuple[str, Callable[[], Any]],
+) -> None:
+    name, sender, call = queue
+    with Valkey() as valkey, Postgres() as postgres:
         url = postgres.create_database("sweep")
         ledger = SqlLedger(url)
         ledger.create_schema()
-        call = json.dumps(call_of(app, app.signature("bench.ship", (42,), task_id="00000000")))
-        _fill(url, count, state="PROCESSING", call=call, due=1)
+        _fill(url, count, state="PROCESSING", call=json.dumps(call), due=1)
         longest_s = 0.0
         sent = ledger.sent
 
@@ -111,24 +148,22 @@ def _sweep(count: int) -> None:
         ledger.sent = timed  # type: ignore[method-assign]
         tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=())
         began_s = time.perf_counter()
-        swept = Sweeper(tg, {NAME: CelerySender(app)}).sweep()
+        swept = Sweeper(tg, {name: sender}).sweep()
         took_s = time.perf_counter() - began_s
-        with redis.Redis.from_url(valkey.url) as broker:
-            waiting = broker.llen("celery")
         tg.close()
-        alone = _by_celery_alone(app, count // 10)
-        app.close()
-    CONSOLE.print(f"[bold]a sweep of {count:,} overdue works to Celery on Valkey[/bold]")
-    CONSOLE.print(f"  sent: {swept.sent:,}, in the queue: {waiting:,}, refused: {swept.refused}")
+    there = waiting()
+    by_hand, rate = alone[0], _rate(alone[1], count // 10)
+    CONSOLE.print(f"[bold]a sweep of {count:,} overdue works to {title} on Valkey[/bold]")
+    CONSOLE.print(f"  sent: {swept.sent:,}, in the queue: {there:,}, refused: {swept.refused}")
     CONSOLE.print(f"  {took_s:.1f} s, {swept.sent / took_s:,.0f} works/s")
-    CONSOLE.print(f"  Celery alone, by send_task() in a loop: {alone:,.0f} messages/s")
+    CONSOLE.print(f"  {title} alone, by {by_hand}() in a loop: {rate:,.0f} messages/s")
     CONSOLE.print(f"  the longest statement that locks rows: {longest_s * 1e3:.0f} ms (500 works)")
     CONSOLE.print()
 
 
-def _by_celery_alone(app: Celery, count: int) -> float:
+def _rate(send: Callable[[], Any], count: int) -> float:
     """Messages a second."""
     began_s = time.perf_counter()
     for _ in range(count):
-        app.send_task("bench.ship", (42,))
+        send()
     return count / (time.perf_counter() - began_s)

@@ -7,7 +7,8 @@ it, whatever process dies in between: its message is sent first, and noted as se
 sweeps at once send nothing twice: a lease of the house keeps them apart.
 
 Does not guarantee that nothing is sent twice: a message that still waits in its queue is
-indistinguishable from a lost one. The ledger answers such a duplicate, as any other.
+indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
+duplicate, as any other.
 
 Read next: `ledger/outbox.py` for what is overdue.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,12 +61,13 @@ class Sweeper:
 
     Args:
         house: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries. One that
-            has `kept()`, a context manager, gives by it the sender of one sweep.
+        senders: how to send, by the name of the queue that a stored call carries. One that has
+            `batch()`, a context manager, gives by it a faster sender: what that was given was
+            taken if the block ends without an error.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
             least 1. Not much shorter than messages wait in their queue: each would be sent once
             more.
-        batch: works read, and noted as sent, at a time.
+        batch: works read, sent together, and noted as sent, at a time.
 
     Raises:
         ConfigurationError: `again_after_s` is too short.
@@ -97,67 +99,85 @@ class Sweeper:
             LedgerUnavailableError: the database is away.
         """
         ledger = outbox_of(self._house)
-        tally = _Tally()
+        swept = Swept()
         after: Overdue | None = None
-        with self._house.lock(KEY, ttl_s=_TTL_S) as lease, ExitStack() as opened:
-            senders = {
-                name: opened.enter_context(_kept(send)) for name, send in self._senders.items()
-            }
-            while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
+        tried = _Tried()
+        with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
+            while not tried.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
-                self._send_all(ledger, found, senders, tally)
-        return Swept(tally.sent, tally.refused, tally.strange)
+                tried = self._send(found, refused_in_a_row=tried.in_a_row)
+                swept = tried.added_to(swept)
+                if tried.sent:
+                    ledger.sent(tried.sent, again_after_s=self._again_after_s)
+                if tried.refused:
+                    ledger.sent(tried.refused, again_after_s=_REFUSED_AGAIN_S)
+        return swept
 
-    def _send_all(
-        self, ledger: Any, works: list[Overdue], senders: Mapping[str, Send], tally: _Tally
-    ) -> None:
-        again: dict[float, list[Overdue]] = {self._again_after_s: [], _REFUSED_AGAIN_S: []}
-        for work in works:
-            if tally.gave_up:
-                break
-            sent = _sent(work, senders, tally)
-            if sent is not None:
-                again[self._again_after_s if sent else _REFUSED_AGAIN_S].append(work)
-        for again_after_s, those in again.items():
-            if those:
-                ledger.sent(those, again_after_s=again_after_s)
+    def _send(self, works: Sequence[Overdue], *, refused_in_a_row: int) -> _Tried:
+        """Together. Where that fails nobody knows what arrived, so each is sent by itself.
 
-
-def _kept(send: Any) -> AbstractContextManager[Send]:
-    keep: Callable[[], AbstractContextManager[Send]] | None = getattr(send, "kept", None)
-    return nullcontext(send) if keep is None else keep()
-
-
-def _sent(work: Overdue, senders: Mapping[str, Send], tally: _Tally) -> bool | None:
-    """Whether it was sent; None: it is another sweep's."""
-    try:
-        call = json.loads(work.call)
-        send = senders.get(call["queue"])
-        if send is None:
-            tally.strange += 1
-            return None
-        send(call, work.message)
-    except Exception:
-        # Whatever is wrong with one call, the others are to be sent.
-        logger.exception("%s could not be sent", work.work)
-        tally.refused += 1
-        tally.in_a_row += 1
-        return False
-    tally.sent += 1
-    tally.in_a_row = 0
-    return True
+        So one that can never be sent holds up no other, and some are sent twice.
+        """
+        try:
+            with ExitStack() as opened:
+                senders = {
+                    name: opened.enter_context(_batch_of(send))
+                    for name, send in self._senders.items()
+                }
+                return _Tried(refused_in_a_row).all(works, senders)
+        except Exception as error:  # noqa: BLE001  # what is wrong with which one is told below
+            logger.warning("%d messages are sent one by one: %s", len(works), error)
+        return _Tried(refused_in_a_row).all(works, self._senders)
 
 
-class _Tally:
-    """What a sweep has done so far."""
+def _batch_of(send: Any) -> AbstractContextManager[Send]:
+    batch: Callable[[], AbstractContextManager[Send]] | None = getattr(send, "batch", None)
+    return nullcontext(send) if batch is None else batch()
 
-    sent = 0
-    refused = 0
-    strange = 0
-    in_a_row = 0
+
+class _Tried:
+    """What became of the messages of some works."""
+
+    def __init__(self, in_a_row: int = 0) -> None:
+        self.in_a_row = in_a_row  # refused, up to now
+        self.sent: list[Overdue] = []
+        self.refused: list[Overdue] = []
+        self.strange = 0
 
     @property
     def gave_up(self) -> bool:
         """Whether the broker is thought to be away."""
         return self.in_a_row >= _REFUSALS
+
+    def added_to(self, swept: Swept) -> Swept:
+        return Swept(
+            swept.sent + len(self.sent),
+            swept.refused + len(self.refused),
+            swept.strange + self.strange,
+        )
+
+    def all(self, works: Iterable[Overdue], senders: Mapping[str, Send]) -> _Tried:
+        """Each, until it gives up."""
+        for work in works:
+            if self.gave_up:
+                break
+            self._try(work, senders)
+        return self
+
+    def _try(self, work: Overdue, senders: Mapping[str, Send]) -> None:
+        try:
+            call = json.loads(work.call)
+            send = senders.get(call["queue"])
+            if send is None:  # another sweep's
+                self.strange += 1
+                return
+            send(call, work.message)
+        except Exception:
+            # Whatever is wrong with one call, the others are to be sent.
+            logger.exception("%s could not be sent", work.work)
+            self.refused.append(work)
+            self.in_a_row += 1
+        else:
+            self.sent.append(work)
+            self.in_a_row = 0

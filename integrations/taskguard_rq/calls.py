@@ -10,11 +10,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 from redis import Redis
+from redis.client import Pipeline
 from rq import Queue
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.exceptions import InvalidJobOperation
 from rq.job import Job, JobStatus
 
 from taskguard import MessageRef
@@ -65,25 +69,58 @@ class RQSender:
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job into its queue; raises unless Redis took it."""
         del message  # RQ numbers nothing: executions of a job share one record
-        serializer = self._serializer or call.get("serializer")
-        job = self._job(call, serializer)
-        status = job.get_status()
-        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
-            logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
-            return
-        if status is JobStatus.FAILED:
-            with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
-                job.requeue()  # takes it out of the registry of failed ones, too
-                return
-        queue = Queue(job.origin, connection=self._connection, serializer=serializer)
-        queue.enqueue_job(job)
+        self._put_all([call], self._serializer_of(call))
 
-    def _job(self, call: dict[str, Any], serializer: Any) -> Job:
-        try:
-            return Job.fetch(call["id"], connection=self._connection, serializer=serializer)
-        except NoSuchJobError:
-            job = Job(call["id"], connection=self._connection, serializer=serializer)
-            fields = {name: base64.b64decode(text) for name, text in call["fields"].items()}
-            job.restore(fields)
-            job.save()
-            return job
+    @contextmanager
+    def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
+        """A sender of many: they are put into their queues together, where the block ends.
+
+        Raises there unless Redis took them all.
+        """
+        calls: dict[Any, list[dict[str, Any]]] = {}
+
+        def send(call: dict[str, Any], message: MessageRef) -> None:
+            del message
+            calls.setdefault(self._serializer_of(call), []).append(call)
+
+        yield send
+        for serializer, those in calls.items():
+            self._put_all(those, serializer)
+
+    def _serializer_of(self, call: dict[str, Any]) -> Any:
+        return self._serializer or call.get("serializer")
+
+    def _put_all(self, calls: Sequence[dict[str, Any]], serializer: Any) -> None:
+        ids = [call["id"] for call in calls]
+        records = Job.fetch_many(ids, connection=self._connection, serializer=serializer)
+        with self._connection.pipeline(transaction=len(calls) == 1) as pipeline:
+            queue_of = _queues(self._connection, serializer)
+            for call, record in zip(calls, records, strict=True):
+                job = record or self._restored(call, serializer)
+                _put(job, queue_of(job.origin), pipeline)
+            pipeline.execute()
+
+    def _restored(self, call: dict[str, Any], serializer: Any) -> Job:
+        job = Job(call["id"], connection=self._connection, serializer=serializer)
+        job.restore({name: base64.b64decode(text) for name, text in call["fields"].items()})
+        return job
+
+
+def _queues(connection: Redis, serializer: Any) -> Callable[[str], Queue]:
+    """Each once: a queue asks Redis for its version before its first job."""
+    return cache(partial(Queue, connection=connection, serializer=serializer))
+
+
+def _put(job: Job, queue: Queue, pipeline: Pipeline) -> None:
+    status = job.get_status(refresh=False)
+    if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+        logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
+        return
+    if status is JobStatus.FAILED:
+        with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
+            job.requeue()  # takes it out of the registry of failed ones, too
+            return
+    # What waits for others, or for its turn, asks Redis before it is put anywhere.
+    depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
+    asks = bool(depends) or getattr(job, "has_rate_limit", False)
+    queue.enqueue_job(job, pipeline=None if asks else pipeline)

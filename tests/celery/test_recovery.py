@@ -13,6 +13,7 @@ from typing import Any
 
 import kombu
 import pytest
+import redis
 import sqlalchemy as sa
 from celery import chain
 from sqlalchemy import orm
@@ -111,14 +112,25 @@ def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> 
     assert shop.effects() == Counter({"1": 1})
 
 
-def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another one after a call that was refused; those of the app's pool are left to others."""
-    app = shop.tasks.app
+def put_orders(shop: Any, *orders: int) -> None:
+    """Enqueued, and their messages lost."""
     with orm.Session(shop.engine) as session, session.begin():
-        for number in range(5):
-            enqueue(shop.tasks.recover, (number,), session=session)
+        for order in orders:
+            enqueue(shop.tasks.recover, (order,), session=session)
     lose_messages(shop)
     make_due(shop)
+
+
+def waiting(shop: Any) -> int:
+    """Messages in the queue."""
+    with shop.broker() as broker:
+        return int(broker.llen(shop.tasks.app.conf.task_default_queue))
+
+
+def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the app's pool are left to others; a call that is refused holds up no other."""
+    app = shop.tasks.app
+    put_orders(shop, *range(5))
     sent: list[Any] = []
     publish = kombu.Producer.publish
 
@@ -132,9 +144,44 @@ def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.M
     monkeypatch.setattr(app.producer_pool, "acquire", None)
     swept = sweep(app)
     assert (swept.sent, swept.refused) == (4, 1)
-    assert len(set(map(id, sent))) == 2
+    assert len(set(map(id, sent))) == 1
+    assert waiting(shop) == 4
+
+
+@pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="kombu 5.7 sends in batches")
+def test_a_sweep_sends_in_batches(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is asked once for all of them, and what is in the queue is what Celery sends."""
+    app = shop.tasks.app
+    put_orders(shop, *range(5))
+    asked: list[Any] = []
+    execute = redis.Redis.execute_command
+
+    def noted(client: Any, *command: Any, **options: Any) -> Any:
+        asked.append(command[0])
+        return execute(client, *command, **options)
+
+    monkeypatch.setattr(redis.Redis, "execute_command", noted)  # a pipeline has its own
+    assert sweep(app).sent == 5
+    assert "LPUSH" not in asked
+    assert waiting(shop) == 5
+    with shop.worker():
+        shop.wait_for_effects(5)
+    assert shop.effects() == Counter(map(str, range(5)))
+
+
+def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) -> None:
+    """Nothing of it counts as sent; once the broker takes messages again, all are."""
+    app = shop.tasks.app
+    queue = app.conf.task_default_queue
+    put_orders(shop, *range(5))
     with shop.broker() as broker:
-        assert broker.llen(app.conf.task_default_queue) == 4
+        broker.set(queue, "no list, so that no message can be put into it")
+        swept = sweep(app)
+        assert (swept.sent, swept.refused) == (0, 5)
+        broker.delete(queue)
+    make_due(shop)
+    assert sweep(app).sent == 5
+    assert waiting(shop) == 5
 
 
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -136,6 +137,74 @@ def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
     assert yard.sweep() == Swept(sent=18)
     yard.pass_time()
     assert yard.sweep().sent >= 10
+
+
+class Batches:
+    """A way to send whose batches are taken, or refused, where they end."""
+
+    def __init__(self, yard: Yard, *, refused: bool) -> None:
+        self._yard = yard
+        self._refused = refused
+        self.ended: list[int] = []
+
+    def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
+        self._yard.send(call, message)
+
+    @contextmanager
+    def batch(self) -> Iterator[Any]:
+        carried: list[tuple[dict[str, Any], MessageRef]] = []
+        yield lambda call, message: carried.append((call, message))
+        self.ended.append(len(carried))
+        for number, (call, message) in enumerate(carried):
+            if self._refused and number == 1:
+                raise ConnectionError("the broker went away")
+            self(call, message)
+
+
+def test_what_a_batch_carried_is_noted_when_it_was_taken(yard: Yard) -> None:
+    """Not before: while it ends, all of it is still overdue."""
+    put_orders(yard, "1", "2", "3")
+    batches = Batches(yard, refused=False)
+    overdue: list[int] = []
+    send = yard.send
+
+    def look(call: dict[str, Any], message: MessageRef) -> None:
+        overdue.append(len(yard.ledger.overdue(limit=9)))
+        send(call, message)
+
+    yard.send = look  # type: ignore[method-assign]
+    assert Sweeper(yard.house, {"test": batches}, batch=2).sweep() == Swept(sent=3)
+    assert batches.ended == [2, 1]
+    assert overdue == [3, 3, 1]
+    assert len(yard.sent) == 3
+
+
+def test_a_batch_that_is_not_taken_is_sent_one_by_one(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows what of it arrived; what cannot be sent by itself holds up no other."""
+    put_orders(yard, "1", "2", "3")
+    yard.refused = {"2"}
+    swept = Sweeper(yard.house, {"test": Batches(yard, refused=False)}).sweep()
+    assert swept == Swept(sent=2, refused=1)
+    assert "one by one" in caplog.text
+    assert {order for order, _, _ in yard.sent} == {"1", "3"}
+    assert yard.sweep() == Swept()  # two wait for a worker, one for its next turn
+    yard.refused = set()
+    yard.pass_time()
+    assert Sweeper(yard.house, {"test": Batches(yard, refused=True)}).sweep() == Swept(sent=3)
+
+
+def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(yard: Yard) -> None:
+    """It gives up as without batches, and nothing counts as sent."""
+    orders = [str(order) for order in range(100, 130)]
+    put_orders(yard, *orders)
+    yard.refused = set(orders)
+    swept = Sweeper(yard.house, {"test": Batches(yard, refused=True)}, batch=20).sweep()
+    assert swept == Swept(refused=10)
+    yard.refused = set()
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=30)
 
 
 def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 import sqlalchemy as sa
 from rq import Queue, Repeat, Retry, SimpleWorker
 from rq.job import Job, JobStatus
@@ -226,3 +227,38 @@ def test_an_enqueued_message_is_the_one_that_is_delivered(office: Any) -> None:
     make_due(office)
     assert swept(office) == 0
     assert office.effects() == Counter({"7": 2, "monday": 1})  # one of them is the repeat
+
+
+def test_a_sweep_enqueues_in_batches(office: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many jobs there are; those that RQ gave up, and cancelled ones, among them."""
+    jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(6)]
+    for job in jobs[:4]:
+        job.save()  # of the others there is no record
+    jobs[0].set_status(JobStatus.CANCELED)
+    jobs[1].set_status(JobStatus.FAILED)
+    office.queue.failed_job_registry.add(jobs[1], ttl=600)
+    asked: list[Any] = []
+    execute = redis.client.Pipeline.execute
+
+    def counted(pipeline: Any, *args: Any, **options: Any) -> Any:
+        asked.append(len(pipeline.command_stack))
+        return execute(pipeline, *args, **options)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
+    assert swept(office) == 6
+    assert sorted(office.queue.job_ids) == sorted(job.id for job in jobs[1:])
+    assert not office.queue.failed_job_registry.get_job_ids()
+    assert len(asked) == 3  # their records, the one that RQ gave up, and all others
+
+
+def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> None:
+    """Nothing of it counts as sent; once Redis takes jobs again, all are."""
+    for number in range(5):
+        leave_open(office, office.queue, invoices.recover, number)
+    make_due(office)
+    office.connection.set(office.queue.key, "no list, so that no job can be put into it")
+    assert swept(office) == 0
+    office.connection.delete(office.queue.key)
+    make_due(office)
+    assert swept(office) == 5
+    assert office.queue.count == 5
