@@ -3,9 +3,9 @@
 A server that cannot run here skips its tests with the reason, and fails them where CI=true. At the
 end no process that the run started may be left.
 
-`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `rabbitmq` are the servers; a test that
-stops or pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`, `pg_url`,
-`mariadb_url` and `sqlite_url` are empty stores for one test.
+`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq` are the servers; a
+test that stops or pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`,
+`pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from support.waiting import wait_until
 from taskguard.testing.servers import (
     DebianRedis,
     MariaDB,
+    MySQL,
     Postgres,
     RabbitMQ,
     Redis62,
@@ -75,6 +76,13 @@ def mariadb() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="session")
+def mysql() -> Iterator[MySQL]:
+    """MySQL that does not flush its commits, where there is one: Debian has it in unstable only."""
+    quick = {"disable_log_bin": 1, "innodb_doublewrite": 0, "innodb_flush_method": "nosync"}
+    yield from started(MySQL(innodb_flush_log_at_trx_commit=0, tls_version="", **quick))
+
+
+@pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
     yield from started(RabbitMQ())
 
@@ -101,6 +109,14 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield mariadb.create_database(name)
     mariadb.drop_database(name)
+
+
+@pytest.fixture
+def mysql_url(mysql: MySQL) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty MySQL database, dropped afterwards."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield mysql.create_database(name)
+    mysql.drop_database(name)
 
 
 @pytest.fixture

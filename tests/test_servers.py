@@ -25,6 +25,7 @@ from taskguard.testing import process, servers
 from taskguard.testing.servers import (
     DebianRedis,
     MariaDB,
+    MySQL,
     Postgres,
     RabbitMQ,
     Redis62,
@@ -40,6 +41,7 @@ KINDS = [
     pytest.param(DebianRedis, marks=pytest.mark.debian),
     Postgres,
     pytest.param(MariaDB, marks=pytest.mark.debian),
+    pytest.param(MySQL, marks=pytest.mark.debian),
     pytest.param(RabbitMQ, marks=[pytest.mark.debian, pytest.mark.slow]),
 ]
 REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
@@ -63,7 +65,7 @@ def write(server: Server) -> None:
             client.set("kept", "yes")
     elif isinstance(server, Postgres):
         sql(server, "create table kept as select 'yes'")
-    elif isinstance(server, MariaDB):
+    elif isinstance(server, MariaDB | MySQL):
         server.create_database("kept")
         server.execute("create table kept.kept as select 'yes'")
     else:
@@ -77,7 +79,7 @@ def read(server: Server) -> str:
             return (client.get("kept") or b"").decode()
     if isinstance(server, Postgres):
         return str(sql(server, "select * from kept")[0][0])
-    if isinstance(server, MariaDB):
+    if isinstance(server, MariaDB | MySQL):
         return str(server.execute("select * from kept.kept")[0][0])
     with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
         return str(queue.get(timeout=5.0).payload)
@@ -182,6 +184,7 @@ def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server)
         RedisServer: b"PING\r\n",
         Postgres: bytes([0, 0, 0, 8, 4, 210, 22, 47]),  # SSLRequest, answered by S or N
         MariaDB: b"",  # it speaks first
+        MySQL: b"",
         RabbitMQ: b"AMQP\x00\x00\x09\x01",
     }
     ask = next(text for kind, text in question.items() if isinstance(server, kind))

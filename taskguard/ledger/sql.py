@@ -12,6 +12,7 @@ renewals of others. For one machine.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -59,6 +60,7 @@ from taskguard.states import Decision, State
 __all__ = ["SqlLedger", "ddl", "ddl_statements"]
 
 _PUBLISH_LOCK_S = 5.0
+_SCHEMA_TRIES = 5  # of several that create tables at once MySQL lets one go on
 
 
 class SqlLedger:
@@ -473,6 +475,13 @@ class SqlLedger:
 
     def create_schema(self) -> None:
         """Create what is missing; asked again it does nothing."""
+        for _ in range(_SCHEMA_TRIES):
+            with contextlib.suppress(TransactionRetryError):
+                self._create_schema()
+                return
+        self._create_schema()
+
+    def _create_schema(self) -> None:
         with self._database.transaction() as db:
             dialect = self._database.dialect
             dialect.lock_schema(db)

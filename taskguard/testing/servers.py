@@ -33,6 +33,7 @@ from taskguard.testing.process import Server, ServerError, environment, free_por
 __all__ = [
     "DebianRedis",
     "MariaDB",
+    "MySQL",
     "Postgres",
     "RabbitMQ",
     "Redis62",
@@ -275,15 +276,16 @@ class Postgres(_Database):
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
 
 
-class MariaDB(_Database):
-    """Debian's MariaDB: 10.11 on Debian 12. Its root has no password.
+class _MySQLKind(_Database):
+    """What MariaDB and MySQL share. Their root has no password.
 
     Settings are the server's own, `_` for `-`: `MariaDB(innodb_flush_log_at_trx_commit=0)` for
-    tests; the default flushes each commit. As root, which MariaDB refuses to run as, it runs as
+    tests; the default flushes each commit. As root, which they refuse to run as, they run as
     `nobody`.
     """
 
-    name = "MariaDB"
+    _SCHEME: ClassVar[str]
+    _SOCKET: ClassVar[str]
 
     def __init__(self, *, port: int | None = None, **settings: str | int) -> None:
         super().__init__(port=port)
@@ -298,16 +300,7 @@ class MariaDB(_Database):
     @classmethod
     def binary(cls) -> Path | None:
         """The server's binary, None when it is not installed."""
-        found = shutil.which("mariadbd", path=os.environ.get("PATH", "") + ":/usr/sbin")
-        return Path(found) if found else None
-
-    @classmethod
-    def available(cls) -> str | None:
-        if not cls.binary() or not shutil.which("mariadb-install-db"):
-            return "MariaDB is not installed (Debian: mariadb-server)"
-        if importlib.util.find_spec("pymysql") is None:
-            return "PyMySQL is not installed: pip install 'celery-taskguard[mysql]'"
-        return None
+        raise NotImplementedError
 
     @property
     def url(self) -> str:
@@ -316,7 +309,7 @@ class MariaDB(_Database):
 
     def url_of(self, database: str) -> str:
         """SQLAlchemy's URL of a database by name."""
-        return f"mariadb+pymysql://root@127.0.0.1:{self.port}/{database}"
+        return f"{self._SCHEME}+pymysql://root@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str) -> str:
         """Creates an empty database and returns its SQLAlchemy URL."""
@@ -325,10 +318,12 @@ class MariaDB(_Database):
 
     def drop_database(self, name: str) -> None:
         """Drops a database, ending whoever is connected to it."""
-        users = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
-        for (connection,) in self.execute(users):
-            gone = "DECLARE CONTINUE HANDLER FOR 1094 BEGIN END;"  # it has left by itself
-            self.execute(f"BEGIN NOT ATOMIC {gone} KILL {connection}; END")
+        import pymysql
+
+        for connection, _, _, database, *_ in self.execute("SHOW PROCESSLIST"):
+            if database == name:
+                with contextlib.suppress(pymysql.err.OperationalError):  # it has left by itself
+                    self.execute(f"KILL {connection}")
         self.execute(f"DROP DATABASE IF EXISTS `{name}`")
 
     def execute(self, statement: str) -> list[Any]:
@@ -344,23 +339,80 @@ class MariaDB(_Database):
             cursor.execute(statement)
             return list(cursor.fetchall())
 
-    def _initialise(self) -> list[str]:
-        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        places = [f"--datadir={self._data}", f"--tmpdir={self.folder}"]
-        return ["mariadb-install-db", "--no-defaults", *places, *options]
-
     def _command(self) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
         places = [
             f"--datadir={self._data}",
             f"--tmpdir={self.folder}",
-            "--socket=mariadb.sock",  # in the data folder, whose own path may be too long for one
+            f"--socket={self._SOCKET}",  # in the data folder: its own path may be too long for one
             f"--port={self.port}",
         ]
         return [str(self.binary()), "--no-defaults", *places, *settings]
 
+
+class MariaDB(_MySQLKind):
+    """Debian's MariaDB: 10.11 on Debian 12."""
+
+    name = "MariaDB"
+    _SCHEME = "mariadb"
+    _SOCKET = "mariadb.sock"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        found = shutil.which("mariadbd", path=os.environ.get("PATH", "") + ":/usr/sbin")
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not cls.binary() or not shutil.which("mariadb-install-db"):
+            return "MariaDB is not installed (Debian: mariadb-server)"
+        return _needs_pymysql()
+
+    def _initialise(self) -> list[str]:
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        places = [f"--datadir={self._data}", f"--tmpdir={self.folder}"]
+        return ["mariadb-install-db", "--no-defaults", *places, *options]
+
     def _answers(self) -> bool:
         return b"MariaDB" in self._ask(b"")  # its greeting
+
+
+class MySQL(_MySQLKind):
+    """A MySQL that is installed, or that `.ci/unpack-mysql` has put beside the system."""
+
+    name = "MySQL"
+    _SCHEME = "mysql"
+    _SOCKET = "mysql.sock"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/lib/taskguard-mysql"
+        found = (Path(folder) / "mysqld" for folder in path.split(os.pathsep) if folder)
+        # MariaDB has a link of this name.
+        return next((f for f in found if f.exists() and f.resolve().name == "mysqld"), None)
+
+    @classmethod
+    def available(cls) -> str | None:
+        return _needs_pymysql() if cls.binary() else "MySQL is not installed"
+
+    def _initialise(self) -> list[str]:
+        places = [f"--datadir={self._data}", f"--tmpdir={self.folder}"]
+        return [str(self.binary()), "--no-defaults", "--initialize-insecure", *places]
+
+    def _command(self) -> list[str]:
+        # Its root may come by the socket alone.
+        users = self.folder / "users.sql"
+        root = "root@'127.0.0.1'"
+        users.write_text(
+            f"CREATE USER IF NOT EXISTS {root};\nGRANT ALL ON *.* TO {root} WITH GRANT OPTION;\n",
+            encoding="utf-8",
+        )
+        alone = ["--mysqlx=OFF", "--secure-file-priv=NULL", f"--init-file={users}"]
+        return [*super()._command(), *alone]
+
+    def _answers(self) -> bool:
+        greeting = self._ask(b"")  # length, number, version of the protocol, version of the server
+        return greeting[4:5] == b"\x0a" and b"MariaDB" not in greeting
 
 
 class RabbitMQ(Server):
@@ -444,6 +496,12 @@ def _in_package(package: str, *path: str) -> Path | None:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (found := Path(folder, *path)).exists():
             return found
+    return None
+
+
+def _needs_pymysql() -> str | None:
+    if importlib.util.find_spec("pymysql") is None:
+        return "PyMySQL is not installed: pip install 'celery-taskguard[mysql]'"
     return None
 
 

@@ -119,6 +119,7 @@ class Yard:
         ("celery", "pg_url"),
         ("celery", "sqlite_url"),
         pytest.param(("celery", "mariadb_url"), marks=pytest.mark.debian),
+        pytest.param(("celery", "mysql_url"), marks=pytest.mark.debian),
         ("rq", "pg_url"),
         ("rq", "sqlite_url"),
     ],

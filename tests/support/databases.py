@@ -6,4 +6,9 @@ import pytest
 
 __all__ = ["DATABASES"]
 
-DATABASES = ["pg_url", "sqlite_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
+DATABASES = [
+    "pg_url",
+    "sqlite_url",
+    pytest.param("mariadb_url", marks=pytest.mark.debian),
+    pytest.param("mysql_url", marks=pytest.mark.debian),
+]

@@ -6,12 +6,15 @@ import os
 
 import pytest
 
-from taskguard.testing.servers import Server
+from taskguard.testing.servers import MySQL, Server
 
 
 def need(server: type[Server]) -> None:
-    """Skips the test, or fails it where CI=true, if the server cannot run here."""
-    missing(server.available())
+    """Skips the test, or fails it where CI=true, if the server cannot run here.
+
+    MySQL comes from Debian's unstable, which may be without it any day: never a failure.
+    """
+    (allowed if server is MySQL else missing)(server.available())
 
 
 def missing(reason: str | None) -> None:

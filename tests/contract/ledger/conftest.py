@@ -23,11 +23,18 @@ KINDS = [
     "postgresql in steps",
     "mariadb",
     "mariadb in steps",
+    "mysql",
     "sqlite",
     "memory",
 ]
 # Of the others: "pg_url".
-URLS = {"mariadb": "mariadb_url", "mariadb in steps": "mariadb_url", "sqlite": "sqlite_url"}
+URLS = {
+    "mariadb": "mariadb_url",
+    "mariadb in steps": "mariadb_url",
+    "mysql": "mysql_url",
+    "sqlite": "sqlite_url",
+}
+OF_DEBIAN = ("mariadb", "mariadb in steps", "mysql")
 
 
 @dataclass
@@ -204,7 +211,7 @@ class MemoryBook(Book):
 
 @pytest.fixture(
     params=[
-        pytest.param(kind, marks=pytest.mark.debian if "mariadb" in kind else ()) for kind in KINDS
+        pytest.param(kind, marks=pytest.mark.debian if kind in OF_DEBIAN else ()) for kind in KINDS
     ]
 )
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:

@@ -293,6 +293,7 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
     waiting = {
         "mariadb": "select cast(variable_value as int) from information_schema.global_status "
         "where variable_name = 'innodb_row_lock_current_waits'",
+        "mysql": "select count(*) from performance_schema.data_lock_waits",
     }.get(book.engine.dialect.name, "select count(*) from pg_locks where not granted")
     holder = book.claim()
     book.expire()
