@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
+
+    _Calls = list[tuple[Overdue, dict[str, Any]]]
 
 __all__ = ["Sweeper", "Swept"]
 
@@ -99,85 +101,109 @@ class Sweeper:
             LedgerUnavailableError: the database is away.
         """
         ledger = outbox_of(self._house)
-        swept = Swept()
         after: Overdue | None = None
-        tried = _Tried()
+        tally = _Tally()
         with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
-            while not tried.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
+            while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
-                tried = self._send(found, refused_in_a_row=tried.in_a_row)
-                swept = tried.added_to(swept)
-                if tried.sent:
-                    ledger.sent(tried.sent, again_after_s=self._again_after_s)
-                if tried.refused:
-                    ledger.sent(tried.refused, again_after_s=_REFUSED_AGAIN_S)
-        return swept
+                sent, refused = self._send_all(found, tally)
+                if sent:
+                    ledger.sent(sent, again_after_s=self._again_after_s)
+                if refused:
+                    ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S)
+        return Swept(tally.sent, tally.refused, tally.strange)
 
-    def _send(self, works: Sequence[Overdue], *, refused_in_a_row: int) -> _Tried:
-        """Together. Where that fails nobody knows what arrived, so each is sent by itself.
-
-        So one that can never be sent holds up no other, and some are sent twice.
-        """
-        try:
-            with ExitStack() as opened:
-                senders = {
-                    name: opened.enter_context(_batch_of(send))
-                    for name, send in self._senders.items()
-                }
-                return _Tried(refused_in_a_row).all(works, senders)
-        except Exception as error:  # noqa: BLE001  # what is wrong with which one is told below
-            logger.warning("%d messages are sent one by one: %s", len(works), error)
-        return _Tried(refused_in_a_row).all(works, self._senders)
-
-
-def _batch_of(send: Any) -> AbstractContextManager[Send]:
-    batch: Callable[[], AbstractContextManager[Send]] | None = getattr(send, "batch", None)
-    return nullcontext(send) if batch is None else batch()
+    def _send_all(
+        self, works: Sequence[Overdue], tally: _Tally
+    ) -> tuple[list[Overdue], list[Overdue]]:
+        """Those that were sent, and those that were refused."""
+        calls, refused = _calls_of(works)
+        sent: list[Overdue] = []
+        tally.refused += len(refused)
+        for name, those in calls.items():
+            send = self._senders.get(name)
+            if send is None:  # another sweep's
+                tally.strange += len(those)
+                continue
+            for work, was_sent in _send_together(those, send, tally.in_a_row):
+                (sent if was_sent else refused).append(work)
+                tally.count(was_sent=was_sent)
+        return sent, refused
 
 
-class _Tried:
-    """What became of the messages of some works."""
+class _Tally:
+    """What a sweep has done so far."""
 
-    def __init__(self, in_a_row: int = 0) -> None:
-        self.in_a_row = in_a_row  # refused, up to now
-        self.sent: list[Overdue] = []
-        self.refused: list[Overdue] = []
-        self.strange = 0
+    def __init__(self) -> None:
+        self.sent = self.refused = self.strange = 0
+        self.in_a_row = 0  # refused by a broker
 
     @property
     def gave_up(self) -> bool:
         """Whether the broker is thought to be away."""
         return self.in_a_row >= _REFUSALS
 
-    def added_to(self, swept: Swept) -> Swept:
-        return Swept(
-            swept.sent + len(self.sent),
-            swept.refused + len(self.refused),
-            swept.strange + self.strange,
-        )
+    def count(self, *, was_sent: bool) -> None:
+        if was_sent:
+            self.sent += 1
+            self.in_a_row = 0
+        else:
+            self.refused += 1
+            self.in_a_row += 1
 
-    def all(self, works: Iterable[Overdue], senders: Mapping[str, Send]) -> _Tried:
-        """Each, until it gives up."""
-        for work in works:
-            if self.gave_up:
-                break
-            self._try(work, senders)
-        return self
 
-    def _try(self, work: Overdue, senders: Mapping[str, Send]) -> None:
+def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[Overdue]]:
+    """By queue; and those that cannot be read."""
+    calls: dict[str, _Calls] = {}
+    unreadable: list[Overdue] = []
+    for work in works:
         try:
             call = json.loads(work.call)
-            send = senders.get(call["queue"])
-            if send is None:  # another sweep's
-                self.strange += 1
-                return
-            send(call, work.message)
+            calls.setdefault(call["queue"], []).append((work, call))
         except Exception:
-            # Whatever is wrong with one call, the others are to be sent.
             logger.exception("%s could not be sent", work.work)
-            self.refused.append(work)
-            self.in_a_row += 1
-        else:
-            self.sent.append(work)
-            self.in_a_row = 0
+            unreadable.append(work)
+    return calls, unreadable
+
+
+def _send_together(calls: _Calls, send: Send, in_a_row: int) -> list[tuple[Overdue, bool]]:
+    """In a batch. Where that fails nobody knows what arrived, so each is sent by itself.
+
+    So one that can never be sent holds up no other, and some are sent twice.
+    """
+    try:
+        with _batch_of(send) as together:
+            outcomes = _send_each(calls, together, in_a_row)
+    except Exception as error:  # noqa: BLE001  # one by one it is told of which
+        reason = error.__cause__ or error
+        logger.warning("%d messages are sent one by one: %s", len(calls), reason)
+        outcomes = _send_each(calls, send, in_a_row)
+    return outcomes
+
+
+def _send_each(calls: _Calls, send: Send, in_a_row: int) -> list[tuple[Overdue, bool]]:
+    """Whether each was sent, until the broker is thought to be away."""
+    outcomes: list[tuple[Overdue, bool]] = []
+    for work, call in calls:
+        if in_a_row >= _REFUSALS:
+            break
+        was_sent = _try(work, call, send)
+        in_a_row = 0 if was_sent else in_a_row + 1
+        outcomes.append((work, was_sent))
+    return outcomes
+
+
+def _try(work: Overdue, call: dict[str, Any], send: Send) -> bool:
+    try:
+        send(call, work.message)
+    except Exception:
+        # Whatever is wrong with one call, the others are to be sent.
+        logger.exception("%s could not be sent", work.work)
+        return False
+    return True
+
+
+def _batch_of(send: Any) -> AbstractContextManager[Send]:
+    batch: Callable[[], AbstractContextManager[Send]] | None = getattr(send, "batch", None)
+    return nullcontext(send) if batch is None else batch()

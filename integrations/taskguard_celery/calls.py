@@ -61,17 +61,23 @@ class CelerySender:
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
         """A sender of many, by a producer of its own, whose messages go in batches if they can.
 
-        Whether the broker took what it was given is known where the block ends without an error.
-        Batches need kombu 5.7 or later and a broker on Redis; elsewhere each is sent at once.
+        Whether the broker took what it was given is known where the block ends without an error,
+        on RabbitMQ because it is asked to confirm. Batches need kombu 5.7, and Redis as the
+        broker without retries of its own; elsewhere each message is sent at once.
         """
         with ExitStack() as opened:
             connection = opened.enter_context(self._app.connection_for_write())
+            if connection.transport.driver_name == "py-amqp":
+                connection.transport_options["confirm_publish"] = True
             producer = self._app.amqp.Producer(connection, auto_declare=False)
-            if hasattr(producer, "batch"):
+            options: dict[str, Any] = {"producer": producer}
+            if getattr(producer, "supports_batch_publish", False):
                 opened.enter_context(producer.batch())
+                # To retry is to change the channel, and then the batch takes no message any more.
+                options["retry"] = False
 
             def send(call: dict[str, Any], message: MessageRef) -> None:
-                self._send(call, message, producer=producer)
+                self._send(call, message, **options)
 
             yield send
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 from redis import Redis
-from redis.client import Pipeline
 from rq import Queue
-from rq.exceptions import InvalidJobOperation
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 
 from taskguard import MessageRef
@@ -28,6 +27,7 @@ __all__ = ["NAME", "RQSender", "call_of"]
 logger = logging.getLogger("taskguard")
 
 NAME = "rq"
+_Calls = list[tuple[dict[str, Any], MessageRef]]
 # What a record says of executions is not the call's; what it depended on was met once.
 _PASSING = frozenset(
     {"started_at", "ended_at", "last_heartbeat", "worker_name", "status"}
@@ -69,36 +69,52 @@ class RQSender:
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job into its queue; raises unless Redis took it."""
         del message  # RQ numbers nothing: executions of a job share one record
-        self._put_all([call], self._serializer_of(call))
+        serializer = self._serializer or call.get("serializer")
+        try:
+            job = Job.fetch(call["id"], connection=self._connection, serializer=serializer)
+        except NoSuchJobError:
+            job = self._restored(call, serializer)
+        status = job.get_status(refresh=False)
+        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+            logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
+            return
+        if status is JobStatus.FAILED:
+            with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
+                job.requeue()  # takes it out of the registry of failed ones, too
+                return
+        Queue(job.origin, connection=self._connection, serializer=serializer).enqueue_job(job)
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
         """A sender of many: they are put into their queues together, where the block ends.
 
-        Raises there unless Redis took them all.
+        Raises there unless Redis took them all, or if one of them was cancelled meanwhile.
         """
-        calls: dict[Any, list[dict[str, Any]]] = {}
-
-        def send(call: dict[str, Any], message: MessageRef) -> None:
-            del message
-            calls.setdefault(self._serializer_of(call), []).append(call)
-
-        yield send
+        calls: dict[str | None, list[tuple[dict[str, Any], MessageRef]]] = {}
+        yield lambda call, message: calls.setdefault(call.get("serializer"), []).append(
+            (call, message)
+        )
         for serializer, those in calls.items():
-            self._put_all(those, serializer)
+            for call, message in self._put_together(those, self._serializer or serializer):
+                self(call, message)
 
-    def _serializer_of(self, call: dict[str, Any]) -> Any:
-        return self._serializer or call.get("serializer")
-
-    def _put_all(self, calls: Sequence[dict[str, Any]], serializer: Any) -> None:
-        ids = [call["id"] for call in calls]
-        records = Job.fetch_many(ids, connection=self._connection, serializer=serializer)
-        with self._connection.pipeline(transaction=len(calls) == 1) as pipeline:
-            queue_of = _queues(self._connection, serializer)
-            for call, record in zip(calls, records, strict=True):
+    def _put_together(self, calls: _Calls, serializer: Any) -> _Calls:
+        """Those that need nothing else, in one transaction; returns the others."""
+        others: _Calls = []
+        queue_of = cache(partial(Queue, connection=self._connection, serializer=serializer))
+        ids = [call["id"] for call, _ in calls]
+        with self._connection.pipeline() as pipeline:
+            pipeline.watch(*map(Job.key_for, ids))  # type: ignore[no-untyped-call]
+            records = Job.fetch_many(ids, connection=self._connection, serializer=serializer)
+            pipeline.multi()
+            for (call, message), record in zip(calls, records, strict=True):
                 job = record or self._restored(call, serializer)
-                _put(job, queue_of(job.origin), pipeline)
+                if _is_plain(job):
+                    queue_of(job.origin).enqueue_job(job, pipeline=pipeline)
+                else:
+                    others.append((call, message))
             pipeline.execute()
+        return others
 
     def _restored(self, call: dict[str, Any], serializer: Any) -> Job:
         job = Job(call["id"], connection=self._connection, serializer=serializer)
@@ -106,21 +122,9 @@ class RQSender:
         return job
 
 
-def _queues(connection: Redis, serializer: Any) -> Callable[[str], Queue]:
-    """Each once: a queue asks Redis for its version before its first job."""
-    return cache(partial(Queue, connection=connection, serializer=serializer))
-
-
-def _put(job: Job, queue: Queue, pipeline: Pipeline) -> None:
-    status = job.get_status(refresh=False)
-    if status in (JobStatus.CANCELED, JobStatus.STOPPED):
-        logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
-        return
-    if status is JobStatus.FAILED:
-        with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
-            job.requeue()  # takes it out of the registry of failed ones, too
-            return
-    # What waits for others, or for its turn, asks Redis before it is put anywhere.
+def _is_plain(job: Job) -> bool:
+    """Whether enqueueing it asks Redis nothing: what ended, depends or waits its turn does."""
+    ended = {JobStatus.CANCELED, JobStatus.STOPPED, JobStatus.FAILED}
     depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
-    asks = bool(depends) or getattr(job, "has_rate_limit", False)
-    queue.enqueue_job(job, pipeline=None if asks else pipeline)
+    waits = getattr(job, "has_rate_limit", False)
+    return not (job.get_status(refresh=False) in ended or depends or waits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import uuid
@@ -9,8 +10,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from support.waiting import wait_until
+from taskguard import MessageRef
+from taskguard_celery.calls import CelerySender, call_of
 
 pytestmark = pytest.mark.debian
 
@@ -20,6 +24,26 @@ def waiting(shop: Any) -> int:
     with shop.tasks.app.connection_for_write() as connection:
         name = shop.tasks.app.conf.task_default_queue
         return int(connection.default_channel.queue_declare(name, passive=True).message_count)
+
+
+def test_what_is_sent_in_a_row_has_been_confirmed(rabbitmq: Any) -> None:
+    """Also where the app does not ask for it: a channel that has died drops what it is given."""
+    with Celery("confirm", broker=rabbitmq.url, set_as_current=False) as app:
+        app.conf.task_default_queue = f"confirm-{uuid.uuid4().hex}"
+        lost = app.signature("any", exchange="there-is-none", routing_key="x")
+        calls = [app.signature("any", (n,)) for n in range(10)] + [lost]
+        calls += [app.signature("any", (n,)) for n in range(10)]
+        sent = 0
+        with CelerySender(app).batch() as send:
+            for call in calls:
+                with contextlib.suppress(Exception):
+                    send(call_of(app, call), MessageRef("m"))
+                    sent += 1
+        with app.connection_for_write() as connection:
+            channel = connection.default_channel
+            found = channel.queue_declare(app.conf.task_default_queue, passive=True)
+            channel.queue_delete(app.conf.task_default_queue)
+        assert sent == found.message_count == 20
 
 
 def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:

@@ -184,6 +184,25 @@ def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) ->
     assert waiting(shop) == 5
 
 
+def test_a_queue_that_takes_no_message_holds_up_no_other(shop: Any) -> None:
+    """Wherever in a batch its call is; the others are sent, if some of them twice."""
+    app = shop.tasks.app
+    with orm.Session(shop.engine) as session, session.begin():
+        for order in range(15):
+            options = {"queue": "broken"} if order == 1 else {}
+            enqueue(shop.tasks.recover, (order,), session=session, **options)
+    lose_messages(shop)
+    make_due(shop)
+    with shop.broker() as broker:
+        broker.set("broken", "no list")
+    swept = sweep(app)
+    assert (swept.sent, swept.refused) == (14, 1)
+    with shop.worker():
+        shop.wait_for_effects(14)
+        shop.wait_for_quiet()
+    assert set(shop.effects().values()) == {1}
+
+
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
     """A shipped order is billed, however often its message comes."""
     tasks = shop.tasks

@@ -195,6 +195,20 @@ def test_a_batch_that_is_not_taken_is_sent_one_by_one(
     assert Sweeper(yard.house, {"test": Batches(yard, refused=True)}).sweep() == Swept(sent=3)
 
 
+def test_a_batch_that_fails_sends_no_other_queues_messages_twice(yard: Yard) -> None:
+    """Each queue has a batch of its own."""
+    put_orders(yard, "1", "2", "3", "4")
+    with yard.engine.begin() as db:
+        for order in "12":
+            call = json.dumps({"queue": "other", "order": order})
+            db.execute(
+                sa.update(WORKS).where(WORKS.c.id == f"ship order:{order}").values(call=call)
+            )
+    senders = {"other": Batches(yard, refused=True), "test": Batches(yard, refused=False)}
+    assert Sweeper(yard.house, senders).sweep() == Swept(sent=4)
+    assert sorted(order for order, _, _ in yard.sent if order in "34") == ["3", "4"]
+
+
 def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(yard: Yard) -> None:
     """It gives up as without batches, and nothing counts as sent."""
     orders = [str(order) for order in range(100, 130)]

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 from rq import Queue, Repeat, Retry, SimpleWorker
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
+from rq.utils import now
 from sqlalchemy import orm
 
 import taskguard_rq
@@ -230,25 +230,65 @@ def test_an_enqueued_message_is_the_one_that_is_delivered(office: Any) -> None:
 
 
 def test_a_sweep_enqueues_in_batches(office: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many jobs there are; those that RQ gave up, and cancelled ones, among them."""
-    jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(6)]
+    """However many jobs there are; cancelled ones, and those that RQ gave up, by themselves."""
+    jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(9)]
     for job in jobs[:4]:
         job.save()  # of the others there is no record
     jobs[0].set_status(JobStatus.CANCELED)
     jobs[1].set_status(JobStatus.FAILED)
     office.queue.failed_job_registry.add(jobs[1], ttl=600)
-    asked: list[Any] = []
-    execute = redis.client.Pipeline.execute
+    alone: list[str] = []
+    enqueue_job = Queue.enqueue_job
 
-    def counted(pipeline: Any, *args: Any, **options: Any) -> Any:
-        asked.append(len(pipeline.command_stack))
-        return execute(pipeline, *args, **options)
+    def noted(queue: Any, job: Job, pipeline: Any = None, **options: Any) -> Job:
+        if pipeline is None:
+            alone.append(job.id)
+        return enqueue_job(queue, job, pipeline=pipeline, **options)
 
-    monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
-    assert swept(office) == 6
+    monkeypatch.setattr(Queue, "enqueue_job", noted)
+    assert swept(office) == 9
     assert sorted(office.queue.job_ids) == sorted(job.id for job in jobs[1:])
     assert not office.queue.failed_job_registry.get_job_ids()
-    assert len(asked) == 3  # their records, the one that RQ gave up, and all others
+    assert alone == []
+
+
+def test_a_job_that_depends_on_another_in_the_batch_waits_for_it(office: Any) -> None:
+    """It is put where RQ puts it: behind what it depends on, not before."""
+    first = leave_open(office, office.queue, invoices.recover, 1)
+    second = leave_open(office, office.queue, invoices.recover, 2)
+    second._dependency_ids = [first.id]
+    second.save()
+    assert swept(office) == 2
+    assert office.queue.job_ids == [first.id]
+    assert second.get_status() is JobStatus.DEFERRED
+
+
+def test_a_job_that_is_cancelled_in_the_middle_of_a_batch_stays_so(
+    office: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others of the batch are put into their queues."""
+    jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(3)]
+    for job in jobs:
+        office.queue.enqueue_job(job)
+    fetch_many = Job.fetch_many
+
+    def cancelled(*args: Any, **options: Any) -> Any:
+        found = fetch_many(*args, **options)
+        Job.fetch(jobs[1].id, connection=office.connection).cancel()
+        return found
+
+    monkeypatch.setattr(Job, "fetch_many", cancelled)
+    swept(office)
+    assert set(office.queue.job_ids) == {jobs[0].id, jobs[2].id}
+    assert jobs[1].get_status() is JobStatus.CANCELED
+
+
+def test_a_record_that_is_no_job_is_made_one(office: Any) -> None:
+    """Redis lost it, and a worker's heartbeat wrote on; others are enqueued all the same."""
+    jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(3)]
+    jobs[1].heartbeat(now(), 60)
+    assert swept(office) == 3
+    assert set(office.queue.job_ids) == {job.id for job in jobs}
 
 
 def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> None:
