@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.measure import CONSOLE
 
-ALL = ("startup", "locks", "guarded", "mariadb", "leases", "drain", "scale")
+ALL = ("startup", "locks", "guarded", "mariadb", "leases", "drain", "scale", "sweep")
 PACKAGES = (
-    "celery", "redis", "psycopg", "pymysql", "sqlalchemy",
+    "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit",
 )  # fmt: skip
 

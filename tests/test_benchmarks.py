@@ -55,6 +55,13 @@ def test_mariadb_is_measured_beside_the_same_by_hand() -> None:
     assert "by hand: redis-py and PyMySQL" in output
 
 
+def test_a_sweep_puts_each_overdue_work_into_its_queue_once() -> None:
+    """To Celery and to RQ; no transaction is about more than one page of them."""
+    output = _run("sweep")
+    assert output.count("sent: 5,000, in the queue: 5,000, refused: 0") == 2
+    assert output.count("at most, 500 works at a time") == 2
+
+
 def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:
     """They are loaded where they are first needed."""
     assert "it loads: none" in output

@@ -90,7 +90,7 @@ class RQSender:
 
         Raises there unless Redis took them all, or if one of them was cancelled meanwhile.
         """
-        calls: dict[str | None, list[tuple[dict[str, Any], MessageRef]]] = {}
+        calls: dict[str | None, _Calls] = {}
         yield lambda call, message: calls.setdefault(call.get("serializer"), []).append(
             (call, message)
         )
