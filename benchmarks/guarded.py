@@ -15,7 +15,7 @@ from benchmarks.hand_written import ByHand
 from benchmarks.measure import Figure, in_turns, show
 from taskguard import Guard
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 REFERENCE = "by hand: redis-py and psycopg"
 EFFECT = "insert into effects values ('order')"

@@ -23,7 +23,7 @@ create table if not exists hand_works (
 """
 
 if TYPE_CHECKING:
-    from typing_extensions import LiteralString
+    from typing import LiteralString
 
 _CLAIM = """
 insert into hand_works as w (id, state, fence, owner, lease_until)

@@ -14,7 +14,7 @@ import taskguard
 from benchmarks.measure import CONSOLE
 from taskguard.events import Event, Lost, Renewed
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 LEASES = 10_000
 TTL_S = 30.0

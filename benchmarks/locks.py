@@ -16,7 +16,7 @@ from mithril.backends._redis import RedisBackend
 from benchmarks.measure import in_turns, show
 from taskguard.lease import new_owner
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import Valkey
+from taskguard_sandbox.servers import Valkey
 
 PEER = "redis-py Lock"
 

@@ -19,7 +19,7 @@ import taskguard
 from benchmarks.guarded import EFFECT, by_driver, by_sqlalchemy, compare, house, shipping
 from benchmarks.hand_written import HandLock
 from benchmarks.measure import CONSOLE, show
-from taskguard.testing.servers import MariaDB, Valkey
+from taskguard_sandbox.servers import MariaDB, Valkey
 
 REFERENCE = "by hand: redis-py and PyMySQL"
 

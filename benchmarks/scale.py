@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import taskguard
 from benchmarks.measure import in_turns, show
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 FEW = 10_000
 MANY = 10_000_000

@@ -16,12 +16,12 @@ from benchmarks.measure import CONSOLE
 from benchmarks.scale import fill
 from taskguard import Sweeper
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
 from taskguard_celery.calls import NAME as CELERY
 from taskguard_celery.calls import CelerySender, call_of
 from taskguard_rq.calls import NAME as RQ
 from taskguard_rq.calls import RQSender
 from taskguard_rq.calls import call_of as rq_call_of
+from taskguard_sandbox.servers import Postgres, Valkey
 
 OVERDUE = 100_000
 

@@ -8,7 +8,7 @@ snapshot of the work and never from two readings of a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = [
     "BY_ROW",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class State(str, Enum):
+class State(StrEnum):
     """Where a work stands in the ledger."""
 
     NEW = "NEW"
@@ -58,7 +58,7 @@ BY_ROW: dict[tuple[State, State], str] = {
 """Further ones where the user's own row is the authority (`decide_by_row`)."""
 
 
-class Decision(str, Enum):
+class Decision(StrEnum):
     """What a claim does with a work, given its row."""
 
     CREATE = "create"
@@ -79,7 +79,7 @@ class Decision(str, Enum):
     INELIGIBLE = "ineligible"
 
 
-class Place(str, Enum):
+class Place(StrEnum):
     """Where the user's own row stands, as one task sees it."""
 
     NEW = "new"

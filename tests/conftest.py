@@ -4,7 +4,7 @@ A server that cannot run here skips its tests with the reason, and fails them wh
 end no process that the run started may be left.
 
 `valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq` are the servers; a
-test that stops or pauses one starts its own instead (`taskguard.testing.servers`). `redis_url`,
+test that stops or pauses one starts its own instead (`taskguard_sandbox.servers`). `redis_url`,
 `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -23,7 +23,7 @@ import pytest
 
 from support.needs import need
 from support.waiting import wait_until
-from taskguard.testing.servers import (
+from taskguard_sandbox.servers import (
     DebianRedis,
     MariaDB,
     MySQL,

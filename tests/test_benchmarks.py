@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskguard.testing.servers import MariaDB
+from taskguard_sandbox.servers import MariaDB
 
 HERE = Path(__file__).resolve().parent.parent
 

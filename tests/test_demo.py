@@ -18,16 +18,16 @@ from rich.console import Console
 
 from support.needs import need
 from support.waiting import wait_until
-from taskguard.testing.demo.__main__ import main
-from taskguard.testing.demo.data import DataError, read_orders
-from taskguard.testing.demo.display import Display
-from taskguard.testing.demo.effects import count_effects, create_effects
-from taskguard.testing.demo.faults import Faults
-from taskguard.testing.demo.journal import BEGAN, WRITES, Line, Tail
-from taskguard.testing.demo.tally import Tally, tally, total, verdict
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.demo.__main__ import main
+from taskguard_sandbox.demo.data import DataError, read_orders
+from taskguard_sandbox.demo.display import Display
+from taskguard_sandbox.demo.effects import count_effects, create_effects
+from taskguard_sandbox.demo.faults import Faults
+from taskguard_sandbox.demo.journal import BEGAN, WRITES, Line, Tail
+from taskguard_sandbox.demo.tally import Tally, tally, total, verdict
+from taskguard_sandbox.servers import Postgres, Valkey
 
-COMMAND = [sys.executable, "-m", "taskguard.testing.demo"]
+COMMAND = [sys.executable, "-m", "taskguard_sandbox.demo"]
 ORDERS = ["7", "8", "9"]
 
 
@@ -87,7 +87,7 @@ def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
 
 
 BREAK = """
-from taskguard.testing.demo import effects
+from taskguard_sandbox.demo import effects
 write = effects.write_effect
 
 def write_twice(db, queue, item, guard):
@@ -110,7 +110,7 @@ def test_a_task_that_does_it_twice_is_found_out(tmp_path: Path) -> None:
 def test_a_package_that_is_missing_is_named() -> None:
     """Before anything is started."""
     code = (
-        "import sys; sys.modules['rich'] = None; from taskguard.testing.demo import __main__ as m"
+        "import sys; sys.modules['rich'] = None; from taskguard_sandbox.demo import __main__ as m"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; sys.exit(m.main([]))"],
@@ -139,7 +139,7 @@ def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path:
 
 SWALLOW = """
 import os, signal
-from taskguard.testing.demo.faults import Faults
+from taskguard_sandbox.demo.faults import Faults
 
 class Struck:
     def __del__(self):

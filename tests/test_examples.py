@@ -16,7 +16,7 @@ import pytest
 
 from support.needs import need
 from taskguard.errors import StaleTokenError
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 OUTCOMES = {

@@ -53,8 +53,8 @@ def main() -> int:
     from pathlib import Path
 
     from taskguard.errors import FingerprintMismatchError
-    from taskguard.testing.stage import celery_answers, stage
-    from taskguard.testing.workers import CeleryWorker
+    from taskguard_sandbox.stage import celery_answers, stage
+    from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes twice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")

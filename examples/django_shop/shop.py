@@ -74,9 +74,9 @@ def main() -> int:
     from django.core.management import call_command
     from django.db import connection as database
 
-    from taskguard.testing.servers import Postgres, Valkey
-    from taskguard.testing.stage import celery_answers
-    from taskguard.testing.workers import CeleryWorker
+    from taskguard_sandbox.servers import Postgres, Valkey
+    from taskguard_sandbox.stage import celery_answers
+    from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order comes three times and ships once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")

@@ -55,8 +55,8 @@ def main() -> int:
     import redis
     from rq import Queue
 
-    from taskguard.testing.stage import rq_answers, stage, started
-    from taskguard.testing.workers import RQWorker
+    from taskguard_sandbox.stage import rq_answers, stage, started
+    from taskguard_sandbox.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes thrice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")

@@ -59,9 +59,9 @@ def main() -> int:
     from rq import Queue, Retry
 
     from taskguard.cli import main as taskguard
-    from taskguard.testing.servers import Valkey
-    from taskguard.testing.stage import rq_answers, started
-    from taskguard.testing.workers import RQWorker
+    from taskguard_sandbox.servers import Valkey
+    from taskguard_sandbox.stage import rq_answers, started
+    from taskguard_sandbox.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every file comes twice and is imported once.")
     parser.add_argument("--seconds", default="0.1", help="how long two lines take")

@@ -86,8 +86,8 @@ def main() -> int:
     import argparse
     from pathlib import Path
 
-    from taskguard.testing.stage import celery_answers, stage
-    from taskguard.testing.workers import CeleryWorker
+    from taskguard_sandbox.stage import celery_answers, stage
+    from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order is shipped once, then billed once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")

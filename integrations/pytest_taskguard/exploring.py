@@ -18,10 +18,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pytest_taskguard.crashes import Crashes, Killed
 from pytest_taskguard.delivering import Message
 from pytest_taskguard.memory import Memory
 from taskguard.clock import SystemClock
-from taskguard.testing.crashes import Crashes, Killed
 
 __all__ = ["CrashReport", "Crashed", "EffectsError", "Explorer", "LostLease"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pytest_taskguard.crashes import Crashes
 from taskguard.clock import Clock
 from taskguard.errors import ConfigurationError
 from taskguard.events import Event
@@ -22,7 +23,6 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
 from taskguard.locks.redis import RedisLocks
 from taskguard.substitutes import Substitutes, substituted
-from taskguard.testing.crashes import Crashes
 
 __all__ = ["Memory"]
 

@@ -5,7 +5,7 @@ Writing to them by hand is no part of any guarantee; `admin.py` has what a perso
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import models
@@ -24,7 +24,7 @@ class _OfTheLedger(models.Manager):
 
 def time_of(us: int | None) -> datetime | None:
     """µs since 1970 as a time in UTC; None for None and for 0, which is no time."""
-    return datetime.fromtimestamp(us / 1e6, timezone.utc) if us else None
+    return datetime.fromtimestamp(us / 1e6, UTC) if us else None
 
 
 class Key(models.Model):

@@ -17,7 +17,7 @@ import logging
 import math
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rq import Queue, Retry
@@ -73,7 +73,7 @@ class RQQueue:
             time.sleep(min(delay_s, _PAUSE_WITHOUT_SCHEDULER_S))
             self.deferral = Deferral(0)
             return
-        when = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        when = datetime.now(UTC) + timedelta(seconds=seconds)
         self._queue.schedule_job(self._job, when)
         self.deferral = Deferral(seconds)
 

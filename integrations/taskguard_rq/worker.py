@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rq import Queue, Worker
@@ -55,7 +55,7 @@ class GuardedWorker(Worker):
             return
         with self.connection.pipeline() as pipeline:
             if retry.delay_s:
-                when = datetime.now(timezone.utc) + timedelta(seconds=retry.delay_s)
+                when = datetime.now(UTC) + timedelta(seconds=retry.delay_s)
                 job.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
                 queue.schedule_job(job, when, pipeline=pipeline)
             else:

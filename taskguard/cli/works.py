@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from taskguard.ledger.base import WorkView
@@ -101,4 +101,4 @@ def _find(ledger: Any, work: str) -> WorkView:
 def _when(at_s: float | None) -> str:
     if not at_s:
         return "-"
-    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(" ", "seconds")
+    return datetime.fromtimestamp(at_s, UTC).isoformat(" ", "seconds")

@@ -36,8 +36,9 @@ from taskguard.ledger.transaction import (
 )
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from sqlalchemy.orm import Session, SessionTransaction
-    from typing_extensions import Self
 
 __all__ = ["BorrowedTransaction"]
 

@@ -52,7 +52,7 @@ from taskguard.ledger.tables import (
 from taskguard.states import State
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "SqlTransaction",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.celery_shop import Shop, shops
-from taskguard.testing.servers import Postgres, RabbitMQ, Valkey
+from taskguard_sandbox.servers import Postgres, RabbitMQ, Valkey
 
 
 @pytest.fixture

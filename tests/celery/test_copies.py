@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
 import redis
-from typing_extensions import Self
 
 from support.waiting import wait_until
 

@@ -15,9 +15,9 @@ import taskguard_celery
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Valkey, free_port
 from taskguard_celery import guarded_task
 from taskguard_celery.startup import _on_worker_ready
+from taskguard_sandbox.servers import Valkey, free_port
 
 SECRET = "s3cret-horse"
 

@@ -22,11 +22,11 @@ from rq import Queue, Retry
 
 import taskguard_celery.decorator
 import taskguard_rq.decorator
+from pytest_taskguard.crashes import boundaries
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 from taskguard.states import State
-from taskguard.testing.crashes import boundaries
-from taskguard.testing.workers import CeleryWorker, RQWorker
+from taskguard_sandbox.workers import CeleryWorker, RQWorker
 
 HERE = Path(__file__).resolve().parent.parent
 KINDS = {

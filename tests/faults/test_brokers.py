@@ -13,7 +13,7 @@ import pytest
 from support.celery_shop import Shop
 from support.needs import need
 from support.waiting import wait_until
-from taskguard.testing.servers import RabbitMQ
+from taskguard_sandbox.servers import RabbitMQ
 
 pytestmark = [pytest.mark.debian, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from taskguard.fenced import FencedValue, get_value, set_value
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import Valkey
+from taskguard_sandbox.servers import Valkey
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LedgerUnavailableError, TransactionRetryError
-from taskguard.testing.servers import Postgres
+from taskguard_sandbox.servers import Postgres
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from taskguard.errors import KeyBusyError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import DebianRedis
+from taskguard_sandbox.servers import DebianRedis
 
 pytestmark = [pytest.mark.debian, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ from taskguard.events import Event
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import Valkey
+from taskguard_sandbox.servers import Valkey
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ import struct
 from collections import UserString, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, IntEnum
 from numbers import Integral
@@ -141,7 +141,7 @@ class Colour(Enum):
     NONE = None
 
 
-class TextColour(str, Enum):
+class TextColour(str, Enum):  # noqa: UP042  # as users write it
     RED = "red"
 
     def __str__(self) -> str:
@@ -323,7 +323,7 @@ _ODD: tuple[Callable[[], object], ...] = (
     lambda: time(1, 2, 3, tzinfo=OddZone()),
     lambda: date(1, 1, 1),
     lambda: LoudDate(9, 9, 9),
-    lambda: datetime.max.replace(tzinfo=timezone.utc),
+    lambda: datetime.max.replace(tzinfo=UTC),
     lambda: time(23, 59, 59, 999_999),
     lambda: ValueError("said"),
     lambda: OwnError("said"),

@@ -12,7 +12,7 @@ import redis
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
-from taskguard.testing.servers import Valkey
+from taskguard_sandbox.servers import Valkey
 
 # Where doubles go wrong, where the number of digits changes, and the ends.
 EDGES = [2, 10, 10**15, 2**53, 2**53 + 1, 10**16, 10**18, 2**63 - 1]

@@ -26,7 +26,7 @@ from taskguard.ledger.base import Claimed, LedgerHold
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
-from taskguard.testing.servers import Postgres
+from taskguard_sandbox.servers import Postgres
 
 
 class Bench:

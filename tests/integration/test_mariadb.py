@@ -35,7 +35,7 @@ from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import State
-from taskguard.testing.servers import MariaDB
+from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian
 TESTS = Path(__file__).resolve().parent.parent

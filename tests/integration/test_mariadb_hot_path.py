@@ -27,7 +27,7 @@ from taskguard.ledger.database import CannotWriteError, HotPath
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State
-from taskguard.testing.servers import MariaDB
+from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian
 WAITING = sa.text(

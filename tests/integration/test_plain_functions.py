@@ -26,7 +26,7 @@ from taskguard.errors import (
 )
 from taskguard.events import Event
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres
+from taskguard_sandbox.servers import Postgres
 
 
 class House:

@@ -24,7 +24,7 @@ from taskguard.errors import (
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import DebianRedis, Valkey
+from taskguard_sandbox.servers import DebianRedis, Valkey
 
 KEY = ("order:42",)
 

@@ -21,7 +21,7 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import Valkey
+from taskguard_sandbox.servers import Valkey
 
 KEY = ("order:42",)
 LOCK = "taskguard:{order:42}"

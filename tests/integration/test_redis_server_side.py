@@ -18,7 +18,7 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import RedisServer
+from taskguard_sandbox.servers import RedisServer
 
 KEY = ("order:42",)
 LOCK, FENCE = "taskguard:{order:42}", "taskguard:{order:42}:fence"

@@ -16,7 +16,7 @@ from rq import Retry
 
 from support.invoices import charge, hold, patient
 from support.office import Office
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ from storm.faults import FAULTS, Fault
 from storm.settings import QUEUE, RQ_QUEUE
 from support.proxy import Mode, Proxy
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.servers import Postgres, Valkey
-from taskguard.testing.workers import CeleryWorker, RQWorker, Worker
+from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.workers import CeleryWorker, RQWorker, Worker
 
 __all__ = ["Record", "World", "draw_fault", "draw_item", "run"]
 

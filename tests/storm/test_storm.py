@@ -8,7 +8,7 @@ from storm.course import OURS, draw_fault, draw_item, run
 from storm.faults import FAULTS
 from storm.invariants import Findings, double_and_lost
 from support.needs import need
-from taskguard.testing.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Postgres, Valkey
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import psutil
-from typing_extensions import Self
 
 from support.waiting import wait_until
 

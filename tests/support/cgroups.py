@@ -15,8 +15,7 @@ import os
 import uuid
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import Self
 
 from support.waiting import wait_until
 

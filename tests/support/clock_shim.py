@@ -22,7 +22,7 @@ from pathlib import Path
 import redis
 
 from support.waiting import wait_until
-from taskguard.testing import servers
+from taskguard_sandbox import servers
 
 __all__ = ["Postgres", "ServerClock", "Valkey", "server_clock", "unavailable"]
 

@@ -19,9 +19,9 @@ import taskguard_celery
 import taskguard_celery.decorator
 import taskguard_rq
 import taskguard_rq.decorator
+from pytest_taskguard.crashes import Crashes, kill_process
 from taskguard import Guard
 from taskguard.settings import make_ledger, make_locks
-from taskguard.testing.crashes import Crashes, kill_process
 
 TTL_S = 1.0
 FOLDER = Path(os.environ["CRASH_FOLDER"])

@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pytest_taskguard.crashes import kill_process
 from taskguard.ledger.database import Database
-from taskguard.testing.crashes import kill_process
 
 __all__ = ["KillAt", "was_killed"]
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from taskguard.testing.servers import MySQL, Server
+from taskguard_sandbox.servers import MySQL, Server
 
 
 def need(server: type[Server]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 
-from taskguard.testing.process import nobody
-from taskguard.testing.servers import Server
+from taskguard_sandbox.process import nobody
+from taskguard_sandbox.servers import Server
 
 
 class PgBouncer(Server):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taskguard.testing.servers import DebianRedis
+from taskguard_sandbox.servers import DebianRedis
 
 
 class SentinelOf(DebianRedis):

@@ -10,7 +10,7 @@ import pickle
 import time as clock
 import tracemalloc
 from collections import defaultdict
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
 from numbers import Integral
@@ -258,7 +258,7 @@ class Colour(Enum):
     RED = "red"
 
 
-class TextColour(str, Enum):
+class TextColour(str, Enum):  # noqa: UP042  # as users write it
     RED = "red"
 
     def __str__(self):
@@ -321,7 +321,7 @@ class TestValues:
             (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
             (date(2024, 5, 1), "2024-05-01"),
             (NOON, "2024-05-01T12%3A30%3A00"),
-            (datetime(2024, 5, 1, 12, tzinfo=timezone.utc), "2024-05-01T12%3A00%3A00+00%3A00"),
+            (datetime(2024, 5, 1, 12, tzinfo=UTC), "2024-05-01T12%3A00%3A00+00%3A00"),
             (time(12, 30), "12%3A30%3A00"),
             (Colour.RED, "red"),
             (TextColour.RED, "red"),
@@ -354,7 +354,7 @@ class TestValues:
 
     def test_texts_meet(self):
         """42 and "42", a UUID and its text, a datetime and its ISO text make one key."""
-        moment = datetime(2024, 5, 1, tzinfo=timezone.utc)
+        moment = datetime(2024, 5, 1, tzinfo=UTC)
         for value, text in [
             (42, "42"),
             (UUID(int=5), str(UUID(int=5))),

@@ -51,7 +51,7 @@ class Colour(Enum):
     BLUE = "b lue"
 
 
-class TextColour(str, Enum):
+class TextColour(str, Enum):  # noqa: UP042  # as users write it
     RED = "red"
 
     def __str__(self):

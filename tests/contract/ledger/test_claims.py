@@ -145,6 +145,7 @@ def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
     request = book.request()
     first = book.ledger.claim(request)
     again = book.ledger.claim(request)
+    assert isinstance(again, Claimed), again
     assert (again.claim, again.attempt, again.crashes) == (first.claim, 1, 0)
 
 

@@ -1,107 +1,171 @@
 """Ledgers with a check left out: the contract suite finds each of them, on every database.
 
-A suite that passes shows something only if it fails where it has to.
+A suite that passes shows something only if it fails where it has to. Guarantees: a mutant counts as
+caught only if an assertion of the suite failed, and only if what was changed took part: its
+function was called, or its statement was answered by the server. A mutant that merely breaks a
+statement is the mutant's own mistake, and fails here.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
+from contract.ledger.conftest import Book
 
 from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.database import Database
+from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.states import Decision
 
-Patch = pytest.MonkeyPatch
+# What a test of the suite fails by, where it finds something out.
+ASSERTIONS = (AssertionError, pytest.fail.Exception)
 
 
-def edit(patch: Patch, name: str, *changes: tuple[str, str], hot_path: Any = postgresql) -> None:
-    """Change a statement of a hot path; each part has to be in it."""
-    text = getattr(hot_path, name)
-    for old, new in changes:
-        assert old in text, f"{name} has no {old!r}"
-        text = text.replace(old, new)
-    patch.setattr(hot_path, name, text)
+class Mutation:
+    """Changes of functions and statements; `ran` has the names of those that took part."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, kind: str) -> None:
+        self._patch = patch
+        self._kind = kind
+        self._statements: dict[str, str] = {}
+        self.ran: set[str] = set()
+        for name in ("ask", "ask_in", "ask_apart"):
+            patch.setattr(Database, name, self._noting(getattr(Database, name)))
+
+    def replace(self, home: Any, name: str, function: Callable[..., Any], **options: Any) -> None:
+        """`home.name` is `function` from here on."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.ran.add(name)
+            return function(*args, **kwargs)
+
+        self._patch.setattr(home, name, noted, **options)
+
+    def edit(self, hot_path: Any, name: str, *changes: tuple[str, str]) -> None:
+        """Change a statement of a hot path; each part has to be in it."""
+        text = getattr(hot_path, name)
+        for old, new in changes:
+            assert old in text, f"{name} has no {old!r}"
+            text = text.replace(old, new)
+        self._patch.setattr(hot_path, name, text)
+        self._statements[text] = f"{hot_path.__name__.rpartition('.')[2]}.{name}"
+
+    def must_run(self) -> set[str]:
+        """One of these has to, for the mutant to count as caught on this kind of ledger.
+
+        Where the kind has a hot path of which a statement was changed, that one: without it, what
+        is seen to fail would be the steps below.
+        """
+        own = {name for name in self._statements.values() if name.startswith(f"{self._kind}.")}
+        return own or self.ran
+
+    def _noting(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(database: Database, *args: Any, **kwargs: Any) -> Any:
+            rows = ask(database, *args, **kwargs)
+            # Only now: one that the server refuses shows nothing.
+            self.ran |= {name for text, name in self._statements.items() if text in args}
+            return rows
+
+        return functools.wraps(ask)(noted)
 
 
-def without_fence_checks(patch: Patch) -> None:
-    """Completions and checkpoints go by the names of key and work alone."""
+def without_fenced_steps(made: Mutation) -> None:
+    """Checkpoints, and completions in steps, go by the names of key and work alone."""
     for module in (transaction, sql, steps):
-        patch.setattr(module, "standing", lambda claim: WORKS.c.id == claim.work)
+        made.replace(module, "standing", lambda claim: WORKS.c.id == claim.work)
     for module in (transaction, sql):
-        patch.setattr(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
-    patch.setattr(transaction, "processed", lambda work, fence, owner: WORKS.c.id == work)
-    patch.setattr(transaction, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
-    patch.setattr(transaction, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
+        made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
+    made.replace(transaction, "processed", lambda work, fence, owner: WORKS.c.id == work)
+    made.replace(transaction, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
+    made.replace(transaction, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
+
+
+def without_fence_checks(made: Mutation) -> None:
+    """Completions go by the names of key and work alone."""
+    without_fenced_steps(made)
     check = "fence = %(fence)s::bigint and {0}owner = %(owner)s::text"
-    edit(
-        patch,
+    made.edit(
+        postgresql,
         "_COMPLETE",
         (" and " + check.format(""), ""),
         (" and w.state = 'PROCESSING'\n    and w." + check.format("w."), ""),
     )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
-    edit(patch, "_COMPLETE", (work, ""), (check, ""), hot_path=mariadb)
+    made.edit(mariadb, "_COMPLETE", (work, ""), (check, ""))
 
 
-def without_leases(patch: Patch) -> None:
-    """Whoever claims gets the key: every lease seems to have run out."""
+def without_leases_of_locks(made: Mutation) -> None:
+    """Whoever claims a key alone gets it: every lease seems to have run out."""
     now_us = Database.now_us
     ahead_us = itertools.count(10**15, 10**15)
-    patch.setattr(Database, "now_us", lambda self, db: now_us(self, db) + next(ahead_us))
-    read = steps._read
+    made.replace(Database, "now_us", lambda self, db: now_us(self, db) + next(ahead_us))
+    made.edit(postgresql, "_CLAIM_KEY", ("or k.lease_until <= excluded.fence", "or true"))
+
+
+def without_leases(made: Mutation) -> None:
+    """Whoever claims gets key and work."""
+    without_leases_of_locks(made)
+    read, ahead_us = steps._read, itertools.count(10**15, 10**15)
 
     def ahead(*args: Any, **options: Any) -> Any:
         row, recorded, clock_us = read(*args, **options)
         return row, recorded, clock_us + next(ahead_us)
 
-    patch.setattr(steps, "_read", ahead)
+    made.replace(steps, "_read", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
-    edit(patch, "_CLAIM", key, *work)
-    edit(patch, "_CLAIM_KEY", key)
-    edit(patch, "_CLAIM", ("held_until <= now_us", "true"), hot_path=mariadb)
+    made.edit(postgresql, "_CLAIM", key, *work)
+    made.edit(mariadb, "_CLAIM", ("held_until <= now_us", "true"))
 
 
-def without_growing_fences(patch: Patch) -> None:
-    """A key's next holder gets the fence of the one before."""
+def without_growing_fences_of_locks(made: Mutation) -> None:
+    """The next holder of a key alone gets the fence of the one before."""
 
     def first(*values: Any, **options: Any) -> Any:
         return builtins.max(*values, **options) if options else 1
 
-    patch.setattr(steps, "max", first, raising=False)
-    edit(patch, "_CLAIM", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
-    edit(patch, "_CLAIM", ("greatest(now_us, last_fence + 1)", "1"), hot_path=mariadb)
+    made.replace(steps, "max", first, raising=False)
+    made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
 
 
-def without_nonces(patch: Patch) -> None:
+def without_growing_fences(made: Mutation) -> None:
+    """The next holder of key and work gets the fence of the one before."""
+    without_growing_fences_of_locks(made)
+    made.edit(postgresql, "_CLAIM", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
+    made.edit(mariadb, "_CLAIM", ("greatest(now_us, last_fence + 1)", "1"))
+
+
+def without_nonces(made: Mutation) -> None:
     """A claim whose answer got lost and that is asked again is somebody else's."""
     decide = answers.decide
 
     def other(row: Any, **values: Any) -> Decision:
         return decide(row, **{**values, "owner": "somebody else"})
 
-    patch.setattr(answers, "decide", other)
+    made.replace(answers, "decide", other)
     mine = "when w.state = 'PROCESSING' and w.owner = {} then true"
-    edit(
-        patch,
+    made.edit(
+        postgresql,
         "_CLAIM",
         (mine.format("%(owner)s::text"), "when false then true"),
         (mine.format("excluded.owner"), "when false then true"),
     )
 
 
-def without_an_end(patch: Patch) -> None:
+def without_an_end(made: Mutation) -> None:
     """DONE is claimed again."""
     decide = answers.decide
 
@@ -109,22 +173,34 @@ def without_an_end(patch: Patch) -> None:
         decision = decide(row, **values)
         return Decision.CLAIM if decision is Decision.DONE else decision
 
-    patch.setattr(answers, "decide", again)
-    edit(patch, "_CLAIM", ("w.state in ('DONE', 'DEAD')", "w.state in ('DEAD')"))
+    made.replace(answers, "decide", again)
+    made.edit(postgresql, "_CLAIM", ("w.state in ('DONE', 'DEAD')", "w.state in ('DEAD')"))
 
 
-def without_numbers(patch: Patch) -> None:
+def without_numbers(made: Mutation) -> None:
     """A copy that a newer one has superseded runs all the same."""
     decide = answers.decide
 
     def newest(row: Any, **values: Any) -> Decision:
         return decide(row, **{**values, "recorded": (0, 0)})
 
-    patch.setattr(answers, "decide", newest)
+    made.replace(answers, "decide", newest)
     recorded = "(coalesce(m.retries, 0), coalesce(m.copy, 0))"
-    edit(patch, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
+    made.edit(postgresql, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
     lower = "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"
-    edit(patch, "_CLAIM", (lower, "false"), hot_path=mariadb)
+    made.edit(mariadb, "_CLAIM", (lower, "false"))
+
+
+def without_a_limit(made: Mutation) -> None:
+    """A work that kills its workers is taken over for ever."""
+    decide = answers.decide
+
+    def again(row: Any, **values: Any) -> Decision:
+        decision = decide(row, **values)
+        return Decision.TAKEOVER if decision is Decision.BURY else decision
+
+    made.replace(answers, "decide", again)
+    made.edit(postgresql, "_CLAIM", ("and w.crashes + 1 < %(max_crashes)s::integer", ""))
 
 
 def claim_what_is_done(book: Any) -> None:
@@ -144,32 +220,57 @@ def commit_late(book: Any) -> None:
     endings.test_a_stale_holder_cannot_commit(book, "nobody")
 
 
-MUTANTS: list[tuple[Callable[[Patch], None], Callable[[Any], None]]] = [
+MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_fence_checks, commit_late),
-    (without_fence_checks, endings.test_progress_is_fenced_and_met_by_the_next_holder),
+    (without_fenced_steps, endings.test_progress_is_fenced_and_met_by_the_next_holder),
     (without_leases, claims.test_a_taken_key_is_busy_until_its_lease_ends),
+    (without_leases_of_locks, claims.test_the_plain_lock_claims_a_key_without_a_work),
     (without_growing_fences, claims.test_each_claim_of_a_key_gets_a_higher_fence),
+    (without_growing_fences_of_locks, claims.test_the_plain_lock_claims_a_key_without_a_work),
     (without_nonces, claims.test_asked_twice_by_one_owner_it_is_one_grant),
     (without_an_end, claim_what_is_done),
     (without_numbers, claim_what_is_superseded),
+    (without_a_limit, endings.test_a_crash_too_many_is_dead),
 ]
+
+
+def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
+    """The test finds it out, and what was changed took part."""
+    with pytest.raises(ASSERTIONS):
+        test(book)
+    assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
 
 
 @pytest.mark.parametrize(("mutate", "test"), MUTANTS)
 def test_a_ledger_without_a_check_does_not_pass(
     book: Any,
     monkeypatch: pytest.MonkeyPatch,
-    mutate: Callable[[Patch], None],
+    mutate: Callable[[Mutation], None],
     test: Callable[[Any], None],
 ) -> None:
     """The test of the suite that is about it fails."""
     if book.kind == "memory":
         pytest.skip("the simulation has mutants of its own")
-    mutate(monkeypatch)
-    try:
-        test(book)
-    except NameError:
-        raise  # the mutant's own mistake
-    except (Exception, pytest.fail.Exception):
-        return
-    pytest.fail(f"{test.__name__} passes on a ledger {mutate.__name__}")
+    made = Mutation(monkeypatch, book.kind)
+    mutate(made)
+    catch(book, made, test)
+
+
+@pytest.mark.parametrize(
+    ("new", "error", "says"),
+    [
+        ("wiht asked", psycopg.errors.SyntaxError, "syntax error"),
+        ("with  asked", pytest.fail.Exception, "DID NOT RAISE"),
+    ],
+)
+def test_a_mutant_that_is_merely_broken_is_not_caught(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch, new: str, error: type[BaseException], says: str
+) -> None:
+    """Neither one whose statement the server does not understand, nor one that changes nothing."""
+    with closing(SqlLedger(pg_url)) as ledger:
+        ledger.create_schema()
+        book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
+        made = Mutation(monkeypatch, book.kind)
+        made.edit(postgresql, "_CLAIM", ("with asked", new))
+        with pytest.raises(error, match=says):
+            catch(book, made, claim_what_is_done)

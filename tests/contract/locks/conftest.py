@@ -13,7 +13,7 @@ from support.lock_servers import LockServer
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard.testing.servers import RedisServer
+from taskguard_sandbox.servers import RedisServer
 
 KINDS = [
     "memory",

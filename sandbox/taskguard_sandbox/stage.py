@@ -21,8 +21,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.cli import main as taskguard
-from taskguard.testing.servers import Postgres, Valkey
-from taskguard.testing.workers import Worker
+from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.workers import Worker
 
 __all__ = ["celery_answers", "rq_answers", "stage", "started"]
 

@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from taskguard.events import Completed, Duplicate
-from taskguard.testing.demo.queues import DemoQueue
-from taskguard.testing.demo.tally import Tally, verdict
+from taskguard_sandbox.demo.queues import DemoQueue
+from taskguard_sandbox.demo.tally import Tally, verdict
 
 __all__ = ["Display"]
 

@@ -22,14 +22,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.sql import SqlLedger
-from taskguard.testing.demo.display import Display
-from taskguard.testing.demo.effects import count_effects, create_effects
-from taskguard.testing.demo.faults import Faults
-from taskguard.testing.demo.journal import FILE, Line, Tail
-from taskguard.testing.demo.queues import DELIVERIES, DemoQueue, Invoices, Orders
-from taskguard.testing.demo.tally import Tally, tally, total
-from taskguard.testing.servers import Postgres, Valkey
-from taskguard.testing.workers import Worker
+from taskguard_sandbox.demo.display import Display
+from taskguard_sandbox.demo.effects import count_effects, create_effects
+from taskguard_sandbox.demo.faults import Faults
+from taskguard_sandbox.demo.journal import FILE, Line, Tail
+from taskguard_sandbox.demo.queues import DELIVERIES, DemoQueue, Invoices, Orders
+from taskguard_sandbox.demo.tally import Tally, tally, total
+from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.workers import Worker
 
 __all__ = ["run"]
 

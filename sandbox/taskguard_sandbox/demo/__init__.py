@@ -1,6 +1,6 @@
 """`make demo`: orders by Celery and invoices by RQ, delivered three times each, under fire.
 
-    python -m taskguard.testing.demo [--data orders.csv]
+    python -m taskguard_sandbox.demo [--data orders.csv]
 
 Real servers, real workers; in each queue one worker child is killed in its body and one is stopped
 beyond its lease and let go on. Every effect is a row in a table *without* a unique index, so that

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from taskguard import events
-from taskguard.testing.workers import FOLDER_VARIABLE
+from taskguard_sandbox.workers import FOLDER_VARIABLE
 
 __all__ = ["BEGAN", "FILE", "WRITES", "Line", "Tail", "listener", "write"]
 

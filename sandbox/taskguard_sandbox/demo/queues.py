@@ -16,8 +16,8 @@ import redis
 from rq import Queue, Retry
 from rq.job import Job, JobStatus
 
-from taskguard.testing.demo import invoices, orders
-from taskguard.testing.workers import CeleryWorker, RQWorker, Worker
+from taskguard_sandbox.demo import invoices, orders
+from taskguard_sandbox.workers import CeleryWorker, RQWorker, Worker
 
 __all__ = ["DELIVERIES", "DemoQueue", "Invoices", "Orders"]
 

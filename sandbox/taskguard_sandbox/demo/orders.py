@@ -11,9 +11,9 @@ import time
 from celery import Celery
 
 from taskguard import Guard
-from taskguard.testing.demo import journal
-from taskguard.testing.demo.effects import write_effect
 from taskguard_celery import guarded_task, safe_defaults
+from taskguard_sandbox.demo import journal
+from taskguard_sandbox.demo.effects import write_effect
 
 __all__ = ["LEASE_S", "QUEUE", "app", "ship"]
 

@@ -1,4 +1,4 @@
-"""`python -m taskguard.testing.demo`: the command line of the demo.
+"""`python -m taskguard_sandbox.demo`: the command line of the demo.
 
 Exit status: 0 if every effect is there once; 1 if one is double or lost or a message has no answer;
 2 if the demo cannot run as asked; 130 after Ctrl-C.
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from taskguard.testing.demo.data import DataError, read_orders
-from taskguard.testing.process import ServerError
+from taskguard_sandbox.demo.data import DataError, read_orders
+from taskguard_sandbox.process import ServerError
 
 ORDERS = 200
 INVOICES = 100
@@ -21,7 +21,7 @@ INVOICES = 100
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m taskguard.testing.demo",
+        prog="python -m taskguard_sandbox.demo",
         description="Orders by Celery and invoices by RQ, delivered three times each, while "
         "workers are killed and stopped. Needs no server.",
         epilog="Exit status: 1 if an effect is double or lost, 2 if it cannot run as asked.",
@@ -50,12 +50,12 @@ class _MissingError(Exception):
 
 def _run(orders: list[str], invoices: list[str]) -> int:
     try:
-        from taskguard.testing.demo.course import run
-        from taskguard.testing.demo.display import Display
+        from taskguard_sandbox.demo.course import run
+        from taskguard_sandbox.demo.display import Display
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise _MissingError(
-            f"{package} is not installed: pip install 'celery-taskguard[all,demo,servers]'."
+            f"{package} is not installed: `make demo` installs all that it needs."
         ) from error
     display = Display()
     tallies = run(orders, invoices, display)

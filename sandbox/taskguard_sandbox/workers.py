@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-from taskguard.testing.process import Server
+from taskguard_sandbox.process import Server
 
 __all__ = ["FOLDER_VARIABLE", "CeleryWorker", "RQWorker", "Worker"]
 

@@ -22,7 +22,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from taskguard.events import Completed, Deferred, Duplicate, Failed, StaleRefused, Takeover
-from taskguard.testing.demo.journal import BEGAN, WRITES, Line
+from taskguard_sandbox.demo.journal import BEGAN, WRITES, Line
 
 __all__ = ["Faults"]
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from taskguard.testing import keeper
+from taskguard_sandbox import keeper
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0

@@ -9,9 +9,9 @@ import random
 import time
 
 from taskguard import Guard
-from taskguard.testing.demo import journal
-from taskguard.testing.demo.effects import write_effect
 from taskguard_rq import configure, guarded_job
+from taskguard_sandbox.demo import journal
+from taskguard_sandbox.demo.effects import write_effect
 
 __all__ = ["LEASE_S", "QUEUE", "charge"]
 

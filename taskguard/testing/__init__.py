@@ -1,4 +1,0 @@
-"""What helps tests: private real servers (`servers`), and the demo.
-
-Nothing here is needed by production code, and nothing in production code imports it.
-"""
