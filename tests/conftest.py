@@ -3,6 +3,10 @@
 A server that cannot run here skips its tests with the reason, and fails them where CI=true. At the
 end no process that the run started may be left.
 
+The run may be divided (`pytest -n 4`): each of its processes then has servers of its own, on ports
+of its own share, and tests know nothing of each other. What a database's command makes of an empty
+folder is made once for all of them.
+
 `valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq` are the servers; a
 test that stops or pauses one starts its own instead (`taskguard_sandbox.servers`). `redis_url`,
 `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
@@ -11,19 +15,23 @@ test that stops or pauses one starts its own instead (`taskguard_sandbox.servers
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 
 from support.needs import need
 from support.waiting import wait_until
+from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
+    TEMPLATES_VARIABLE,
     DebianRedis,
     MariaDB,
     MySQL,
@@ -39,6 +47,35 @@ ServerT = TypeVar("ServerT", bound=Server)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would every worker that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A share of the ports for each process of a run, and one folder for what they all copy."""
+    divided: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if divided is not None:
+        number = int(divided["workerid"].removeprefix("gw"))
+        share_ports(number, divided["workercount"])
+    elif TEMPLATES_VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="taskguard-templates-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[TEMPLATES_VARIABLE] = folder.name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """The run fails if it leaves a process behind; the next run does not meet it."""
+    yield  # begun before all others, so that it ends after them
+    me = psutil.Process()
+    try:
+        # Ended servers and workers need a moment until their keepers are gone.
+        wait_until(lambda: not me.children(recursive=True), timeout_s=5.0)
+    except AssertionError:
+        left = []
+        for process in me.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.append(f"process {process.pid} ({process.status()}) {process.name()}")
+                process.kill()
+        pytest.fail("left behind: " + ", ".join(left))
 
 
 def started(server: ServerT) -> Iterator[ServerT]:
@@ -132,19 +169,3 @@ def flush(port: int) -> None:
             connection.sendall(command)
             reply = connection.recv(64)
             assert reply.startswith(b"+OK"), reply
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """The run fails if it leaves a process behind; the next run does not meet it."""
-    me = psutil.Process()
-    try:
-        # Ended servers and workers need a moment until their keepers are gone.
-        wait_until(lambda: not me.children(recursive=True), timeout_s=5.0)
-    except AssertionError:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        for process in me.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                line = f"left behind: process {process.pid} {' '.join(process.cmdline())}"
-                reporter.write_line(f"\n{line}", red=True)
-                process.kill()
-        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED

@@ -48,10 +48,22 @@ class ServerError(RuntimeError):
     """A server did not start or did not stop; the end of its log is in the message."""
 
 
+def share_ports(number: int, shares: int) -> None:
+    """This process and its children take the ports of one of so many equal shares from here on."""
+    ports = _ports()
+    size = len(ports) // shares
+    mine = ports[number * size : (number + 1) * size]
+    os.environ[PORTS_VARIABLE] = f"{mine.start}-{mine.stop - 1}"
+
+
+def _ports() -> range:
+    first, _, last = os.environ.get(PORTS_VARIABLE, "").partition("-")
+    return range(int(first), int(last) + 1) if last else PORTS
+
+
 def free_port() -> int:
     """A port of the loopback interface that nobody listens on just now."""
-    first, _, last = os.environ.get(PORTS_VARIABLE, "").partition("-")
-    ports = range(int(first), int(last) + 1) if last else PORTS
+    ports = _ports()
     while True:
         port = random.choice(ports)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -51,6 +51,9 @@ __all__ = [
 # maker lets it, and is for servers of one version.
 TEMPLATES_VARIABLE = "TASKGUARD_TEMPLATES"
 
+# Where the servers' packages lie, for a program whose own environment has none of them.
+PACKAGES_VARIABLE = "TASKGUARD_SERVERS"
+
 
 class RedisServer(Server):
     """What the Redis kinds share. Options are lines of redis.conf, `_` for `-`:
@@ -521,7 +524,10 @@ class RabbitMQ(Server):
 def _in_package(package: str, *path: str) -> Path | None:
     """A file inside an installed package, without importing it; None when it is not there."""
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if PACKAGES_VARIABLE in os.environ:
+        folders.append(str(Path(os.environ[PACKAGES_VARIABLE], package)))
+    for folder in folders:
         if (found := Path(folder, *path)).exists():
             return found
     return None

@@ -7,7 +7,8 @@
 Guaranteed, as for servers: `start()` returns when the worker takes messages, `stop()` leaves no
 process and no folder behind, and neither does a starter that is killed. A worker gets the
 environment of its starter, and TASKGUARD_WORKER_FOLDER: its own temporary folder, for what tasks
-want to tell the starter. `python_path` is where modules are found that are not installed.
+want to tell the starter. `python_path` is where modules are found that are not installed, `python`
+the interpreter of another environment.
 Not guaranteed: that a body ends before its worker is stopped; workers are stopped by SIGKILL.
 """
 
@@ -33,9 +34,15 @@ class Worker(Server):
     ready: ClassVar[str]
 
     def __init__(
-        self, arguments: list[str], *, url: str = "", python_path: Path | None = None
+        self,
+        arguments: list[str],
+        *,
+        url: str = "",
+        python_path: Path | None = None,
+        python: Path | None = None,
     ) -> None:
         super().__init__()
+        self._python = python or Path(sys.executable)
         self._arguments = arguments
         self._url = url
         self._python_path = python_path
@@ -59,7 +66,7 @@ class Worker(Server):
         return [line for line in new.split("\n") if line]
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", *self._arguments]
+        return [str(self._python), "-m", *self._arguments]
 
     def _environment(self) -> dict[str, str]:
         variables = super()._environment()
@@ -85,11 +92,18 @@ class CeleryWorker(Worker):
     package = "celery"
     ready = " ready."
 
-    def __init__(self, app: str, *, children: int = 2, python_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        app: str,
+        *,
+        children: int = 2,
+        python_path: Path | None = None,
+        python: Path | None = None,
+    ) -> None:
         arguments = ["celery", "-A", app, "worker", "-P", "prefork", "-c", str(children)]
         # The remote control's queues and chatter are of no use to one worker.
         quiet = ["--without-gossip", "--without-mingle", "-l", "INFO"]
-        super().__init__([*arguments, *quiet], python_path=python_path)
+        super().__init__([*arguments, *quiet], python_path=python_path, python=python)
 
 
 class RQWorker(Worker):

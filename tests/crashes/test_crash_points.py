@@ -155,7 +155,7 @@ def yard(
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.timeout(900)
 def test_killed_at_any_boundary_there_is_one_effect(yard: Yard) -> None:
     """First each kind of body undisturbed, for the boundaries it comes by; then each of them."""

@@ -52,7 +52,7 @@ def without_transaction(ship: Step, guard: Guard) -> Any:
     return "ship"
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("body", [with_transaction, in_parts, fails_first, without_transaction])
 def test_killed_around_any_statement_of_its_process(
     url: str, body: Callable[[Step, Guard], Any]

@@ -29,7 +29,7 @@ from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LedgerUnavailableError, TransactionRetryError
 from taskguard_sandbox.servers import Postgres
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture

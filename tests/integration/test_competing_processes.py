@@ -21,7 +21,7 @@ TESTS = Path(__file__).resolve().parent.parent
 DATABASES = ["sqlite_url", "pg_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["url", "engine"])
 @pytest.mark.parametrize("database", DATABASES)
 def test_processes_that_compete_have_each_effect_once(

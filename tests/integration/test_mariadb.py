@@ -665,7 +665,7 @@ def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
     shop.ledger.complete(claimed, None)
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> None:
     """A black hole is noticed at the greeting; a body's statement may take longer than that."""
     shop, proxy = proxied

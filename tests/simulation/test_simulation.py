@@ -13,7 +13,7 @@ SCHEDULES = 20_000
 SEED = 1
 
 
-@pytest.mark.slow
+@pytest.mark.once
 def test_no_schedule_breaks_anything(record_property: pytest.RecordProperty) -> None:
     """Crashes, pauses, lost and late answers, duplicates, an emptied lock server, clock jumps.
 

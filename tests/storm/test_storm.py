@@ -11,7 +11,7 @@ from support.needs import need
 from taskguard_sandbox.servers import Postgres, Valkey
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_taskguard_keeps_every_invariant() -> None:
     """By Celery and RQ, until takeovers, refused commits and lost COMMIT replies were seen."""
@@ -32,7 +32,7 @@ def test_taskguard_keeps_every_invariant() -> None:
     assert len(record.effects) >= len(record.items) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.timeout(600)
 def test_without_a_guard_the_same_storm_is_seen_to_double_effects() -> None:
     """What cannot find a double effect finds none."""

@@ -1,0 +1,69 @@
+"""The wheel, and environments with nothing but the wheel and some of its extras."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what all processes of the run use."""
+    own = tmp_path_factory.getbasetemp()
+    divided = own.name.startswith("popen-")
+    folder = (own.parent if divided else own) / "packaging"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def once(place: Path) -> Iterator[bool]:
+    """Whether `place` is still to be made: by the first who comes, while the others wait."""
+    made = place.with_name(f"{place.name}.made")
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not made.exists()
+        made.touch()
+
+
+def run(command: list[str | Path]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def wheel(shared: Path) -> Path:
+    """The wheel, built from the tree without the network."""
+    out = shared / "wheel"
+    with once(out) as first:
+        if first:
+            how = ["-m", "build", "--wheel", "--no-isolation", "--outdir", out]
+            run([sys.executable, *how, ROOT])
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def installed(wheel: Path, shared: Path) -> Callable[[str], Path]:
+    """Makes an environment as a line of installation does, and gives the folder of its commands."""
+
+    def install(line: str) -> Path:
+        extras = line.partition("[")[2].rstrip("]")
+        place = shared / f"env-{extras.replace(',', '-')}"
+        with once(place) as first:
+            if first:
+                run([sys.executable, "-m", "venv", "--without-pip", place])
+                pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
+                quiet = ["-qq", "--disable-pip-version-check", "--no-compile"]
+                run([*pip, "install", *quiet, f"{wheel}[{extras}]"])
+        return place / "bin"
+
+    return install

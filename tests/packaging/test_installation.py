@@ -1,0 +1,236 @@
+"""Each line of installation in README and examples, in an environment with nothing but that.
+
+A real worker on real servers, with the first example of the README as it stands there: one effect,
+and a duplicate that is answered. The examples run from such environments, too. What an environment
+lacks cannot be brought by the tests' own: nothing of that is on its path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import sqlalchemy as sa
+
+from support.needs import need
+from support.waiting import wait_until
+from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.workers import CeleryWorker
+
+pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parent.parent.parent
+LINE = re.compile(r"pip install '(celery-taskguard\[[\w,]+\])'")
+
+# What each line is for; the README's first example is tried with ledgers and brokers below.
+WITH_CELERY = {
+    "celery-taskguard[celery,redis,postgresql]": ("pg_url", ["redis", "rabbitmq"]),
+    "celery-taskguard[celery,redis,mysql]": ("mariadb_url", ["redis"]),
+    "celery-taskguard[celery,redis,sqlite]": ("sqlite_url", ["redis"]),
+}
+EXAMPLES = {
+    "celery_shop/shop.py": "shipments: {7: 1, 8: 1, 9: 1}",
+    "sqlalchemy_shop/shop.py": "orders: {7: ('BILLED', 1, 1), 8: ('BILLED', 1, 1), "
+    "9: ('CANCELLED', 0, 0)}",
+    "billing/billing.py": "payments: {7: 1, 8: 1}",
+    "django_shop/shop.py": "parcels: {7: 1, 8: 1, 9: 1}",
+    "rq_invoices/invoices.py": "payments: {7: 1, 8: 1}",
+    "rq_sqlite/measurements.py": "lines: {'a.txt': 9, 'b.txt': 5}",
+    "fenced_elsewhere/elsewhere.py": "status and label are the second process's: True",
+}
+TESTED = "celery-taskguard[celery,pytest]"
+SCRIPTS = "celery-taskguard[redis,postgresql]"
+COMMAND = "celery-taskguard[cli,postgresql]"
+
+
+def lines_of(file: Path) -> list[str]:
+    """The lines of installation that stand in a file, each once."""
+    return list(dict.fromkeys(LINE.findall(file.read_text(encoding="utf-8"))))
+
+
+def line_of(example: str) -> str:
+    """The one that an example's README names."""
+    (line,) = lines_of(ROOT / "examples" / Path(example).parent / "README.md")
+    return line
+
+
+def test_every_line_of_installation_is_tried() -> None:
+    """One that somebody adds to a README needs its place here."""
+    tried = {*WITH_CELERY, TESTED, SCRIPTS, COMMAND, *map(line_of, EXAMPLES)}
+    found = {line for file in ROOT.glob("**/README.md") for line in lines_of(file)}
+    assert found == tried
+    assert set(lines_of(ROOT / "README.md")) == tried - {line_of("fenced_elsewhere/elsewhere.py")}
+    assert line_of("tested_shop/shop.py") == TESTED
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's own, and an environment that knows nothing of this checkout."""
+    for name in list(os.environ):
+        if name.startswith(("PYTHON", "TASKGUARD_L", "CELERY", "DJANGO")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(command: list[str | Path], **environment: str) -> str:
+    """What a command prints; it has to succeed."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def first_example() -> tuple[str, str]:
+    """The module and the two calls of the README's first block of Python."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```python\n")[2].partition("```")[0]
+    module, _, calls = block.partition("ship.delay(42)")
+    return module, f"ship.delay(42){calls}"
+
+
+class Case(NamedTuple):
+    """What the README's first example is tried with."""
+
+    line: str
+    ledger: str
+    broker: str
+
+
+def placed(code: str, places: dict[str, str]) -> str:
+    """The README's code, with the servers that are here."""
+    for printed, here in places.items():
+        assert code.count(f'"{printed}"') == 1, printed
+        code = code.replace(f'"{printed}"', repr(here))
+    return code
+
+
+CASES = [
+    pytest.param(
+        Case(line, ledger, broker),
+        marks=pytest.mark.debian if {ledger, broker} & {"mariadb_url", "rabbitmq"} else (),
+        id=f"{broker}-{ledger.removesuffix('_url')}",
+    )
+    for line, (ledger, brokers) in WITH_CELERY.items()
+    for broker in brokers
+]
+
+
+@pytest.fixture
+def places(
+    request: pytest.FixtureRequest, case: Case, valkey: Valkey, redis_url: str
+) -> dict[str, str]:
+    """What the README calls its servers, and what they are here."""
+    del redis_url  # empties the server
+    rabbitmq = case.broker == "rabbitmq"
+    broker = request.getfixturevalue("rabbitmq").url if rabbitmq else valkey.url_of(0)
+    return {
+        "redis://localhost/1": valkey.url_of(1),
+        "redis://localhost": broker,
+        "postgresql+psycopg://shop@localhost/shop": request.getfixturevalue(case.ledger),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_example_of_the_readme_ships_once(
+    case: Case, installed: Callable[[str], Path], places: dict[str, str], outside: Path
+) -> None:
+    """As it is printed, but for where its servers are: two calls, one effect, one duplicate."""
+    commands = installed(case.line)
+    module, calls = first_example()
+    (outside / "shop.py").write_text(placed(module, places), encoding="utf-8")
+    url = places["postgresql+psycopg://shop@localhost/shop"]
+    said([commands / "taskguard", "ledger", "create", "--url", url])
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as db:
+        db.execute(sa.text("create table orders (id int, shipped boolean)"))
+        db.execute(sa.text("insert into orders values (42, false)"))
+    with CeleryWorker("shop", python_path=outside, python=commands / "python") as worker:
+        said([commands / "python", "-c", f"from shop import ship\n{calls}"], PYTHONPATH=".")
+        try:
+            wait_until(lambda: worker.log.count("succeeded in") == 2, timeout_s=60)
+        finally:
+            print(worker.log)
+        assert worker.log.count("answered as a duplicate") == 1
+    with engine.connect() as db:
+        assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
+        works = sa.text("select state, attempts from taskguard_works")
+        assert db.execute(works).all() == [("DONE", 1)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_from_the_installation_that_its_readme_names(
+    example: str, installed: Callable[[str], Path], outside: Path
+) -> None:
+    """Only the sandbox that starts its servers is found beside it."""
+    del outside
+    need(Valkey)
+    need(Postgres)
+    commands = installed(line_of(example))
+    servers = sysconfig.get_path("purelib")
+    sandbox = str(ROOT / "sandbox")
+    told = said(
+        [commands / "python", ROOT / "examples" / example],
+        PYTHONPATH=sandbox,
+        TASKGUARD_SERVERS=servers,
+    )
+    assert told.splitlines()[-1] == EXAMPLES[example]
+
+
+def test_the_tested_shop_runs_from_the_installation_that_its_readme_names(
+    installed: Callable[[str], Path], outside: Path
+) -> None:
+    """pytest finds the fixtures by itself."""
+    del outside
+    pytest_command = [installed(TESTED) / "python", "-m", "pytest", "-p", "no:cacheprovider"]
+    assert "5 passed" in said([*pytest_command, ROOT / "examples" / "tested_shop"])
+
+
+def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
+    installed: Callable[[str], Path], redis_url: str, pg_url: str, outside: Path
+) -> None:
+    """The README's block about cron jobs, web handlers and scripts, with no queue installed."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```python\nimport taskguard\n")[2].partition("```")[0]
+    commands = installed(SCRIPTS)
+    said([commands / "taskguard", "ledger", "create", "--url", pg_url])
+    servers = {"redis://localhost/1": redis_url}
+    block = placed(block, {**servers, "postgresql+psycopg://shop@localhost/shop": pg_url})
+    block = block.replace("report(day, guard): ...", "report(day, guard): return print('ran')")
+    script = outside / "script.py"
+    script.write_text(f"import taskguard\n{block}\nprint(lease.fence)\nreport(1)\nreport(1)\n")
+    fence, *ran = said([commands / "python", script]).split()
+    assert int(fence) > 0
+    assert ran == ["ran"]
+
+
+def test_the_command_alone_lists_works(
+    installed: Callable[[str], Path], pg_url: str, outside: Path
+) -> None:
+    """On a machine without any queue, and a URL of a server that is not installed is explained."""
+    del outside
+    command = installed(COMMAND) / "taskguard"
+    said([command, "ledger", "create", "--url", pg_url])
+    assert "create table taskguard_works" in said([command, "ledger", "create", "--sql"]).lower()
+    told = subprocess.run(
+        [command, "ledger", "create", "--url", "mysql+pymysql://shop@127.0.0.1:1/shop"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "pip install 'celery-taskguard[mysql]'" in told.stderr
+    said([command, "works", "list", "--url", pg_url])
