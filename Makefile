@@ -5,6 +5,7 @@
 #   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
+#   make explore    what `make test` tries a part of, with nothing left out (SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
 #   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
@@ -20,9 +21,17 @@ PYTEST_ARGS ?=
 SCHEDULES ?= 100000
 SECONDS ?= 60
 STORM_ARGS ?=
-SEED ?= 7
 INPUT ?=
 MODEL_ARGS ?=
+# Tests wait much: twice as many processes as there are processors, eight at most.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 4 && echo 8 || echo $$((2 * n)))
+# Drawn once, and printed by what goes by it.
+ifndef SEED
+SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+endif
+PYTEST = "$(BIN)/python" -m pytest
+# What has more to look at than `make test` has time for.
+EXPLORED = tests/crashes tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -43,7 +52,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test lint format bench simulate storm fuzz model debian-servers clean
+.PHONY: setup demo test explore lint format bench simulate storm fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -60,7 +69,14 @@ demo: setup
 	@"$(BIN)/python" -m taskguard_sandbox.demo $(if $(DATA),--data '$(DATA)')
 
 test: setup debian-servers
-	@"$(BIN)/python" -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not alone' $(PYTEST_ARGS)
+	@$(PYTEST) -m alone $(PYTEST_ARGS) || test $$? = 5 # none of those that were asked for
+
+# Every crash point on every database, long storms, other schedules and inputs.
+explore: setup debian-servers
+	@echo "seed $(SEED): make explore SEED=$(SEED) looks at the same again"
+	@$(PYTEST) -n $(WORKERS) --dist worksteal --explore $(SEED) --hypothesis-seed=$(SEED) -m 'not alone' $(EXPLORED)
+	@$(PYTEST) --explore $(SEED) -m alone $(EXPLORED)
 
 lint: setup
 	@"$(BIN)/python" -m ruff check .
@@ -82,11 +98,13 @@ bench:
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
 
 simulate: setup
+	@echo "seed $(SEED)"
 	@cd tests && "$(BIN)/python" -m simulation.explore --schedules $(SCHEDULES) --seed $(SEED)
 
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
 storm:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
+	@echo "seed $(SEED)"
 	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
 
 # In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.

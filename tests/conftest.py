@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from support.exploration import Exploration
 from support.needs import need
 from support.waiting import wait_until
 from taskguard_sandbox.process import share_ports
@@ -47,6 +48,20 @@ ServerT = TypeVar("ServerT", bound=Server)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would every worker that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make explore` adds."""
+    parser.addoption(
+        "--explore", type=int, metavar="SEED", help="leave nothing out; draw by this seed"
+    )
+
+
+@pytest.fixture(scope="session")
+def exploration(pytestconfig: pytest.Config) -> Exploration:
+    """A bounded part, or everything."""
+    seed: int | None = pytestconfig.getoption("--explore")
+    return Exploration() if seed is None else Exploration(seed, whole=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,8 +1,8 @@
-"""Real processes, killed (SIGKILL) at every boundary of a delivery; the queue delivers again.
+"""Real processes, killed (SIGKILL) at each boundary of a delivery; the queue delivers again.
 
-One effect, nothing lost, DONE: by Celery and by RQ, on PostgreSQL and on SQLite, and by Celery on
-MariaDB. The boundaries come from the interfaces of the code; one that no delivery here comes by is
-named with the reason.
+One effect, nothing lost, DONE: by Celery and by RQ on PostgreSQL; on the other databases at some of
+the boundaries, and at all of them in `make explore`. The boundaries come from the interfaces of the
+code; one that no delivery here comes by is named with the reason.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rq import Queue, Retry
 import taskguard_celery.decorator
 import taskguard_rq.decorator
 from pytest_taskguard.crashes import boundaries
+from support.exploration import Exploration
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 from taskguard.states import State
@@ -66,7 +67,8 @@ class Yard:
     def worker(self) -> Any:
         if self.queue == "celery":
             return CeleryWorker("support.crashing", children=4, python_path=HERE)
-        return RQWorker("crashing", url=self.jobs.os.environ["CRASH_BROKER"], python_path=HERE)
+        broker = self.jobs.os.environ["CRASH_BROKER"]
+        return RQWorker("crashing", url=broker, python_path=HERE, imports="support.crashing")
 
     def send(self, item: str, kind: str, at: str | None = None) -> None:
         """One message; for "twice" two deliveries of it."""
@@ -157,7 +159,7 @@ def yard(
 
 @pytest.mark.once
 @pytest.mark.timeout(900)
-def test_killed_at_any_boundary_there_is_one_effect(yard: Yard) -> None:
+def test_killed_at_any_boundary_there_is_one_effect(yard: Yard, exploration: Exploration) -> None:
     """First each kind of body undisturbed, for the boundaries it comes by; then each of them."""
     kinds = KINDS[yard.queue]
     with yard.worker() as one, yard.worker() as two:
@@ -168,6 +170,8 @@ def test_killed_at_any_boundary_there_is_one_effect(yard: Yard) -> None:
         points = {kind: _points(yard.seen(kind), TIMES[yard.queue]) for kind in kinds}
         _expect_every_boundary(yard, {point for each in points.values() for point in each})
         cases = [(kind, at) for kind in kinds for at in points[kind]]
+        if yard.engine.dialect.name != "postgresql":
+            cases = exploration.pick(cases, at_most=12)
         # RQ's ids are letters, digits and dashes.
         items = {re.sub(r"\W", "-", f"{kind} {at}"): (kind, at) for kind, at in cases}
         for item, (kind, at) in items.items():

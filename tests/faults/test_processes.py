@@ -144,6 +144,7 @@ def starved(pg_url: str) -> Iterator[Callable[[float], Any]]:
         yield start
 
 
+@pytest.mark.alone
 def test_a_starved_holder_is_told_and_refused(
     starved: Callable[[float], Any], make_rivals: Any, record_property: Any
 ) -> None:

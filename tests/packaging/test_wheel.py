@@ -78,6 +78,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert metadata["License-Expression"] == "MIT"
 
 
+@pytest.mark.alone
 def test_import_is_fast() -> None:
     """`import taskguard` takes under 50 ms; the minimum of several, for a loaded machine."""
     code = (

@@ -1,4 +1,7 @@
-"""Thousands of schedules of the real runner, watchdog and guard; and every mistake is found out."""
+"""Thousands of schedules of the real runner, watchdog and guard; and every mistake is found out.
+
+`make explore` draws other and many more schedules.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ import pytest
 
 from simulation.explore import explore, run_many, run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
+from support.exploration import Exploration
 
-SCHEDULES = 20_000
-SEED = 1
+pytestmark = pytest.mark.once
 
 
-@pytest.mark.once
-def test_no_schedule_breaks_anything(record_property: pytest.RecordProperty) -> None:
+def test_no_schedule_breaks_anything(
+    exploration: Exploration, record_property: pytest.RecordProperty
+) -> None:
     """Crashes, pauses, lost and late answers, duplicates, an emptied lock server, clock jumps.
 
     A run that never saw a stale commit refused, a second holder and an unknown outcome would
     prove nothing: each was seen often.
     """
-    report = explore(SCHEDULES, SEED, processes=os.cpu_count() or 1)
+    schedules = exploration.amount(5_000, 200_000)
+    report = explore(schedules, exploration.seed, processes=os.cpu_count() or 1)
     for failure in report.failures[:1]:
         pytest.fail(f"seed {failure.seed}: {failure.text}\n{trace(shrink(failure))}")
-    assert report.schedules == SCHEDULES
+    assert report.schedules == schedules
     print(dict(report.counts))
     for name in (
         "stale commits refused",
@@ -41,16 +46,17 @@ def test_no_schedule_breaks_anything(record_property: pytest.RecordProperty) -> 
         "told WorkDeadError",
     ):
         record_property(name, report.counts[name])
-        assert report.counts[name] >= SCHEDULES / 400, name
+        assert report.counts[name] >= schedules / 400, name
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mistake_is_found_out(mutant: Mutant) -> None:
+def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> None:
     """Each of the mistakes that this library could make breaks an invariant within few schedules.
 
     The schedule replays exactly, and a smaller one breaks the same.
     """
-    report = run_many(range(SEED, SEED + 2_000), mistake=mutant.mistake)
+    seeds = range(exploration.seed, exploration.seed + 2_000)
+    report = run_many(seeds, mistake=mutant.mistake)
     assert report.failures, f"nothing was broken in {report.schedules} schedules"
     failure = report.failures[0]
     assert failure.name in mutant.breaks, failure.text

@@ -7,13 +7,15 @@ import pytest
 from storm.course import OURS, draw_fault, draw_item, run
 from storm.faults import FAULTS
 from storm.invariants import Findings, double_and_lost
+from support.exploration import Exploration
 from support.needs import need
 from taskguard_sandbox.servers import Postgres, Valkey
 
 
 @pytest.mark.once
-@pytest.mark.timeout(600)
-def test_taskguard_keeps_every_invariant() -> None:
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_taskguard_keeps_every_invariant(exploration: Exploration) -> None:
     """By Celery and RQ, until takeovers, refused commits and lost COMMIT replies were seen."""
     need(Valkey)
     need(Postgres)
@@ -23,7 +25,8 @@ def test_taskguard_keeps_every_invariant() -> None:
             world.commits_lost and world.said("stale_refused") and world.said("takeover")  # type: ignore[attr-defined]
         )
 
-    record = run(OURS, seconds=20, seed=1, say=print, until=enough)
+    seconds = exploration.amount(20, 300)
+    record = run(OURS, seconds=seconds, seed=exploration.seed, say=print, until=enough)
     findings = Findings(record)
     print(findings.seen())
     assert findings.wrong == []
@@ -33,13 +36,17 @@ def test_taskguard_keeps_every_invariant() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.timeout(600)
-def test_without_a_guard_the_same_storm_is_seen_to_double_effects() -> None:
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_without_a_guard_the_same_storm_is_seen_to_double_effects(
+    exploration: Exploration,
+) -> None:
     """What cannot find a double effect finds none."""
     need(Valkey)
     need(Postgres)
+    seed = exploration.seed
     record = run(
-        "bare", seconds=5, seed=1, say=print, until=lambda world: world.double_effects() > 0
+        "bare", seconds=5, seed=seed, say=print, until=lambda world: world.double_effects() > 0
     )
     assert double_and_lost(record)[0] > 0
 
