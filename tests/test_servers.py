@@ -42,7 +42,7 @@ KINDS = [
     Postgres,
     pytest.param(MariaDB, marks=pytest.mark.debian),
     pytest.param(MySQL, marks=pytest.mark.debian),
-    pytest.param(RabbitMQ, marks=[pytest.mark.debian, pytest.mark.once]),
+    pytest.param(RabbitMQ, marks=pytest.mark.debian),
 ]
 REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
 
@@ -303,7 +303,7 @@ time.sleep(600)
     ("kind", "paused"),
     [
         *[(kind, paused) for kind in (Valkey, Redis62, Postgres) for paused in (False, True)],
-        pytest.param(RabbitMQ, False, marks=[pytest.mark.debian, pytest.mark.once]),
+        pytest.param(RabbitMQ, False, marks=pytest.mark.debian),
     ],
 )
 def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool) -> None:

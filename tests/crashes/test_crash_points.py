@@ -157,7 +157,6 @@ def yard(
     made.close()
 
 
-@pytest.mark.once
 @pytest.mark.timeout(900)
 def test_killed_at_any_boundary_there_is_one_effect(yard: Yard, exploration: Exploration) -> None:
     """First each kind of body undisturbed, for the boundaries it comes by; then each of them."""

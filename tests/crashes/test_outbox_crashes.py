@@ -118,7 +118,6 @@ def _killed_at(wharf: Wharf, url: str, at: int, what: str, *args: Any) -> bool:
     return was_killed(run)
 
 
-@pytest.mark.once
 def test_a_producer_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> None:
     """Around each statement, its COMMIT and its message: the order is there and is shipped, once,
     or it is not there and no message is."""
@@ -138,7 +137,6 @@ def test_a_producer_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> Non
     print(f"{at - 1} kills: {dict(sent)}")
 
 
-@pytest.mark.once
 def test_a_sweep_that_is_killed_loses_no_order(
     wharf: Wharf, url: str, exploration: Exploration
 ) -> None:

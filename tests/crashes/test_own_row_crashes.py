@@ -60,7 +60,6 @@ def without_transaction(ship: Step, guard: Guard) -> Any:
     return "ship"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("body", [with_transaction, in_parts, fails_first, without_transaction])
 def test_killed_around_any_statement_of_its_process(
     url: str, far: Exploration, body: Callable[[Step, Guard], Any]

@@ -15,7 +15,7 @@ from support.needs import need
 from support.waiting import wait_until
 from taskguard_sandbox.servers import RabbitMQ
 
-pytestmark = [pytest.mark.debian, pytest.mark.once]
+pytestmark = pytest.mark.debian
 
 # Two workers of one name would quarrel over its queue.
 SETTINGS = '{"worker_enable_remote_control": false}'

@@ -20,8 +20,6 @@ from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
 
-pytestmark = pytest.mark.once
-
 KEY = ("order:1",)
 FORWARD_S, BACK_S = 60.0, -3600.0
 JUMPS = pytest.mark.parametrize("jump_s", [FORWARD_S, BACK_S])

@@ -29,8 +29,6 @@ from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LedgerUnavailableError, TransactionRetryError
 from taskguard_sandbox.servers import Postgres
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:

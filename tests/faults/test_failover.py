@@ -28,7 +28,7 @@ from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
 from taskguard_sandbox.servers import DebianRedis
 
-pytestmark = [pytest.mark.debian, pytest.mark.once]
+pytestmark = pytest.mark.debian
 
 KEY = ("order:1",)
 LOCK = "taskguard:{order:1}"

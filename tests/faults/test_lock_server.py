@@ -24,8 +24,6 @@ from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
 from taskguard_sandbox.servers import Valkey
 
-pytestmark = pytest.mark.once
-
 KEY = ("order:1",)
 LOCK = "taskguard:{order:1}"
 

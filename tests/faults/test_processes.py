@@ -27,8 +27,6 @@ from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 
-pytestmark = pytest.mark.once
-
 HERE = Path(__file__).resolve().parent.parent
 
 

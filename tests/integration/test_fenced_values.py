@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-import fakeredis
 import pytest
 import redis
 
+from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
@@ -22,7 +22,10 @@ EDGES = [2, 10, 10**15, 2**53, 2**53 + 1, 10**16, 10**18, 2**63 - 1]
 def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
     """An empty server that knows no script."""
     if request.param == "fakeredis":
-        yield fakeredis.FakeRedis()
+        need_redis_in_memory()
+        from fakeredis import FakeRedis
+
+        yield FakeRedis()
         return
     with redis.Redis(port=request.getfixturevalue(request.param).port) as client:
         client.flushall()

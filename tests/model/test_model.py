@@ -23,7 +23,6 @@ def tlc() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("tlc")
 @pytest.mark.parametrize("name", DESIGN)
 def test_the_design_holds(name: str) -> None:

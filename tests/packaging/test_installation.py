@@ -23,7 +23,7 @@ from support.waiting import wait_until
 from taskguard_sandbox.servers import Postgres, Valkey
 from taskguard_sandbox.workers import CeleryWorker
 
-pytestmark = [pytest.mark.once, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parent.parent.parent
 LINE = re.compile(r"pip install '(celery-taskguard\[[\w,]+\])'")

@@ -13,8 +13,6 @@ from simulation.explore import explore, run_many, run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
 from support.exploration import Exploration
 
-pytestmark = pytest.mark.once
-
 
 def test_no_schedule_breaks_anything(
     exploration: Exploration, record_property: pytest.RecordProperty

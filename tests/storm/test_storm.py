@@ -12,7 +12,6 @@ from support.needs import need
 from taskguard_sandbox.servers import Postgres, Valkey
 
 
-@pytest.mark.once
 @pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_taskguard_keeps_every_invariant(exploration: Exploration) -> None:
@@ -35,7 +34,6 @@ def test_taskguard_keeps_every_invariant(exploration: Exploration) -> None:
     assert len(record.effects) >= len(record.items) > 20
 
 
-@pytest.mark.once
 @pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_without_a_guard_the_same_storm_is_seen_to_double_effects(

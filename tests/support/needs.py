@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
@@ -24,6 +25,12 @@ def missing(reason: str | None) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def need_redis_in_memory() -> None:
+    """Skips the test where fakeredis cannot run scripts: the newest Python has no wheel of lupa."""
+    found = importlib.util.find_spec("fakeredis") and importlib.util.find_spec("lupa")
+    allowed(None if found else "fakeredis[lua] is not installed")
 
 
 def allowed(reason: str | None) -> None:

@@ -29,6 +29,8 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.states import Decision
 
+pytestmark = pytest.mark.once
+
 # What a test of the suite fails by, where it finds something out.
 ASSERTIONS = (AssertionError, pytest.fail.Exception)
 

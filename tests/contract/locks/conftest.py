@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fakeredis
 import pytest
 import redis
 
 from support.lock_servers import LockServer
+from support.needs import need_redis_in_memory
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
@@ -31,7 +31,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         memory = MemoryLocks()
         yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
     elif request.param == "fakeredis":
-        fake = fakeredis.FakeRedis()
+        need_redis_in_memory()
+        from fakeredis import FakeRedis
+
+        fake = FakeRedis()
         yield _redis_kind(fake, lambda: RedisLocks(fake))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
