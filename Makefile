@@ -31,7 +31,7 @@ SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 endif
 PYTEST = "$(BIN)/python" -m pytest
 # What has more to look at than `make test` has time for.
-EXPLORED = tests/crashes tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
+EXPLORED = tests/crashes tests/model tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp

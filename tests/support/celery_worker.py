@@ -56,7 +56,7 @@ class CeleryWorker:
     def __enter__(self) -> Self:
         self._launch()
         try:
-            wait_until(self._ready, timeout_s=60, message=f"worker ready, see {self.log}")
+            wait_until(self._ready, timeout_s=180, message=f"worker ready, see {self.log}")
         except BaseException:
             self.kill()
             raise
