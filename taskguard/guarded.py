@@ -148,7 +148,8 @@ class GuardedFunction:
         """What counts as the same work, beside the task's name."""
         prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
         if self.by_message:
-            return f"{prefix}message:{message.id}"
+            # And by its keys: an id may be used twice, for two of them.
+            return f"{prefix}message:{message.id} {','.join(keys)}"
         if self._once_per is None:
             return ",".join(keys)
         return ",".join(prefix + value for value in self._once_per(args, kwargs))

@@ -30,7 +30,7 @@ def test_the_signature_is_the_callers() -> None:
     ("once_per", "work"),
     [
         ("key", "shop.ship order:42"),
-        ("message", "shop.ship message:m1"),
+        ("message", "shop.ship message:m1 order:42"),
         ("v:<express>", "shop.ship v:False"),
     ],
 )
@@ -39,6 +39,13 @@ def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
     delivery = compiled.delivery((42,), {}, task="shop.ship", message=M1)
     assert (delivery.keys, delivery.work) == (("order:42",), work)
+
+
+def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
+    """By message the work is the message's and the key's."""
+    compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
+    works = {compiled.delivery((order,), {}, task="t", message=M1).work for order in (1, 2, 2)}
+    assert works == {"t message:m1 order:1", "t message:m1 order:2"}
 
 
 def test_work_shared_by_name_and_apart_by_namespace() -> None:
