@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements
+    from taskguard.ledger.upgrades import upgrade_statements
     from taskguard.outbox import enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -68,6 +69,7 @@ _HOMES = {
     "enqueue_in": "outbox",
     "current_guard": "guard",
     "key": "keys",
+    "upgrade_statements": "ledger.upgrades",
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "fenced",
     "key",
     "set_defaults",
+    "upgrade_statements",
 ]
 
 

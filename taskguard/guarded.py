@@ -79,7 +79,7 @@ class GuardedFunction:
             self._once_per = compile_key(once_per, signature=self._signature, task=self.name)
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
-            if isinstance(fingerprint, list | tuple):  # sorted, as keys are: (1, 2) would be (2, 1)
+            if isinstance(fingerprint, list | tuple):
                 raise ConfigurationError(
                     f"{self.name}: a fingerprint is one template, for example "
                     'fingerprint="<amount>:<currency>", or a callable.'
@@ -115,11 +115,13 @@ class GuardedFunction:
         `call` is how its message is sent again, as JSON; the message's id goes with it.
         """
         prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
-        keys = tuple(prefix + key for key in self._keys(args, kwargs))
+        found = self._keys.found(args, kwargs)
+        keys = tuple(prefix + key for key in found.keys)
         name = task or self.name
+        value = self._value(prefix + found.name, args, kwargs, message)
         return Delivery(
             keys=keys,
-            work=work_id(self._work_name or name, self._value(keys, args, kwargs, message)),
+            work=work_id(self._work_name or name, value),
             task=name,
             message=message,
             policy=self.policy,
@@ -135,23 +137,24 @@ class GuardedFunction:
         """Of the fingerprint's texts: they may be long, and secret. 32 hex digits."""
         if self._fingerprint is None:
             return None
-        texts = ",".join(self._fingerprint(args, kwargs))
+        texts = self._fingerprint.found(args, kwargs).name
         return hashlib.sha256(texts.encode()).hexdigest()[:32]
 
     def _value(
         self,
-        keys: tuple[str, ...],
+        keys: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         message: MessageRef,
     ) -> str:
-        """What counts as the same work, beside the task's name."""
+        """What counts as the same work, beside the task's name; `keys` is the keys' name."""
         prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
         if self.by_message:
-            return f"{prefix}message:{message.id}"
+            # And by its keys: an id may be used twice, for two of them.
+            return f"{prefix}message:{message.id} {keys}"
         if self._once_per is None:
-            return ",".join(keys)
-        return ",".join(prefix + value for value in self._once_per(args, kwargs))
+            return keys
+        return prefix + self._once_per.found(args, kwargs).name
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
         """Run the function, with `guard` if it takes one.

@@ -2,9 +2,11 @@
 
 Guarantees: everything that can be known from the signature is checked when it is compiled.
 Arguments that do not fit the signature raise a `TypeError`, as the call itself would. Several keys
-come sorted by code point and without repeats, so that everybody takes them in one order.
+come sorted by code point and without repeats, so that everybody takes them in one order; their name
+has them as the templates and callables gave them, and different lists never have one name.
 Does not guarantee: that a callable's keys tell different work apart. Its text is the user's; it is
-only made safe to store.
+only made safe to store. Nor that two processes name the same work alike where a callable's list is
+in an order that changes, as that of `list({…})` does; a set that it returns is sorted.
 
 Read next: `template.py` for the syntax, `values.py` for what counts as a text.
 """
@@ -13,7 +15,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from typing import NamedTuple
 
 from taskguard.errors import KeyTemplateError
 from taskguard.keys.arguments import Arguments, check_name
@@ -24,6 +28,7 @@ __all__ = [
     "MAX_KEYS",
     "KeyFunction",
     "KeySpec",
+    "Keys",
     "TextFunction",
     "compile_key",
     "compile_texts",
@@ -34,8 +39,26 @@ MAX_KEYS = 100
 # A callable may name a key more than once; a generator that only repeats itself has no end either.
 _MAX_TEXTS = 10 * MAX_KEYS
 
+# No key holds them: its `%` is followed by two hex digits, or by `~`. Between the parts of a list,
+# and between the keys that one callable returned: else [[a], [b, c]] would read as [[a, b], [c]].
+_BETWEEN_PARTS = "%,"
+_BETWEEN_KEYS = "%;"
+
 KeyCallable = Callable[..., str | Iterable[str]]
 KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
+
+
+class Keys(NamedTuple):
+    """What a call's key option says.
+
+    Attributes:
+        keys: to be locked: sorted, each once.
+        name: all of them in the order in which they were given, repeats included, as one text that
+            no other list has.
+    """
+
+    keys: tuple[str, ...]
+    name: str
 
 
 class _FinishedKey(str):
@@ -103,9 +126,10 @@ def compile_key(
 
 
 class KeyFunction:
-    """Makes a call's keys: one at least, sorted, each once. `sources` are the templates.
+    """Makes a call's keys: one at least, sorted, each once, and their name.
 
-    `arguments` is what their placeholders name; None where a callable may use any.
+    `sources` are the templates. `arguments` is what their placeholders name; None where a callable
+    may use any.
     """
 
     __slots__ = ("_arguments", "_parts", "arguments", "sources", "task")
@@ -120,7 +144,11 @@ class KeyFunction:
         self.task = task
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        """The keys of a call with these arguments.
+        """The keys of a call with these arguments, as `found()` has them."""
+        return self.found(args, kwargs).keys
+
+    def found(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Keys:
+        """The keys of a call with these arguments, and their name.
 
         Raises:
             KeyArgumentError: an argument cannot be part of a key.
@@ -129,17 +157,20 @@ class KeyFunction:
         values = self._arguments.bind(args, kwargs)
         allowance = Allowance()
         found: list[str] = []
+        names: list[str] = []
         for part in self._parts:
             if isinstance(part, Template):
-                found.append(part.fill(values, task=self.task, allowance=allowance))
+                several = [part.fill(values, task=self.task, allowance=allowance)]
             else:
-                found.extend(part.keys(values, task=self.task, allowance=allowance))
+                several = part.keys(values, task=self.task, allowance=allowance)
+            found += several
+            names.append(_BETWEEN_KEYS.join(several))
         if len(found) == 1:
-            return (found[0],)
+            return Keys((found[0],), found[0])
         keys = sorted(set(found))
         if len(keys) > MAX_KEYS:
             raise _too_many().named("its key option", task=self.task)
-        return tuple(keys)
+        return Keys(tuple(keys), _BETWEEN_PARTS.join(names))
 
     def __repr__(self) -> str:
         return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
@@ -288,21 +319,21 @@ class _Callable:
         self.source = _callable_name(function)
         self._check()
 
-    def keys(
-        self, values: Mapping[str, object], *, task: str, allowance: Allowance
-    ) -> Iterable[str]:
-        """The keys that the callable names for these arguments."""
+    def keys(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> list[str]:
+        """The keys that the callable names for these arguments, in its order; a set's sorted."""
         result = self._call(values)
-        found: set[str] = set()
+        found: list[str] = []
+        each: set[str] = set()
         try:
-            for count, text in enumerate(_texts(result)):
-                if count == _MAX_TEXTS:
+            for text in _texts(result):
+                if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                found.add(finish_key(text, allowance))
-                if len(found) > MAX_KEYS:  # before a generator without an end fills the memory
+                found.append(finish_key(text, allowance))
+                each.add(found[-1])
+                if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
                     raise _too_many()
             if found:
-                return found
+                return sorted(found) if isinstance(result, AbstractSet) else found
             raise RefusedValueError("returned no key: return one at least")
         except RefusedValueError as refusal:
             problem = refusal

@@ -291,6 +291,9 @@ class Ledger(Protocol):
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the message's next copy and record its number; False if superseded.
 
+        The number is the message's in this work: of another work that the same id was used for it
+        says nothing.
+
         Holds the message's row locked while `publish(copy + 1)` runs, and commits the number
         only after it returned, so that a crash in between leaves one copy too many, never one
         too few, and fifty duplicates at once leave one copy, not fifty.

@@ -132,8 +132,10 @@ def overdue(
             select = select.where(place > sa.tuple_(after.due_us, after.work))
         found = db.execute(select.order_by(WORKS.c.due, WORKS.c.id).limit(limit)).all()
         messages = {row.id: _message_of(row) for row in found}
-        numbers = sa.select(MESSAGES).where(MESSAGES.c.message.in_(set(messages.values())))
-        recorded = {row.message: (row.retries, row.copy) for row in db.execute(numbers)}
+        numbers = sa.select(MESSAGES).where(
+            MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
+        )
+        recorded = {(row.message, row.work): (row.retries, row.copy) for row in db.execute(numbers)}
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
@@ -145,9 +147,9 @@ def _message_of(row: Any) -> str:
         return str(row.message)
 
 
-def _overdue(row: Any, message: str, recorded: dict[str, tuple[int, int]]) -> Overdue:
+def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, copy = max(claimed, recorded.get(message, (0, 0)))
+    retries, copy = max(claimed, recorded.get((message, row.id), (0, 0)))
     return Overdue(row.id, row.task, MessageRef(message, retries, copy), row.call, row.due)
 
 

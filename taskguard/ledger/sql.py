@@ -286,6 +286,9 @@ class SqlLedger:
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the next copy under the message's row lock, then commit its number."""
         copy = request.message.copy + 1
+        if request.work is None:  # a plain lock: no claim of it asks for numbers
+            publish(copy)
+            return True
         with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
             now_us = self._database.now_us(db)
             if not self._database.dialect.raise_copy(
@@ -352,9 +355,9 @@ class SqlLedger:
                 if changed.rowcount != 1:
                     return False
                 # By their ids: without an index on `work` every row would be locked by the way.
-                ids = sa.select(MESSAGES.c.message).where(MESSAGES.c.work == work)
-                found = db.execute(ids).scalars().all()
-                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found)))
+                of_work = MESSAGES.c.work == work
+                found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
+                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
                 return True
 
         return self._database.twice(requeue)
@@ -460,11 +463,7 @@ class SqlLedger:
         """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared."""
         with self._database.transaction() as db:
             version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
-        if version != SCHEMA_VERSION:
-            raise LedgerSchemaError(
-                f"The ledger's tables have version {version}, this library wants "
-                f"{SCHEMA_VERSION}. Run `taskguard ledger create`."
-            )
+        _expect_version(version)
         self._check_rows(rows)
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
@@ -489,8 +488,11 @@ class SqlLedger:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
                 for index in table.indexes:
                     dialect.create_index(db, index)
-            if db.execute(sa.select(SCHEMA.c.version)).first() is None:
+            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+            if version is None:
                 db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
+            else:
+                _expect_version(version)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -501,6 +503,22 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
     where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
+
+
+def _expect_version(version: int | None) -> None:
+    if version == SCHEMA_VERSION:
+        return
+    todo = "Run `taskguard ledger create`."
+    if version is not None and version < SCHEMA_VERSION:
+        todo = (
+            "Stop the workers and run the statements that CHANGELOG.md names for it (with Django, "
+            "`manage.py migrate`)."
+        )
+    elif version is not None:
+        todo = "Upgrade the library."
+    raise LedgerSchemaError(
+        f"The ledger's tables have version {version}, this library wants {SCHEMA_VERSION}. {todo}"
+    )
 
 
 def _storable(text: str) -> str:

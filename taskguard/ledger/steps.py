@@ -104,7 +104,7 @@ def _place(request: ClaimRequest, own: rows.Found | None, row: Any) -> Place | N
 def _read(
     database: Database, db: sa.Connection, request: ClaimRequest, *, lock: bool = False
 ) -> tuple[Any, tuple[int, int], int]:
-    """The work or None, its message's number, and the clock, which is not that of a wait before."""
+    """The work or None, the message's number in it, and the clock, not that of a wait before."""
     statements = database.once(_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
         db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == request.work).with_for_update())
@@ -127,7 +127,9 @@ class _Statements(NamedTuple):
 def _statements(database: Database, keys: int) -> _Statements:
     """For claims of so many keys."""
     dialect, sql = database.dialect, database.engine.dialect
-    known = sa.select(MESSAGES).where(MESSAGES.c.message == sa.bindparam("message"))
+    known = sa.select(MESSAGES).where(
+        MESSAGES.c.message == sa.bindparam("message"), MESSAGES.c.work == sa.bindparam("work")
+    )
     one = sa.select(sa.literal_column("1").label("one")).subquery("one")
     look = sa.select(
         dialect.now().label("now_us"),

@@ -29,7 +29,7 @@ __all__ = [
     "standing",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # The owner of a key that nobody holds.
 FREE = ""
@@ -47,15 +47,16 @@ class _Exact(sa.types.TypeDecorator[str]):
     """Text that compares byte by byte, blanks at its end included.
 
     Args:
-        key: on MariaDB and MySQL as long as InnoDB indexes it: 768 characters.
+        key_chars: on MariaDB and MySQL, whose indexes have a limit, at most so many characters; all
+            columns of an index together 768. None: it is in no index.
     """
 
     impl = sa.Text
     cache_ok = True
 
-    def __init__(self, *, key: bool = False) -> None:
+    def __init__(self, *, key_chars: int | None = None) -> None:
         super().__init__()
-        self.key = key
+        self.key_chars = key_chars
 
     def load_dialect_impl(self, dialect: Any) -> Any:
         if dialect.name == "postgresql":
@@ -64,12 +65,12 @@ class _Exact(sa.types.TypeDecorator[str]):
             return sa.Text()
         # Their other binary collations fill up the shorter text with blanks before they compare.
         collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
-        if self.key:
-            return mysql.VARCHAR(768, charset="utf8mb4", collation=collation)
+        if self.key_chars is not None:
+            return mysql.VARCHAR(self.key_chars, charset="utf8mb4", collation=collation)
         return mysql.MEDIUMTEXT(charset="utf8mb4", collation=collation)
 
 
-_KEY = _Exact(key=True)
+_KEY = _Exact(key_chars=768)
 _TEXT = _Exact()
 # TEXT ends at 64 kB there.
 _JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
@@ -132,11 +133,12 @@ sa.Index(
     sqlite_where=WORKS.c.due.is_not(None),
 )
 
+# The numbers of a message in a work: one id may have been used for messages of several.
 MESSAGES = sa.Table(
     "taskguard_messages",
     METADATA,
-    sa.Column("message", _KEY, primary_key=True),
-    sa.Column("work", _TEXT, nullable=False),
+    sa.Column("message", _Exact(key_chars=255), primary_key=True),
+    sa.Column("work", _Exact(key_chars=512), primary_key=True),
     sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("copy", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),

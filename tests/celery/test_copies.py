@@ -53,6 +53,30 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
     assert shop.effects() == Counter({"9": 1})
 
 
+def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
+    """As by beat's `options={"task_id": …}`: the first message with it was put off, and the second,
+    of another order, is no copy of that."""
+    shop.tasks.ship.apply_async([1, 5.0])
+    with shop.worker(concurrency=2) as worker:
+        shop.wait_for_steps("began")
+        shop.tasks.ship.apply_async([1], task_id="twice")
+        wait_until(lambda: "deferred" in worker.text(), timeout_s=60, message="it is put off")
+        shop.tasks.ship.apply_async([2], task_id="twice")
+        shop.wait_for_effects(2)
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1": 1, "2": 1})
+
+
+def test_a_task_id_that_is_used_twice_is_two_messages_of_two_keys(shop: Any) -> None:
+    """With once_per="message" as well: the second does not get the first one's result."""
+    with shop.worker():
+        for x in (1, 2):
+            shop.tasks.add.apply_async([x, 10], task_id="twice")
+            shop.wait_for_steps("added", x)
+        shop.wait_for_quiet()
+    assert [step.item for step in shop.steps("added")] == ["1", "2"]
+
+
 def test_a_message_never_has_more_than_two_live_copies(
     make_shop: Any, record_property: Any
 ) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import sqlalchemy as sa
 
 from support.django_shop import django_on
+from support.old_tables import back_to_version_1, shape_of
 from taskguard.ledger.sql import SqlLedger
 
 
 def columns(url: str) -> dict[str, list[tuple[str, str, bool]]]:
     engine = sa.create_engine(url)
-    inspector = sa.inspect(engine)
     found = {
-        table: [
-            (column["name"], str(column["type"]), column["nullable"])
-            for column in inspector.get_columns(table)
-        ]
-        + [(str(index["name"]), "index", False) for index in inspector.get_indexes(table)]
-        for table in inspector.get_table_names()
-        if table.startswith("taskguard_")
+        table: [*columns, *((name, "index", False) for name in [*indexes, *map(str, key)])]
+        for table, (columns, indexes, key) in shape_of(engine).items()
     }
     engine.dispose()
     return found
@@ -43,6 +40,28 @@ def test_a_migrated_database_is_the_ledgers(request: pytest.FixtureRequest, name
         assert columns(url) == created
         ledger.check_schema()
         call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+    ledger.close()
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+def test_tables_of_an_older_version_are_migrated(request: pytest.FixtureRequest, name: str) -> None:
+    """Those that were there before; printed as SQL it is the same."""
+    from django.core.management import call_command
+
+    url = request.getfixturevalue(name)
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    created = columns(url)
+    engine = sa.create_engine(url)
+    back_to_version_1(engine)
+    engine.dispose()
+    assert columns(url) != created
+    with django_on(default=url):
+        assert columns(url) == created
+        ledger.check_schema()
+        printed = io.StringIO()
+        call_command("sqlmigrate", "taskguard", "0002", stdout=printed)
+        assert "PRIMARY KEY (message, work)" in printed.getvalue()
     ledger.close()
 
 

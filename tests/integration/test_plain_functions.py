@@ -93,6 +93,20 @@ def test_many_callers_one_effect_and_one_answer(house: House) -> None:
     assert house.effects() == Counter({str(order): 1 for order in range(10)})
 
 
+def test_several_keys_name_the_work_in_the_order_of_their_templates(house: House) -> None:
+    """Back is not forth, though both lock the same two accounts."""
+
+    @house.tg.guarded(key=["account:<src>", "account:<dst>"])
+    def transfer(src: int, dst: int, guard: Guard) -> str:
+        with guard.transaction() as db:
+            effect(db, f"{src} to {dst}", guard)
+            guard.result = f"{src} to {dst}"
+        return ""
+
+    assert [transfer(1, 2), transfer(2, 1), transfer(1, 2)] == ["1 to 2", "2 to 1", "1 to 2"]
+    assert house.effects() == Counter({"1 to 2": 1, "2 to 1": 1})
+
+
 def test_a_body_that_raises_writes_nothing_and_may_run_again(house: House) -> None:
     """Its writes roll back, the state is FAILED, and the next call does the work."""
     attempts: list[int] = []

@@ -119,6 +119,19 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
     assert again.claim.fence > first.claim.fence
 
 
+def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store) -> None:
+    """An id that was used for several works, more of them than a batch has."""
+    for number in range(7):
+        claimed = store.claim(f"{number}", message="nightly")
+        assert store.ledger.defer(store.request(f"{number}", message="nightly"), lambda _: None)
+        if number != 3:
+            store.ledger.complete(claimed.claim, None)
+    store.age(31)
+    assert store.ledger.purge(older_than_s=30 * DAY_S, batch=2).messages == 6
+    with store.engine.connect() as db:
+        assert db.execute(sa.select(MESSAGES.c.work)).scalars().all() == ["ship order:3"]
+
+
 def test_more_than_a_batch_goes(store: Store) -> None:
     """In as many transactions as it takes."""
     for number in range(7):

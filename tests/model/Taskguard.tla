@@ -11,8 +11,10 @@
 (*     (expiry, eviction, FLUSHALL, failover) and may be passed by at any  *)
 (*     time (no answer); neither counts as a fault.                        *)
 (*   The database: a row for the key, one for each work, one for the       *)
-(*     numbers of each message.  A claim is one conditional step; so is    *)
-(*     complete, and the effect is part of it.                             *)
+(*     numbers of each message in its work.  A claim is one conditional    *)
+(*     step; so is complete, and the effect is part of it.                 *)
+(*   The ids of messages are the same ones for each work: an id may be     *)
+(*     used twice.                                                         *)
 (*   The broker: messages that are published and not acknowledged.  What   *)
 (*     one worker has in hand may be delivered to another as well          *)
 (*     (visibility timeout), under the same tag, as on Redis: who          *)
@@ -47,7 +49,7 @@ EXTENDS Integers, FiniteSets, TLC
 CONSTANTS
     Workers,    \* each handles one delivery at a time
     Works,      \* all of one key
-    PerWork,    \* so many messages ask for each work
+    PerWork,    \* so many messages ask for each work; their ids are 1 to this, whatever the work
     MaxCopy,    \* copies of a message are numbered from 0 to this
     MaxRetries, \* a body may raise while its message has retries left
     MaxFaults,  \* so much goes wrong, at most
@@ -69,12 +71,13 @@ ASSUME Mutant \in {
     "no nonce",          \* a holder of the same message is taken for the same owner
     "dropped duplicate", \* a duplicate of work in progress is acknowledged without a copy
     "record first",      \* a copy's number is recorded before the copy is published
+    "numbers by id",     \* one number for all works that a message's id was used for
     "two orders",        \* retries and copies are compared apart: see Below
     "no expiry"}         \* leases in the database last until they are released
 
 VARIABLES
     live,    \* <<message, retry, copy>>: published and not acknowledged
-    record,  \* of each message the last number that was recorded: its retry, its copy
+    record,  \* of each message the last number that was recorded in its work: its retry, its copy
     lock,    \* who holds the key at the lock server
     counter, \* the lock server's counter of tokens, for the mutant alone
     db,      \* the rows as the database shows them: key, work
@@ -90,6 +93,7 @@ Retries == 0..MaxRetries
 Copies == 0..MaxCopy
 Deliveries == Messages \X Retries \X Copies
 WorkOf(message) == message[1]
+IdOf(message) == message[2]
 Max(a, b) == IF a > b THEN a ELSE b
 
 Idle == [at |-> "idle", message |-> Nobody, retry |-> 0, copy |-> 0, token |-> 0, fence |-> 0]
@@ -347,8 +351,12 @@ Look(w) ==
     /\ NoFault
     /\ UNCHANGED <<live, record, lock, counter, history>>
 
+\* The messages whose numbers are in one row with this one's.
+RowOf(message) ==
+    IF Mutant = "numbers by id" THEN {m \in Messages : IdOf(m) = IdOf(message)} ELSE {message}
+
 RowIsLocked(w) ==
-    \E v \in Workers \ {w} : worker[v].at = "record" /\ worker[v].message = worker[w].message
+    \E v \in Workers \ {w} : worker[v].at = "record" /\ worker[v].message \in RowOf(worker[w].message)
 
 \* Somebody recorded this delivery's next number, or a higher one.
 Recorded(w) == ~Below(record[worker[w].message].retry, record[worker[w].message].copy,
@@ -357,8 +365,8 @@ Recorded(w) == ~Below(record[worker[w].message].retry, record[worker[w].message]
 Publishes(w) ==
     live' = live \union {<<worker[w].message, worker[w].retry, worker[w].copy + 1>>}
 Records(w) ==
-    record' = [record EXCEPT ![worker[w].message] =
-        [retry |-> worker[w].retry, copy |-> worker[w].copy + 1]]
+    record' = [m \in RowOf(worker[w].message) |->
+        [retry |-> worker[w].retry, copy |-> worker[w].copy + 1]] @@ record
 
 Defer(w) ==
     /\ worker[w].at = "defer"

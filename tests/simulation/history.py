@@ -47,7 +47,7 @@ class History:
         self._fences: dict[str, int] = {}
         self._works: dict[str, Work] = {}
         self._keys: dict[str, KeyRow] = {}
-        self._published: dict[str, list[tuple[int, int]]] = {}
+        self._published: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._effects: Counter[Any] = Counter()
         self._seen = 0
         self.bodies: dict[int, tuple[str, Process]] = {}
@@ -102,7 +102,7 @@ class History:
                 raise ViolationError("S4", f"{owner} freed {key}, which was {before[key]}'s")
 
     def published(self, message: Message) -> None:
-        self._published.setdefault(message.id, []).append(message.number)
+        self._published.setdefault(message.name, []).append(message.number)
 
     @contextmanager
     def running(self, work: str, process: Process) -> Iterator[None]:
@@ -139,7 +139,7 @@ class History:
             raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
 
     def _expect_copy(self, message: Message) -> None:
-        if not any(number > message.number for number in self._published[message.id]):
+        if not any(number > message.number for number in self._published[message.name]):
             raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
 
     # -- what is ------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class History:
     def at_the_end(self) -> None:
         """L1: everything was done, and once. L4: nothing is left behind."""
         world = self._world
-        for message, task in world.published.items():
+        for (message, _), task in world.published.items():
             work = world.ledger.works.get(task.work(message))
             if work is None or work.state not in _FINAL:
                 state = None if work is None else work.state.value

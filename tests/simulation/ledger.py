@@ -129,7 +129,8 @@ class MemoryLedger:
         self.clock = clock
         self.keys: dict[str, KeyRow] = {}
         self.works: dict[str, Work] = {}
-        self.copies: dict[str, tuple[int, int]] = {}
+        # The highest number of a message in a work.
+        self.copies: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
@@ -214,8 +215,12 @@ class MemoryLedger:
     def _decide(self, request: ClaimRequest) -> tuple[Work | None, Decision, int]:
         row = self.works.get(request.work or "")
         now_us = self.now_us()
-        recorded = self.copies.get(request.message.id, (0, 0))
+        recorded = self.copies.get(self.numbered(request), (0, 0))
         return row, decide_row(request, row, recorded, now_us), now_us
+
+    def numbered(self, request: ClaimRequest) -> tuple[str, str | None]:
+        """Whose number a delivery has: a message's, in a work."""
+        return request.message.id, request.work
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
         row, decision, now_us = self._decide(request)
@@ -421,14 +426,14 @@ class MemoryLedger:
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         by = object()
-        message, copy = request.message.id, request.message.copy + 1
+        row, copy = self.numbered(request), request.message.copy + 1
         number = request.message.retries, copy
         try:
-            with self.locking(by, [("message", message)]):
-                if self.copies.get(message, (0, 0)) >= number:
+            with self.locking(by, [("message", f"{row}")]):
+                if self.copies.get(row, (0, 0)) >= number:
                     return False
             publish(copy)  # others may go on meanwhile; the message's row stays locked
-            self.copies[message] = number
+            self.copies[row] = number
             return True
         finally:
             self.unlock(by)

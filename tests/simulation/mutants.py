@@ -50,6 +50,11 @@ def _at_most_for_less(world: World) -> None:
     world.patch(taskguard.states, "is_superseded", is_superseded)
 
 
+def _numbers_by_message(world: World) -> None:
+    """One number for all works that the id of a message was used for."""
+    world.ledger.numbered = lambda request: (request.message.id, None)  # type: ignore[method-assign]
+
+
 def _release_without_compare(world: World) -> None:
     """DEL, whoever holds the key."""
     right = world.locks.release
@@ -102,6 +107,7 @@ def _takeover_at_once(world: World) -> None:
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
+    Mutant("numbers by message alone", _numbers_by_message, ("L1", "S7")),
     Mutant("DEL without compare", _release_without_compare, ("S4",)),
     Mutant("INCR tokens", _counted_tokens, ("S1", "S6")),
     Mutant("acknowledge before commit", _acknowledge_first, ("L1",)),

@@ -36,6 +36,7 @@ def test_no_schedule_breaks_anything(
         "processes killed",
         "processes paused",
         "messages duplicated",
+        "ids used twice",
         "messages lost on the way",
         "lock server emptied",
         "database clock jumped",

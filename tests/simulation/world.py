@@ -72,6 +72,11 @@ class Message:
     def number(self) -> tuple[int, int]:
         return self.retries, self.copy
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """What tells it from others: its id may be that of another task's message, too."""
+        return self.id, self.task.name
+
 
 @dataclass
 class Taken:
@@ -291,7 +296,7 @@ class World:
         self.publish_copies = True
         self._patches = _Patches()
         self.workers: list[Worker] = []
-        self.published: dict[str, Task] = {}
+        self.published: dict[tuple[str, str], Task] = {}
 
     # -- a schedule ---------------------------------------------------------------------------
 
@@ -318,6 +323,7 @@ class World:
 
     def _fill(self) -> None:
         keys = [f"order:{number}" for number in range(1 + self.choices.pick((2, 1)))]
+        ids_are_used_twice = self.choices.one_in(3)
         for number in range(1 + self.choices.pick((2, 2, 1))):
             key = keys[self.choices.pick([1.0] * len(keys))]
             ttl_s = (1.0, 3.0)[self.choices.pick((1, 1))]
@@ -337,8 +343,11 @@ class World:
             for copy in range(1 + self.choices.pick((1, 2, 1))):
                 # The same message again, or another one about the same thing.
                 same = copy > 0 and self.choices.one_in(2)
-                name = f"{task.name}m{0 if same else copy}"
+                name = f"m{0 if same else copy}"
+                name = name if ids_are_used_twice else task.name + name
                 self.publish(Message(name, task))
+        names = [name for name, _ in self.published]
+        self.counts["ids used twice"] += len(names) - len(set(names))
         for _ in range(2 + self.choices.pick((2, 1))):
             self._start_worker()
 
@@ -454,7 +463,7 @@ class World:
     # -- what servers do ----------------------------------------------------------------------
 
     def publish(self, message: Message) -> None:
-        self.published.setdefault(message.id, message.task)
+        self.published.setdefault(message.name, message.task)
         self.history.published(message)
         self.broker.waiting.append(message)
 

@@ -30,7 +30,7 @@ def test_the_signature_is_the_callers() -> None:
     ("once_per", "work"),
     [
         ("key", "shop.ship order:42"),
-        ("message", "shop.ship message:m1"),
+        ("message", "shop.ship message:m1 order:42"),
         ("v:<express>", "shop.ship v:False"),
     ],
 )
@@ -39,6 +39,13 @@ def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
     delivery = compiled.delivery((42,), {}, task="shop.ship", message=M1)
     assert (delivery.keys, delivery.work) == (("order:42",), work)
+
+
+def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
+    """By message the work is the message's and the key's."""
+    compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
+    works = {compiled.delivery((order,), {}, task="t", message=M1).work for order in (1, 2, 2)}
+    assert works == {"t message:m1 order:1", "t message:m1 order:2"}
 
 
 def test_work_shared_by_name_and_apart_by_namespace() -> None:
@@ -51,11 +58,60 @@ def test_work_shared_by_name_and_apart_by_namespace() -> None:
 
 
 def test_several_keys_make_one_work() -> None:
-    """Sorted, so that everybody locks in one order."""
-    compiled = GuardedFunction(ship, key=["z:<order_id>", "a:<order_id>"])
+    """Locks are sorted, so that everybody takes them in one order; the work is named in that of
+    the templates, joined by what no key holds."""
+    compiled = GuardedFunction(
+        ship, key=["z:<order_id>", "a:<order_id>"], options={"namespace": "eu"}
+    )
     delivery = compiled.delivery((42,), {}, task="t", message=M1)
-    assert delivery.keys == ("a:42", "z:42")
-    assert delivery.work == "t a:42,z:42"
+    assert delivery.keys == ("eu:a:42", "eu:z:42")
+    assert delivery.work == "t eu:z:42%,a:42"
+
+
+def move(a: int, b: int, c: int = 0) -> None:
+    """A function whose arguments do not stand for each other."""
+
+
+LISTS = [
+    (["<a>,<b>", "<c>"], (1, 2, 3), (2, 3, 1)),
+    (["account:<a>", "account:<b>"], (1, 2), (2, 1)),
+    (["account:<a>", "account:<b>", "account:<c>"], (1, 1, 2), (1, 2, 2)),
+    (lambda a, b, **_: [f"account:{a}", f"account:{b}"], (1, 2), (2, 1)),
+    ([lambda a, b, **_: [f"{n}" for n in range(a)], lambda b, **_: ["0"] * b], (1, 2), (2, 1)),
+]
+
+
+@pytest.mark.parametrize(("several", "one", "other"), LISTS)
+@pytest.mark.parametrize("option", ["key", "once_per", "message"])
+def test_calls_with_other_arguments_are_other_work(
+    option: str, several: Any, one: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    """Whatever names it by several texts: their order, their repeats and their commas count."""
+    options = {
+        "key": {"key": several},
+        "once_per": {"key": "all", "once_per": several},
+        "message": {"key": several, "once_per": "message"},
+    }[option]
+    compiled = GuardedFunction(move, **options)
+    seen = [compiled.delivery(args, {}, message=M1) for args in (one, other, one)]
+    names = [each.work for each in seen]
+    assert names[0] != names[1]
+    assert names[0] == names[2]
+    assert all(list(each.keys) == sorted(set(each.keys)) for each in seen)
+
+
+def test_a_fingerprint_of_several_texts_is_theirs_in_their_order() -> None:
+    """As a callable returns them."""
+    compiled = GuardedFunction(move, key="all", fingerprint=LISTS[3][0])
+    seen = [compiled.delivery(args, {}, message=M1) for args in ((1, 2), (2, 1), (1, 2))]
+    assert seen[0].fingerprint == seen[2].fingerprint != seen[1].fingerprint
+
+
+def test_a_set_has_no_order() -> None:
+    """It is not the same in two processes, so a callable's set names the work sorted."""
+    compiled = GuardedFunction(move, key=lambda **_: {"c", "a", "b", "d"})
+    delivery = compiled.delivery((1, 2), {}, task="t", message=M1)
+    assert delivery.work == "t a%;b%;c%;d"
 
 
 def test_a_template_that_does_not_fit_is_found_at_decoration() -> None:

@@ -365,6 +365,17 @@ def test_one_order_for_everybody(texts, random):
     assert list(made[0]) == sorted(made[0], key=str.encode)
 
 
+@for_all(st.lists(TEXTS, min_size=3, max_size=3), st.lists(TEXTS, min_size=3, max_size=3))
+def test_a_name_of_several_keys_reads_back_to_one_call(one, other):
+    """Whatever the texts: calls that differ in one of them, or in their order, are other work."""
+    keys = compile_key(
+        ["<a[0]>,<a[1]>", "<a[2]>"], signature=inspect.signature(lambda a: None), task="t"
+    )
+    first = keys.found((one,), {}).name
+    assert (first == keys.found((other,), {}).name) is (one == other)
+    assert (first == keys.found((one[1:] + one[:1],), {}).name) is (one == one[1:] + one[:1])
+
+
 @for_all(st.uuids())
 def test_a_uuid_is_its_usual_text(value: UUID):
     """Hyphens and lower case, which need no encoding."""

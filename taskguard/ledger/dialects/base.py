@@ -84,9 +84,12 @@ class Dialect(ABC):
 
     @abstractmethod
     def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
     ) -> bool:
-        """Record a message's copy number and lock its row. False if its number is not lower."""
+        """Record a message's copy number in this work and lock its row.
+
+        False if the number that is recorded there is not lower.
+        """
 
     def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
         """Nobody else makes tables until the transaction ends, where that would fail."""

@@ -139,7 +139,7 @@ class MySQL(Dialect):
         return insert(table).values(values).on_duplicate_key_update({key.name: key})
 
     def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
     ) -> bool:
         # A row that is there now, and locked; then the number, if it is lower.
         nothing = {"retries": -1, "copy": -1, "updated": now_us}
@@ -147,7 +147,11 @@ class MySQL(Dialect):
         db.execute(self.insert_missing(MESSAGES, new))
         raised = db.execute(
             sa.update(MESSAGES)
-            .where(MESSAGES.c.message == message.id, newer_copy(message, copy))
+            .where(
+                MESSAGES.c.message == message.id,
+                MESSAGES.c.work == work,
+                newer_copy(message, copy),
+            )
             .values(retries=message.retries, copy=copy, updated=now_us)
         )
         return raised.rowcount == 1

@@ -26,11 +26,11 @@ class OnConflict(Dialect):
         return self.insert(table).values(values).on_conflict_do_nothing()
 
     def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str | None, now_us: int
+        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
     ) -> bool:
         numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
         statement = self.insert(MESSAGES).values(message=message.id, work=work, **numbers)
         statement = statement.on_conflict_do_update(
-            index_elements=[MESSAGES.c.message], set_=numbers, where=newer_copy(message, copy)
+            index_elements=list(MESSAGES.primary_key), set_=numbers, where=newer_copy(message, copy)
         )
         return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None

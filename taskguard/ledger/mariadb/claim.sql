@@ -19,7 +19,7 @@ begin not atomic
     if known or not %(may_create)s then
         select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
         into recorded_retries, recorded_copy
-        from taskguard_messages where message = %(message)s;
+        from taskguard_messages where message = %(message)s and work = %(work)s;
         select
             timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
             recorded_retries, recorded_copy,
@@ -35,7 +35,7 @@ begin not atomic
         select count(*) into known from taskguard_works where id = %(work)s for update;
         select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
         into recorded_retries, recorded_copy
-        from taskguard_messages where message = %(message)s;
+        from taskguard_messages where message = %(message)s and work = %(work)s;
         -- In a statement of its own: after all waiting for row locks.
         set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 

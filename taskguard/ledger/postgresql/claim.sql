@@ -30,7 +30,7 @@ found as materialized (
         end as eligible
     from asked
     left join taskguard_works w on w.id = %(work)s::text
-    left join taskguard_messages m on m.message = %(message)s::text
+    left join taskguard_messages m on m.message = %(message)s::text and m.work = %(work)s::text
 ),
 granted as (
     insert into taskguard_keys as k (key, fence, owner, lease_until)

@@ -37,6 +37,12 @@ URLS = {
 OF_DEBIAN = ("mariadb", "mariadb in steps", "mysql")
 
 
+def _numbers(recorded: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    """What is recorded of the message "m" for each work; of the other one it says nothing here."""
+    elsewhere = {"ship order:2": (7, 7)}
+    return elsewhere if recorded == (0, 0) else {"ship order:1": recorded, **elsewhere}
+
+
 @dataclass
 class Book:
     """A ledger, its database in reach, and short ways to ask."""
@@ -96,7 +102,7 @@ class Book:
         key: dict[str, Any] | None,
         recorded: tuple[int, int],
     ) -> None:
-        """These rows of `order:1`, and no others."""
+        """These rows of `order:1`, and of its message's numbers in another work, and no others."""
         with self.engine.begin() as db:
             for table in (KEYS, WORKS, MESSAGES):
                 db.execute(sa.delete(table))
@@ -105,9 +111,8 @@ class Book:
             if work is not None:
                 fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
                 db.execute(sa.insert(WORKS).values(**fixed, **work))
-            if recorded != (0, 0):
-                retries, copy = recorded
-                values = {"message": "m", "work": "ship order:1", "updated": 1}
+            for work_id, (retries, copy) in _numbers(recorded).items():
+                values = {"message": "m", "work": work_id, "updated": 1}
                 db.execute(sa.insert(MESSAGES).values(retries=retries, copy=copy, **values))
 
     @contextmanager
@@ -124,11 +129,11 @@ class Book:
         with self.engine.begin() as db:
             db.execute(sa.update(KEYS).values(fence=fence))
 
-    def copies(self) -> dict[str, tuple[int, int]]:
-        """The highest number of a copy of each message."""
+    def copies(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The highest number of a copy of each message in each work."""
         with self.engine.connect() as db:
             rows = db.execute(sa.select(MESSAGES)).all()
-            return {row.message: (row.retries, row.copy) for row in rows}
+            return {(row.message, row.work): (row.retries, row.copy) for row in rows}
 
     def close(self) -> None:
         for ledger in (self.ledger, *self.made):
@@ -173,7 +178,7 @@ class MemoryBook(Book):
     ) -> None:
         ledger = self.ledger
         ledger.keys = {} if key is None else {"order:1": KeyRow(**key)}
-        ledger.copies = {} if recorded == (0, 0) else {"m": recorded}
+        ledger.copies = {("m", work_id): number for work_id, number in _numbers(recorded).items()}
         ledger.works = {}
         if work is not None:
             values = {**work, "state": State(work["state"]), "final": bool(work["final"])}
@@ -195,7 +200,7 @@ class MemoryBook(Book):
     def set_fence(self, fence: int) -> None:
         self.ledger.keys = {key: replace(row, fence=fence) for key, row in self.ledger.keys.items()}
 
-    def copies(self) -> dict[str, tuple[int, int]]:
+    def copies(self) -> dict[tuple[str, str], tuple[int, int]]:
         return dict(self.ledger.copies)
 
     def close(self) -> None:

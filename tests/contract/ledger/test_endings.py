@@ -250,13 +250,39 @@ def test_a_retry_is_not_dropped_for_a_copy_of_the_try_before_it(book: Any) -> No
     """A copy of an earlier retry and a claimed later retry: one of the two stays alive."""
     book.claim(retries=1)
     assert book.ledger.defer(book.request(retries=0), lambda copy: None)
-    assert book.copies() == {"m": (0, 1)}
+    assert book.copies() == {("m", "ship order:1"): (0, 1)}
     book.expire()
     assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(None, superseded=True)
     assert book.claim(retries=1).takeover
     assert book.ledger.defer(book.request(retries=1), lambda copy: None)
-    assert book.copies() == {"m": (1, 1)}
+    assert book.copies() == {("m", "ship order:1"): (1, 1)}
     assert not book.ledger.defer(book.request(retries=0, copy=7), lambda copy: None)
+
+
+def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
+    """An id that is used twice, for two works: what was put off for one says nothing of the other,
+    which is claimed, and put off, as if it were the first."""
+    assert book.ledger.defer(book.request(1, retries=1, copy=2), lambda copy: None)
+    book.ledger.give_back(book.claim(2).claim)
+    assert book.ledger.defer(book.request(2), lambda copy: None)
+    assert book.copies() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
+    assert not book.ledger.defer(book.request(2), lambda copy: None)
+    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(1, copy=3)) == Answer(None, superseded=True)
+    assert isinstance(book.ledger.claim(book.request(1, retries=1, copy=3)), Claimed)
+
+
+def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
+    """Another work that the same message id was used for keeps its own."""
+    if book.kind == "memory":
+        pytest.skip("the simulation has no operator")
+    for number in (1, 2):
+        book.ledger.fail(book.claim(number).claim, "boom")
+        assert book.ledger.defer(book.request(number), lambda copy: None)
+    assert book.ledger.requeue("ship order:1", reason="mended")
+    assert book.copies() == {("m", "ship order:2"): (0, 1)}
+    assert isinstance(book.ledger.claim(book.request(1)), Claimed)
+    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
 
 
 def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:

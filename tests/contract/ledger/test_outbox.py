@@ -189,6 +189,16 @@ def test_a_call_is_sent_with_the_numbers_of_its_own_message(book: Any) -> None:
     assert isinstance(book.ledger.claim(book.request(1, copy=1)), Claimed)
 
 
+def test_a_call_is_sent_with_the_numbers_of_its_own_work(book: Any) -> None:
+    """Its message's id was used for another work as well, which was put off more often."""
+    for number in (1, 2):
+        enqueue(book, number)
+    assert book.ledger.defer(book.request(1, copy=4), lambda copy: None)
+    pass_time(book)
+    found = {each.work: each.message.number for each in book.ledger.overdue()}
+    assert found == {"ship order:1": (0, 5), "ship order:2": (0, 0)}
+
+
 @pytest.mark.parametrize("left", ["given back", "requeued", "crashed"])
 def test_enqueueing_stores_the_call_of_open_work_that_has_none(book: Any, left: str) -> None:
     """Nothing but its lost message knew of it."""

@@ -1,0 +1,68 @@
+"""Tables that an earlier version made: they are told from today's, and become those."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from support.databases import DATABASES
+from support.old_tables import back_to_version_1, shape_of
+from taskguard.cli import main
+from taskguard.errors import LedgerSchemaError
+from taskguard.ledger.base import Answer, Claimed, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.upgrades import upgrade_statements
+from taskguard.states import State
+
+
+@pytest.fixture(params=DATABASES)
+def url(request: pytest.FixtureRequest) -> str:
+    made: str = request.getfixturevalue(request.param)
+    return made
+
+
+def test_tables_of_version_1_become_todays(url: str) -> None:
+    """With all that is on record: numbers in their work, works by message named by their key, too.
+    Run once more the statements change nothing."""
+    engine = sa.create_engine(url)
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    shape = shape_of(engine)
+    back_to_version_1(engine)
+    assert shape_of(engine) != shape
+    for ask in (ledger.check_schema, ledger.create_schema):
+        with pytest.raises(LedgerSchemaError, match=r"version 1, .* wants 2\. Stop the workers"):
+            ask()
+    for _ in range(2):
+        with engine.begin() as db:
+            for statement in upgrade_statements(url):
+                db.exec_driver_sql(statement.replace("%", "%%"))
+        assert shape_of(engine) == shape
+    ledger.check_schema()
+    ledger.create_schema()
+    for work in ("ship order:1", "ship eu:message:m order:1"):
+        found = ledger.claim(request(work=work))
+        assert isinstance(found, Answer)
+        assert (found.state, found.result_json) == (State.DONE, "7")
+    with engine.connect() as db:
+        numbers = db.exec_driver_sql("select message, work, retries, copy from taskguard_messages")
+        assert numbers.all() == [("m", "ship order:1", 0, 3)]
+    assert isinstance(ledger.claim(request(2, message=MessageRef("m"))), Claimed)
+    ledger.close()
+    engine.dispose()
+
+
+def test_the_command_does_not_say_that_it_created_what_is_of_another_version(
+    sqlite_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`taskguard ledger create` on tables of version 1, and of a version to come."""
+    engine = sa.create_engine(sqlite_url)
+    assert main(["ledger", "create", "--url", sqlite_url]) == 0
+    back_to_version_1(engine)
+    assert main(["ledger", "create", "--url", sqlite_url]) == 1
+    with engine.begin() as db:
+        db.exec_driver_sql("update taskguard_schema set version = 99")
+    assert main(["ledger", "create", "--url", sqlite_url]) == 1
+    assert "version 99, this library wants 2. Upgrade the library." in capsys.readouterr().err
+    engine.dispose()

@@ -1,0 +1,51 @@
+"""The ledger's tables as earlier versions made them, with rows that those had written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.tables import MESSAGES, SCHEMA, WORKS, _Exact
+
+__all__ = ["back_to_version_1", "shape_of"]
+
+
+def back_to_version_1(engine: sa.Engine) -> None:
+    """Today's tables become those of version 1: a number for each message, whatever its work."""
+    old = sa.Table(
+        "taskguard_messages",
+        sa.MetaData(),
+        sa.Column("message", _Exact(key_chars=768), primary_key=True),
+        sa.Column("work", _Exact(), nullable=False),
+        *(column._copy() for column in MESSAGES.columns if column.name not in ("message", "work")),
+        **MESSAGES.dialect_kwargs,
+    )
+    texts = {"task": "ship", "key": "order:1", "owner": "n/m", "state": "DONE", "result": "7"}
+    numbers = dict.fromkeys(("retries", "final", "lease_until", "crashes", "created"), 0)
+    done = {**texts, **numbers, "fence": 1, "attempts": 1, "crashed_owner": ""}
+    with engine.begin() as db:
+        MESSAGES.drop(db)
+        old.create(db)
+        db.execute(sa.update(SCHEMA).values(version=1))
+        number = {"retries": 0, "copy": 3, "updated": 1}
+        db.execute(sa.insert(old).values(message="m", work="ship order:1", **number))
+        for work, message in (("ship order:1", "m"), ("ship eu:message:m", "m")):
+            db.execute(sa.insert(WORKS).values(id=work, message=message, **done))
+
+
+def shape_of(engine: sa.Engine) -> dict[str, Any]:
+    """Columns, indexes and primary keys of the ledger's tables."""
+    inspector = sa.inspect(engine)
+    return {
+        table: (
+            [
+                (column["name"], str(column["type"]), column["nullable"])
+                for column in inspector.get_columns(table)
+            ],
+            [index["name"] for index in inspector.get_indexes(table)],
+            inspector.get_pk_constraint(table)["constrained_columns"],
+        )
+        for table in inspector.get_table_names()
+        if table.startswith("taskguard_")
+    }
