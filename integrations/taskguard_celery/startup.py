@@ -135,7 +135,8 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Logging is set up by now, and nothing has been forked or fetched."""
     try:
         check_worker(instance.app)
-    except errors.ConfigurationError as error:
+    except Exception as error:
+        # Whatever it is: a check that cannot be made does not say that work can be done.
         logger.critical("the worker does not start: %s", error)
         # Celery logs and forgets a receiver's exception; only leaving stops the worker.
         raise SystemExit(f"taskguard: {error}") from error

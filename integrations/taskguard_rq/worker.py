@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from rq import Queue, Worker
 from rq.job import Job, JobStatus
 
-from taskguard.errors import ConfigurationError
+from taskguard.errors import ConfigurationError, LedgerUnavailableError
 from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
 
@@ -29,19 +30,43 @@ except ImportError:  # pragma: no cover
 
 __all__ = ["GuardedWorker"]
 
+logger = logging.getLogger("taskguard")
+
 # Until RQ 3 a worker had one execution at a time, and cleaned up that one.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
+
+
+def _check_ledger() -> None:
+    """By connections that are closed before the first fork."""
+    try:
+        ledger = house().runner.ledger
+    except ConfigurationError:
+        return
+    if ledger is None:
+        return
+    try:
+        ledger.check_schema()
+    except LedgerUnavailableError as error:
+        logger.warning("the ledger is away; jobs will be put off: %s", error)
+    except ConfigurationError as error:
+        logger.critical("the worker does not start: %s", error)
+        raise SystemExit(f"taskguard: {error}") from error
+    finally:
+        ledger.close()
 
 
 class GuardedWorker(Worker):
     """`rq worker --worker-class taskguard_rq.GuardedWorker`."""
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
-        """As RQ's, with the scheduler on, and with what every work horse needs loaded before."""
-        # Connects to nothing. What is wrong here may be set right by the job's module, and is the
-        # job's error otherwise.
+        """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
+
+        A worker whose ledger's tables are missing, or may not be written, does not start.
+        """
+        # What is wrong here may be set right by the job's module, and is the job's error otherwise.
         with contextlib.suppress(ConfigurationError):
             house()
+        _check_ledger()
         if len(args) <= 6:  # not given by position
             kwargs["with_scheduler"] = True
         return super().work(*args, **kwargs)

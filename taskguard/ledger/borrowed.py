@@ -24,16 +24,10 @@ from taskguard.ledger.database import driver_of
 from taskguard.ledger.dialects.base import SNAPSHOTS
 from taskguard.ledger.driver import driver_connection
 from taskguard.ledger.foreign import ForeignConnection, engine_for_foreign, on_foreign
+from taskguard.ledger.refusals import broken_in_block, ended_in_block, key_of, stale
 from taskguard.ledger.rows import RowMovedError
 from taskguard.ledger.tables import WORKS
-from taskguard.ledger.transaction import (
-    SqlTransaction,
-    Transactions,
-    broken_in_block,
-    ended_in_block,
-    key_of,
-    stale,
-)
+from taskguard.ledger.transaction import SqlTransaction, Transactions
 
 if TYPE_CHECKING:
     from typing import Self
@@ -80,10 +74,15 @@ class BorrowedTransaction(SqlTransaction):
             return
         origin = self._lender.origin(error)
         broken = self.db.invalidated or self._lender.broken
+        mine = origin is not None and self._block.has(origin, self._driver)
+        failed = self._transactions.has_failed(self._driver)
+        if self._lender.lost and self._block.lost is None:
+            self._block.lost = error
         broken = not self._undo() or broken
         if isinstance(error, RowMovedError):
             raise (broken_in_block(self._claim) if broken else self._moved(error)) from None
-        self._transactions.explain(self._claim, error if origin is None else origin, broken=broken)
+        said = error if origin is None else origin
+        self._transactions.explain(self._block, said, mine=mine, broken=broken, failed=failed)
 
     def _moved(self, error: RowMovedError) -> Exception:
         with self._home.database.transaction() as home:
@@ -205,6 +204,9 @@ class _Lender(Protocol):
     @property
     def broken(self) -> bool: ...  # as far as SQLAlchemy's Connection does not tell
 
+    @property
+    def lost(self) -> bool: ...  # broken, and not closed by the body
+
     def begin(self) -> sa.Connection: ...
 
     def prepare(self, db: sa.Connection) -> None: ...
@@ -245,7 +247,7 @@ class _OfSQLAlchemy:
     """What is the same for all that SQLAlchemy has made."""
 
     engine: sa.Engine
-    broken = False  # the Connection tells
+    broken = lost = False  # the Connection tells
 
     @property
     def kind(self) -> str:
@@ -374,6 +376,10 @@ class _OfForeign:
     @property
     def broken(self) -> bool:
         return self._foreign.broken
+
+    @property
+    def lost(self) -> bool:
+        return getattr(self._foreign.driver, "broken", False) is True  # psycopg's
 
     def begin(self) -> sa.Connection:
         try:

@@ -18,13 +18,16 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
 from taskguard.ledger.dialects import Fault, dialect_of
-from taskguard.ledger.engine import begins_itself, make_engine
+from taskguard.ledger.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.numbered import numbered
 from taskguard.ledger.prepared import Prepared
 
 __all__ = ["CannotWriteError", "Database", "HotPath", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
+
+_ASK_LEVEL = "select current_setting('default_transaction_isolation')"
+_BEGIN = f"begin isolation level {READ_COMMITTED}"
 
 
 class LockTimeoutError(LedgerUnavailableError):
@@ -70,10 +73,11 @@ class Database:
         self._spare: sa.pool.Pool | None = None
         self._spare_pid = 0
         self._spare_engine: sa.Engine | None = None
-        # The same pool. For several statements of our own, which SQLAlchemy is to keep together.
+        # The same pool. For several statements of our own, which SQLAlchemy is to keep together,
+        # and which have to see the newest rows whatever the Engine's or the role's default is.
         self._transactional = (
             self.engine.execution_options(isolation_level="READ COMMITTED")
-            if self.begins_itself
+            if self.engine.dialect.name == "postgresql"
             else self.engine
         )
 
@@ -162,7 +166,7 @@ class Database:
         try:
             db.begin()
             with _DriverCall(self, db, driver_of(db)) as connection:
-                connection.execute("; ".join(["begin", *local]))
+                connection.execute("; ".join([_BEGIN, *local]))
         except BaseException:
             db.close()
             raise
@@ -203,15 +207,33 @@ class Database:
         try:
             with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
                 if self.begins_itself:
-                    return self._rows(connection, statement, values)
+                    return self._alone(pooled, connection, statement, values)
                 before, connection.autocommit = connection.autocommit, True
                 try:
-                    return self._rows(connection, statement, values)
+                    return self._alone(pooled, connection, statement, values)
                 finally:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
             pooled.close()
+
+    def _alone(
+        self, pooled: sa.PoolProxiedConnection, connection: Any, statement: str, values: Any
+    ) -> list[Any]:
+        """The rows of a statement that sees the newest rows, whatever the role's default is."""
+        if LEVEL not in pooled.info:  # an Engine of the user's: asked once for each connection
+            [[pooled.info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {})
+        if pooled.info[LEVEL] == READ_COMMITTED:
+            return self._rows(connection, statement, values)
+        connection.execute(_BEGIN)
+        try:
+            rows = self._rows(connection, statement, values)
+        except BaseException:
+            if not connection.closed:
+                connection.rollback()
+            raise
+        connection.commit()
+        return rows
 
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
         """By psycopg."""
@@ -293,6 +315,14 @@ class Database:
         if fault is Fault.NO_TABLE:
             return LedgerSchemaError(
                 f"The ledger's tables do not exist in {self.place}. Run `taskguard ledger create`."
+            )
+        if fault is Fault.REFUSED:
+            said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
+            return LedgerSchemaError(
+                f"The database {self.place} refused a statement of the ledger: {said}. Its user "
+                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_works and "
+                "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
+                "tables are not those of this version. Nothing runs until then."
             )
         if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")

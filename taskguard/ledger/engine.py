@@ -17,7 +17,10 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["begins_itself", "make_engine"]
+__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "make_engine"]
+
+LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
+READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 _CONNECT_TIMEOUT_S = 5
 _POOL = {"pool_size": 10, "max_overflow": 50}
@@ -94,13 +97,13 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
     if url.get_backend_name() in ("mysql", "mariadb"):
         return _create_mysql(url)
     if not begins_itself(url):
-        return sa.create_engine(url, **_POSTGRESQL)
+        return sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
     # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
     engine = sa.create_engine(
         url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, **_POSTGRESQL
     )
-    sa.event.listen(engine, "connect", _prepare_nothing_behind_a_pooler)
+    sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)
     return engine
 
@@ -137,15 +140,23 @@ def _watch_by_keepalive(connection: Any) -> None:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _prepare_nothing_behind_a_pooler(connection: Any, _record: Any) -> None:
-    """PgBouncer gives each transaction another session, where what psycopg prepared is not known.
+def _tune_psycopg(connection: Any, record: Any) -> None:
+    """Nothing is prepared behind a pooler, and statements that commit by themselves see the newest.
 
-    It is told by the process id in its greeting, which is not that of any session.
+    PgBouncer gives each transaction another session, where what psycopg prepared is not known, nor
+    what was set. It is told by the process id in its greeting, which is not that of any session.
     """
-    session_pid = connection.execute("select pg_backend_pid()").fetchone()[0]
+    asked = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
+    session_pid, level = connection.execute(asked).fetchone()
     connection.rollback()  # asks nothing where that opened no transaction
-    if session_pid != connection.pgconn.backend_pid:
+    pooled = session_pid != connection.pgconn.backend_pid
+    if pooled:
         connection.prepare_threshold = None
+    elif level != READ_COMMITTED:  # of the role or of the database
+        connection.execute(f"set default_transaction_isolation = '{READ_COMMITTED}'")
+        connection.commit()  # as above
+        level = READ_COMMITTED
+    record.info[LEVEL] = level
 
 
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:

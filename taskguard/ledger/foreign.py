@@ -18,7 +18,7 @@ from taskguard.errors import ConfigurationError
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["ForeignConnection", "engine_for_foreign", "on_foreign"]
+__all__ = ["ForeignConnection", "beneath", "engine_for_foreign", "on_foreign"]
 
 
 class ForeignConnection(ABC):
@@ -101,6 +101,11 @@ class _Kept:
 
     def close(self) -> None:
         """Not by SQLAlchemy."""
+
+
+def beneath(driver: Any) -> Any:
+    """The driver's own connection, also where SQLAlchemy has it on loan."""
+    return driver._driver if isinstance(driver, _Kept) else driver  # noqa: SLF001  # of this module
 
 
 # One for each of the ledger's Engines, so that statements are compiled once.

@@ -41,6 +41,8 @@ from taskguard.ledger.database import Database, HotPath, LockTimeoutError
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
+from taskguard.ledger.privileges import check_privileges, check_privileges_on_row
+from taskguard.ledger.refusals import stale
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
 from taskguard.ledger.tables import (
@@ -54,7 +56,7 @@ from taskguard.ledger.tables import (
     holding,
     standing,
 )
-from taskguard.ledger.transaction import SqlTransaction, Transactions, stale
+from taskguard.ledger.transaction import SqlTransaction, Transactions
 from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger", "ddl", "ddl_statements"]
@@ -460,16 +462,21 @@ class SqlLedger:
         return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
     def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
-        """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared."""
+        """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared.
+
+        Also unless the ledger's user may do to them what claims, completions and deferrals do.
+        """
         with self._database.transaction() as db:
             version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         _expect_version(version)
+        check_privileges(self._database)
         self._check_rows(rows)
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
         for each in declared:
             with self._database.transaction() as db:
                 rows.check(db, each, where=self._database.place)
+            check_privileges_on_row(self._database, each)
             self._checked.add(each)
 
     def create_schema(self) -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -23,13 +25,14 @@ import sqlalchemy as sa
 
 from taskguard.errors import (
     CommitUnknownError,
+    LedgerSchemaError,
     LedgerUnavailableError,
-    StaleTokenError,
+    TaskguardError,
     TransactionRetryError,
-    TransactionUsageError,
 )
 from taskguard.ledger import mariadb, postgresql, rows
 from taskguard.ledger.base import Claim
+from taskguard.ledger.block import Block
 from taskguard.ledger.database import (
     CannotWriteError,
     Database,
@@ -37,7 +40,16 @@ from taskguard.ledger.database import (
     LockTimeoutError,
     driver_of,
 )
+from taskguard.ledger.foreign import beneath
 from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.refusals import (
+    broken_in_block,
+    ended_in_block,
+    failed_in_block,
+    key_of,
+    lock_not_given,
+    stale,
+)
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -57,26 +69,29 @@ if TYPE_CHECKING:
 __all__ = [
     "SqlTransaction",
     "Transactions",
-    "broken_in_block",
-    "ended_in_block",
-    "key_of",
-    "stale",
 ]
 
 
-_IN_TRANSACTION = 2  # psycopg.pq.TransactionStatus.INTRANS
+_IN_TRANSACTION, _IN_ERROR = 2, 3  # psycopg.pq.TransactionStatus
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
 _parents: list[Any] = []
 # Connections in the hands of bodies. A body must not end its transaction: what it wrote
 # would be committed without DONE, or what came after would.
-_lent: WeakKeyDictionary[sa.Connection, Claim] = WeakKeyDictionary()
+_lent: WeakKeyDictionary[sa.Connection, Block] = WeakKeyDictionary()
 
 
 def _refuse_an_end(db: sa.Connection) -> None:
     """Before a COMMIT, and before the BEGIN that follows any end."""
-    claim = _lent.get(db)
-    if claim is not None:
-        raise ended_in_block(claim)
+    block = _lent.get(db)
+    if block is not None:
+        raise ended_in_block(block.claim)
+
+
+def _note_error(context: sa.engine.ExceptionContext) -> None:
+    """Whatever the body makes of it: the connection tells first."""
+    block = None if context.connection is None else _lent.get(context.connection)
+    if block is not None:
+        block.note(context)
 
 
 class SqlTransaction:
@@ -99,7 +114,8 @@ class SqlTransaction:
         self._mark: str | None = None
         self._looked = False  # at the server, whose answer is had once
         self._root = self.db.get_transaction()
-        _lent[self.db] = self._claim
+        self._driver = beneath(driver_of(self.db))
+        self._block = _lent[self.db] = Block(self._claim, self._transactions.database)
 
     def _take_back(self) -> bool:
         """False in a forked child: the transaction is its parent's."""
@@ -121,7 +137,7 @@ class SqlTransaction:
             if error is None:
                 self._transactions.commit(self.db, self._claim, self._mark)
             else:
-                self._transactions.roll_back(self.db, self._claim, error)
+                self._transactions.roll_back(self.db, self._block, error, self._driver)
         finally:
             self.db.close()
 
@@ -147,17 +163,22 @@ class SqlTransaction:
             elif not self._looked:
                 ended = self._transactions.ended(self.db, self._claim)
                 self._looked = True
+            if ended and self._block.asked is not None:
+                raise self._block.asked  # the body swallowed it, and what came after is void
+            if status == _IN_ERROR:
+                raise failed_in_block(self._claim)
         if ended:
             raise ended_in_block(self._claim)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._refuse_ended()
-        if claim.row is not None:
-            rows.confirm(self.db, claim)
-        # The keys, too: other work may hold them by now, and this work's row does not tell.
-        self._transactions.lock_keys(self.db, claim)
-        stored, self._mark = self._transactions.mark(self.db, claim, progress_json)
-        done = self.db.execute(sa.update(WORKS).where(standing(claim)).values(progress=stored))
+        with self._transactions.for_ledger():
+            if claim.row is not None:
+                rows.confirm(self.db, claim)
+            # The keys, too: other work may hold them by now, and this work's row does not tell.
+            self._transactions.lock_keys(self.db, claim)
+            stored, self._mark = self._transactions.mark(self.db, claim, progress_json)
+            done = self.db.execute(sa.update(WORKS).where(standing(claim)).values(progress=stored))
         if done.rowcount != 1:
             raise stale(claim)
 
@@ -183,9 +204,14 @@ class Transactions:
         self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
         self._snapshots: bool | None = None
-        for event in ("commit", "begin"):
-            if not sa.event.contains(database.engine, event, _refuse_an_end):
-                sa.event.listen(database.engine, event, _refuse_an_end)
+        listeners: dict[str, Any] = {
+            "commit": _refuse_an_end,
+            "begin": _refuse_an_end,
+            "handle_error": _note_error,
+        }
+        for event, listener in listeners.items():
+            if not sa.event.contains(database.engine, event, listener):
+                sa.event.listen(database.engine, event, listener)
 
     @property
     def database(self) -> Database:
@@ -281,9 +307,10 @@ class Transactions:
         idle_s = self._idle_in_transaction_s
         return postgresql.bound(self._database, db, claim, idle_in_transaction_s=idle_s)
 
-    def roll_back(self, db: sa.Connection, claim: Claim, error: BaseException) -> None:
+    def roll_back(self, db: sa.Connection, block: Block, error: BaseException, driver: Any) -> None:
         """Nothing is written. What the database asked for decides how the body goes on."""
-        broken = db.invalidated
+        claim, broken = block.claim, db.invalidated
+        failed = self.has_failed(driver)
         if not broken:
             try:
                 db.rollback()
@@ -291,11 +318,35 @@ class Transactions:
                 broken = True
         if isinstance(error, rows.RowMovedError):
             raise (broken_in_block(claim) if broken else self.moved(db, claim, error)) from None
-        self.explain(claim, error, broken=broken)
+        mine = block.has(error, driver)
+        self.explain(block, error, mine=mine, broken=broken, failed=failed)
 
-    def explain(self, claim: Claim, error: BaseException, *, broken: bool) -> None:
-        """Raise what the database's error, after which nothing is written, means for the body."""
-        mapped = self._database.map(error)
+    def has_failed(self, driver: Any) -> bool:
+        """Whether the database takes no more statements until this transaction is rolled back."""
+        status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
+        return status in (None, _IN_ERROR) and not self._dialect.one_writer
+
+    def explain(
+        self, block: Block, error: BaseException, *, mine: bool, broken: bool, failed: bool
+    ) -> None:
+        """Raise what befell the transaction, after which nothing is written, if that was the end.
+
+        Args:
+            block: what the driver has said.
+            error: by what the body left; its own goes on, unless the connection was lost, or the
+                database had asked to run it again and the transaction is `failed`.
+            mine: it is an error of this connection.
+            broken: the connection is lost, also if that was not by an error of the driver.
+            failed: see `has_failed()`.
+        """
+        claim = block.claim
+        if not isinstance(error, Exception) or isinstance(error, TaskguardError):
+            return
+        if block.lost is not None:
+            raise broken_in_block(claim) from error
+        if failed and isinstance(block.asked, TransactionRetryError):
+            raise block.asked from error
+        mapped = self._database.map(error) if mine else None
         if mapped is None:
             return
         if broken or getattr(error, "connection_invalidated", False):
@@ -385,12 +436,24 @@ class Transactions:
             ) from error
         raise stale(claim) from error
 
+    @contextmanager
+    def for_ledger(self) -> Iterator[None]:
+        """Statements on the ledger's own tables: what is refused there is no error of the body."""
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            mapped = self._database.map(error)
+            if not isinstance(mapped, LedgerSchemaError):
+                raise
+            raise mapped from error
+
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> None:
         """The user's row, the keys in order, then the work: all still ours, or nothing."""
         if db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
         try:
-            completed = self._completed(db, claim, result_json)
+            with self.for_ledger():
+                completed = self._completed(db, claim, result_json)
         except CannotWriteError:
             raise
         except LockTimeoutError as error:
@@ -453,43 +516,3 @@ def _completing(database: Database) -> tuple[Prepared, Prepared]:
     )
     dialect = database.engine.dialect
     return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)
-
-
-def key_of(claim: Claim) -> str:
-    """The keys, as errors name them."""
-    return ", ".join(claim.keys)
-
-
-def stale(claim: Claim) -> StaleTokenError:
-    return StaleTokenError(
-        f"The database refused to commit {key_of(claim)} with fence {claim.fence}: a newer holder "
-        "exists, or the claim is gone after a crash of the database. Nothing was written.",
-        key=key_of(claim),
-        fence=claim.fence,
-    )
-
-
-def lock_not_given(claim: Claim) -> TransactionRetryError:
-    return TransactionRetryError(
-        f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
-        key=key_of(claim),
-        fence=claim.fence,
-    )
-
-
-def ended_in_block(claim: Claim) -> TransactionUsageError:
-    return TransactionUsageError(
-        f"The guarded transaction of {key_of(claim)} was ended or left in the block (by commit(), "
-        "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
-        "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
-        key=key_of(claim),
-        fence=claim.fence,
-    )
-
-
-def broken_in_block(claim: Claim) -> TransactionRetryError:
-    return TransactionRetryError(
-        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
-        key=key_of(claim),
-        fence=claim.fence,
-    )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, shared_task
+from sqlalchemy import make_url
 
 import taskguard_celery
 from support.waiting import wait_until
@@ -183,6 +184,29 @@ def test_without_tables_the_worker_does_not_start_and_the_work_is_done_later(
     shop.ledger.create_schema()
     with shop.worker():
         assert result.get(timeout=60) == {"order": 1}
+    assert shop.effects() == Counter({"1": 1})
+
+
+def test_a_worker_whose_ledger_may_not_be_written_does_not_start(shop: Any, pg_url: str) -> None:
+    """A forgotten GRANT on one table: every message would be put off, and nobody told."""
+    result = shop.tasks.ship.delay(1)
+    role = "taskguard_clerk"
+    with shop.engine.begin() as db:
+        db.exec_driver_sql(f"create role {role} login")
+        db.exec_driver_sql(f"grant select, insert, update on all tables in schema public to {role}")
+        db.exec_driver_sql(f"revoke update on taskguard_messages from {role}")
+    try:
+        url = make_url(pg_url).set(username=role, password=None).render_as_string(False)
+        said = shop.worker({"SHOP_LEDGER": url}).fails_to_start()
+        assert "UPDATE on taskguard_messages" in said
+        with shop.engine.begin() as db:
+            db.exec_driver_sql(f"grant update on taskguard_messages to {role}")
+        with shop.worker({"SHOP_LEDGER": url}):
+            assert result.get(timeout=60) == {"order": 1}
+    finally:
+        with shop.engine.begin() as db:
+            db.exec_driver_sql(f"drop owned by {role}")
+            db.exec_driver_sql(f"drop role {role}")
     assert shop.effects() == Counter({"1": 1})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections import Counter
@@ -11,6 +12,9 @@ import pytest
 from rq import Retry
 
 from support.invoices import charge, decorated, die
+from taskguard_rq import GuardedWorker
+
+rq_house = importlib.import_module("taskguard_rq.house")  # the package has a function of that name
 
 
 @pytest.mark.parametrize(
@@ -152,3 +156,16 @@ def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> No
     office.wait_for(lambda: other.get_status(refresh=True) == "finished", "the queue goes on")
     assert len(office.steps("began")) <= 2 + 1
     assert job.id
+
+
+def test_a_worker_whose_ledger_may_not_be_written_does_not_start(
+    office: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would put every job off for ever."""
+    with office.engine.begin() as db:
+        db.exec_driver_sql("alter table taskguard_works drop column lease_until")
+    monkeypatch.setattr(rq_house, "_made", [])
+    monkeypatch.setattr(rq_house, "_settings", {"locks": None, "ledger": pg_url})
+    worker = GuardedWorker([office.queue], connection=office.connection)
+    with pytest.raises(SystemExit, match="lease_until"):
+        worker.work(burst=True)

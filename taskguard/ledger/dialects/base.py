@@ -26,6 +26,7 @@ class Fault(enum.Enum):
     RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
     LOCKED = enum.auto()  # a row lock was not given in time
     NO_TABLE = enum.auto()
+    REFUSED = enum.auto()  # a privilege or a column is missing: of its own table a person mends it
     CANNOT_WRITE = enum.auto()  # a full disk, read-only
     AWAY = enum.auto()  # no answer, no connection, shutting down
 
@@ -37,12 +38,15 @@ class Dialect(ABC):
         one_writer: an open transaction stops all others, whatever rows they want.
         own: the engine was made from a URL; on an Engine of the user's own nothing may stay
             changed in a session.
+        lock_timeouts_abort: a lock that was not given in time aborts the transaction, not only its
+            statement.
         locks_joined: a row can be locked where it is joined by an outer join.
         claims_apart: claims go by connections that no body has, whose settings can stay as claims
             want them.
     """
 
     one_writer = False
+    lock_timeouts_abort = False
     locks_joined = True
 
     def __init__(self, *, own: bool) -> None:

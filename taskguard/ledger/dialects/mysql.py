@@ -51,6 +51,13 @@ _FAULTS = {
     1146: Fault.NO_TABLE,
     **dict.fromkeys(
         (
+            1142, 1143, 1227, 1370,  # a privilege: of a table, a column, the server, a routine
+            1054, 1364,  # no such column; one more, without a default
+        ),
+        Fault.REFUSED,
+    ),
+    **dict.fromkeys(
+        (
             1290, 1792, 1836,  # read-only
             1021, 1026, 1114, 3675,  # no room
         ),

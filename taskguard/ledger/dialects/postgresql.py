@@ -23,6 +23,13 @@ _FAULTS = {
     "42P01": Fault.NO_TABLE,
     "25006": Fault.CANNOT_WRITE,  # a standby, after a failover
     "53100": Fault.CANNOT_WRITE,
+    "25P03": Fault.AWAY,  # it idled in its transaction
+    "25P04": Fault.AWAY,  # its transaction took too long
+}
+_FAULTS_BY_CLASS = {
+    "42": Fault.REFUSED,  # syntax error or access rule violation: a column, a function, a privilege
+    "3F": Fault.REFUSED,  # no such schema
+    "XX": Fault.AWAY,  # internal errors, corrupted data
 }
 
 
@@ -30,6 +37,7 @@ class PostgreSQL(OnConflict):
     """Its answers."""
 
     insert = staticmethod(insert)
+    lock_timeouts_abort = True
     locks_joined = False
 
     def now(self) -> Any:
@@ -47,7 +55,7 @@ class PostgreSQL(OnConflict):
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
-        found = _FAULTS.get(code or "")
+        found = _FAULTS.get(code or "") or _FAULTS_BY_CLASS.get((code or "")[:2])
         if found is None and isinstance(origin, driver.OperationalError | driver.InterfaceError):
             return Fault.AWAY
         return found

@@ -16,6 +16,9 @@ __all__ = ["SQLite"]
 _FAULTS = {
     "database is locked": Fault.LOCKED,
     "no such table": Fault.NO_TABLE,
+    "no such column": Fault.REFUSED,
+    "has no column named": Fault.REFUSED,
+    "readonly database": Fault.CANNOT_WRITE,
     "database or disk is full": Fault.CANNOT_WRITE,
 }
 
@@ -35,9 +38,10 @@ class SQLite(OnConflict):
         return _now_us()
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
-        if not isinstance(origin, driver.OperationalError | driver.InterfaceError):
-            return None
         text = str(origin)
+        if not isinstance(origin, driver.OperationalError | driver.InterfaceError):
+            torn = "malformed" in text or "not a database" in text
+            return Fault.AWAY if torn else None
         return next((found for part, found in _FAULTS.items() if part in text), Fault.AWAY)
 
     def autocommits(self, driver: Any) -> bool:

@@ -1,0 +1,90 @@
+"""What the driver said on a connection while a body had it, and of whose connection an error is.
+
+Guarantees: what the database asked for in a guarded transaction is known at its end, whatever the
+body made of it; an error of another connection is not taken for the ledger's, where the driver is
+written in Python or SQLAlchemy is above it.
+
+Does not tell the errors of two connections of sqlite3 apart, past SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.base import Claim
+from taskguard.ledger.database import Database, LockTimeoutError
+from taskguard.ledger.refusals import lock_not_given
+
+__all__ = ["Block"]
+
+_ERRORS_KEPT = 8  # the one that leaves the block is among the last
+
+
+class Block:
+    """What the driver said on a connection while a body had it.
+
+    A body may catch an error, raise another, or write somewhere else as well: what the database
+    asked for is known from here, and errors of other connections are the body's own.
+
+    Attributes:
+        claim: whose transaction it is.
+        lost: the error by which the connection broke.
+        asked: what the database asked for last, in taskguard's words: to run it again, or a lock
+            was not given.
+    """
+
+    def __init__(self, claim: Claim, database: Database) -> None:
+        self.claim = claim
+        self._database = database
+        self._drivers_error: Any = database.engine.dialect.loaded_dbapi.Error
+        self._errors: deque[BaseException] = deque(maxlen=_ERRORS_KEPT)
+        self.lost: BaseException | None = None
+        self.asked: Exception | None = None
+
+    def note(self, context: sa.engine.ExceptionContext) -> None:
+        """An error on this connection, as SQLAlchemy tells it."""
+        error = context.original_exception
+        if not isinstance(error, self._drivers_error):
+            return  # an interrupt, which is not the ledger's, whatever became of the connection
+        self._errors.append(error)
+        mapped = self._database.map(error)
+        if isinstance(mapped, LockTimeoutError):
+            if self._database.dialect.lock_timeouts_abort:
+                self.asked = lock_not_given(self.claim)
+        elif isinstance(mapped, TransactionRetryError):
+            self.asked = mapped
+        if context.is_disconnect:
+            self.lost = error
+
+    def has(self, error: BaseException, driver: Any) -> bool:
+        """Whether it is an error of this connection; `driver` is the driver's own."""
+        origin = getattr(error, "orig", None) or error
+        if any(origin is each for each in self._errors):
+            return True
+        if isinstance(error, sa.exc.DBAPIError) or not isinstance(origin, self._drivers_error):
+            return False
+        # Past SQLAlchemy: by the connection in whose cursor it was raised, where that can be seen.
+        raised_on = connection_of(origin)
+        return raised_on is None or raised_on is driver
+
+
+def connection_of(error: BaseException) -> Any:
+    """The driver's connection in whose cursor it was raised; None where that cannot be seen."""
+    trace = error.__traceback__
+    found = None
+    while trace is not None:
+        cursor = trace.tb_frame.f_locals.get("self")
+        if _is_drivers(cursor, error):
+            found = getattr(cursor, "connection", found)
+        trace = trace.tb_next
+    return found
+
+
+def _is_drivers(cursor: Any, error: BaseException) -> bool:
+    """Whether it is a cursor of the driver that raised the error."""
+    package = type(error).__module__.partition(".")[0]
+    return any(each.__module__.partition(".")[0] == package for each in type(cursor).__mro__)

@@ -1,0 +1,256 @@
+"""Connections that break in the block, and bodies that catch the first that they hear of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard.delivery import Completed
+from taskguard.errors import TransactionUsageError
+from taskguard.guard import Guard
+
+ENDERS = {
+    "pg_url": ("select pg_backend_pid()", "select pg_terminate_backend({})"),
+    "mariadb_url": ("select connection_id()", "kill {}"),
+    "mysql_url": ("select connection_id()", "kill {}"),
+}
+
+
+@pytest.fixture(params=ENDERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest, kind: str, make_shop: Any) -> GuardedShop:
+    """In a database whose server can end a connection."""
+    return make_shop(request.getfixturevalue(kind))
+
+
+def end_connection(shop: GuardedShop, kind: str, db: Any) -> None:
+    """As an administrator does, a failover, or a time-out."""
+    who, end = ENDERS[kind]
+    number = db.execute(sa.text(who)).scalar_one()
+    with shop.engine.connect() as other:
+        other.execute(sa.text(end.format(number)))
+
+
+def caught(db: Any) -> None:
+    with contextlib.suppress(sa.exc.DBAPIError):
+        write(db, "lost")
+
+
+def caught_in_a_savepoint(db: Any) -> None:
+    try:
+        with db.begin_nested():
+            write(db, "lost")
+    except sa.exc.SQLAlchemyError:
+        pass
+
+
+def caught_and_another_raised(db: Any) -> None:
+    try:
+        write(db, "lost")
+    except sa.exc.DBAPIError as error:
+        raise LookupError("the shop's own word for it") from error
+
+
+WAYS: dict[str, Callable[[Any], None]] = {
+    "caught": caught,
+    "in a savepoint": caught_in_a_savepoint,
+    "another raised": caught_and_another_raised,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lost_connection_is_run_again_whatever_the_body_makes_of_it(
+    shop: GuardedShop, kind: str, way: str
+) -> None:
+    """What comes after is PendingRollbackError: no error of the body's."""
+    runs: list[int] = []
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            write(db, "before")
+            if len(runs) == 1:
+                end_connection(shop, kind, db)
+                WAYS[way](db)
+            write(db, "after")
+
+    assert isinstance(shop.deliver(body), Completed)
+    assert (len(runs), shop.effects, shop.states) == (2, ["after", "before"], ["DONE"])
+
+
+@pytest.mark.parametrize("lent", ["session", "psycopg"])
+def test_a_lost_connection_of_the_users_own(pg: GuardedShop, pg_url: str, lent: str) -> None:
+    """A Session that waits for a rollback, and a plain connection of psycopg."""
+    runs: list[int] = []
+    engine = sa.create_engine(pg_url)
+    plain = pg_url.replace("postgresql+psycopg", "postgresql")
+
+    def lose(db: Any, execute: Callable[[str], Any]) -> None:
+        pid = execute("select pg_backend_pid()").fetchone()[0]
+        with pg.engine.connect() as other:
+            other.execute(sa.text(f"select pg_terminate_backend({pid})"))
+        with contextlib.suppress(Exception):
+            execute("select 1")
+        del db
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with contextlib.ExitStack() as stack:
+            on: Any
+            if lent == "session":
+                on = stack.enter_context(Session(engine))
+                execute: Any = lambda text: on.execute(sa.text(text))  # noqa: E731
+            else:
+                on = stack.enter_context(contextlib.closing(psycopg.connect(plain)))
+                execute = on.execute
+            with guard.transaction(on):
+                if len(runs) == 1:
+                    lose(on, execute)
+                execute("insert into effects values ('x')")
+
+    assert isinstance(pg.deliver(body), Completed)
+    assert (len(runs), pg.effects, pg.states) == (2, ["x"], ["DONE"])
+    engine.dispose()
+
+
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03"])
+@pytest.mark.parametrize("fails_after", [True, False])
+def test_a_swallowed_deadlock_is_run_again(
+    pg: GuardedShop, sqlstate: str, fails_after: bool
+) -> None:
+    """PostgreSQL refuses the rest of the transaction, which is no error of the body's."""
+    runs: list[int] = []
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            if len(runs) == 1:
+                with contextlib.suppress(sa.exc.DBAPIError):
+                    db.exec_driver_sql(f"do $$ begin raise exception sqlstate '{sqlstate}'; end $$")
+                if not fails_after:
+                    return
+            write(db)
+
+    assert isinstance(pg.deliver(body), Completed)
+    assert (len(runs), pg.effects, pg.states) == (2, ["x"], ["DONE"])
+
+
+def test_a_deadlock_in_a_savepoint_is_the_bodys_to_mend(pg: GuardedShop) -> None:
+    """The transaction goes on after it; what the body raises then is its own."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            with contextlib.suppress(sa.exc.DBAPIError), db.begin_nested():
+                db.exec_driver_sql("do $$ begin raise exception sqlstate '40P01'; end $$")
+            write(db)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        pg.deliver(body)
+    assert (pg.effects, pg.states) == ([], ["FAILED"])
+
+
+def test_a_swallowed_error_of_the_bodys_own_is_said(pg: GuardedShop) -> None:
+    """Nobody ended the transaction: a statement failed, and was caught without a savepoint."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            with contextlib.suppress(sa.exc.DBAPIError):
+                db.exec_driver_sql("select 1 / 0")
+
+    with pytest.raises(TransactionUsageError, match=r"A statement .* failed"):
+        pg.deliver(body)
+    assert (pg.effects, pg.states) == ([], ["FAILED"])
+
+
+# -- other connections --------------------------------------------------------------------------
+
+
+def test_another_database_that_cannot_write_is_the_bodys_trouble(
+    pg: GuardedShop, pg_url: str
+) -> None:
+    """It was reported as the ledger that cannot write, and run again for ever."""
+    other = sa.create_engine(
+        pg_url, connect_args={"options": "-c default_transaction_read_only=on"}
+    )
+    queue = NotingQueue()
+
+    def body(guard: Guard) -> None:
+        with guard.transaction(), other.begin() as elsewhere:
+            write(elsewhere)
+
+    with pytest.raises(sa.exc.DBAPIError, match="read-only"):
+        pg.deliver(body, queue)
+    assert (pg.states, queue.copies) == (["FAILED"], [])
+    other.dispose()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "set transaction read only; delete from effects",
+        "do $$ begin raise exception sqlstate '40P01'; end $$",
+    ],
+)
+def test_another_connection_of_psycopg_is_the_bodys_trouble(
+    pg: GuardedShop, pg_url: str, statement: str
+) -> None:
+    """Past SQLAlchemy an error's own traceback tells on which connection it was raised."""
+    plain = pg_url.replace("postgresql+psycopg", "postgresql")
+    runs, queue = [], NotingQueue()
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction(), psycopg.connect(plain) as elsewhere:
+            elsewhere.execute(statement)
+
+    with pytest.raises(psycopg.Error):
+        pg.deliver(body, queue)
+    assert (len(runs), pg.states, queue.copies) == (1, ["FAILED"], [])
+
+
+# -- errors that break nothing --------------------------------------------------------------------
+
+
+def test_a_statement_that_sqlite_does_not_understand_is_the_bodys(
+    sqlite_url: str, make_shop: Any
+) -> None:
+    """Its driver has one class for that and for a file that is away."""
+    shop = make_shop(sqlite_url)
+    runs, queue = [], NotingQueue()
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            db.exec_driver_sql("selec 1")
+
+    with pytest.raises(sa.exc.OperationalError):
+        shop.deliver(body, queue)
+    assert (len(runs), shop.states, queue.copies) == (1, ["FAILED"], [])
+
+
+def test_a_statement_of_the_bodys_that_takes_too_long_is_the_bodys(pg: GuardedShop) -> None:
+    """Its own statement_timeout: the connection is as good as before."""
+    runs, queue = [], NotingQueue()
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            db.exec_driver_sql("set local statement_timeout = 50")
+            db.exec_driver_sql("select pg_sleep(30)")
+
+    with pytest.raises(sa.exc.OperationalError):
+        pg.deliver(body, queue)
+    assert (len(runs), pg.states, queue.copies) == (1, ["FAILED"], [])

@@ -1,0 +1,114 @@
+"""Databases and roles whose default level is not READ COMMITTED: no promise depends on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.pgbouncer import PgBouncer
+from taskguard.guard import Guard
+from taskguard_sandbox.servers import Postgres
+
+SNAPSHOTS = ["repeatable read", "serializable"]
+
+
+def use(url: str, level: str) -> None:
+    """Make it the database's default, for all connections from now on."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    name = sa.make_url(url).database
+    with engine.connect() as db:
+        db.exec_driver_sql(f"alter database {name} set default_transaction_isolation = '{level}'")
+    engine.dispose()
+
+
+@pytest.fixture(params=SNAPSHOTS)
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["url", "engine"])
+def shop(request: pytest.FixtureRequest, level: str, pg_url: str, make_shop: Any) -> GuardedShop:
+    """On connections of the ledger's own, and on an Engine of the user's."""
+    use(pg_url, level)
+    engine = sa.create_engine(pg_url) if request.param == "engine" else None
+    made: GuardedShop = make_shop(pg_url, engine)
+    return made
+
+
+def test_a_body_longer_than_a_renewal_is_done(shop: GuardedShop) -> None:
+    """The watchdog's own renewal made each completion a serialization failure: 25 bodies, no
+    effect, no failure."""
+    runs: list[int] = []
+
+    @shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+    def ship(n: int, guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            write(db)
+            time.sleep(0.7)
+
+    ship(1)
+    assert (len(runs), shop.effects, shop.states) == (1, ["x"], ["DONE"])
+
+
+def test_the_ledgers_own_transactions_see_the_newest_rows(
+    level: str, pg_url: str, make_shop: Any
+) -> None:
+    """By their level, not by luck."""
+    use(pg_url, level)
+    shop = make_shop(pg_url)
+    levels: list[str] = []
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            levels.append(db.exec_driver_sql("show transaction isolation level").scalar_one())
+
+    shop.deliver(body)
+    database = shop.ledger._database
+    with database.transaction() as db:
+        levels.append(db.exec_driver_sql("show transaction isolation level").scalar_one())
+    alone = database.ask("select current_setting('transaction_isolation')", {})
+    assert [*levels, alone[0][0]] == ["read committed"] * 3
+
+
+def test_no_plain_call_is_lost(shop: GuardedShop) -> None:
+    """Whoever calls a plain function has nobody who calls again for him."""
+    errors: list[BaseException] = []
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction():
+            pass
+
+    def call(first: int) -> None:
+        for number in range(first, first + 12):
+            try:
+                ship(number)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(100 * each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert shop.states == ["DONE"] * 72
+
+
+def test_behind_a_pooler_each_statement_says_its_level(
+    level: str, postgres: Postgres, pg_url: str, make_shop: Any
+) -> None:
+    """There is no session of its own that could be set."""
+    use(pg_url, level)
+    with PgBouncer(postgres.port) as pooler:
+        shop = make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{pooler.port}/"))
+        shop.deliver(lambda guard: None, NotingQueue())
+        alone = shop.ledger._database.ask("select current_setting('transaction_isolation')", {})
+        assert alone[0][0] == "read committed"
+        assert shop.states == ["DONE"]

@@ -1,0 +1,155 @@
+"""A ledger whose user may not do all that is needed, or whose tables lack a column.
+
+No message can be at fault, so none pays for it: nothing runs, and deliveries are put off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from support.guarded_shop import GuardedShop, NotingQueue
+from taskguard.delivery import Deferred
+from taskguard.errors import LedgerSchemaError
+from taskguard.guard import Guard
+from taskguard.ledger.base import MessageRef
+from taskguard.ledger.sql import SqlLedger
+
+TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages")
+PRIVILEGES = ("select", "insert", "update")
+
+
+class Office:
+    """A shop of the owner's, and the ledger of a user whose privileges the owner gives."""
+
+    def __init__(self, shop: GuardedShop, url: str) -> None:
+        self.shop = shop
+        self._is_mariadb = "mariadb" in url
+        made = sa.make_url(url)
+        self._database = made.database
+        self._user = f"clerk_{str(made.database)[-12:]}"
+        self._who = f"{self._user}@'127.0.0.1'" if self._is_mariadb else self._user
+        self._say(f"create {'user' if self._is_mariadb else 'role'} {self._who}")
+        if self._is_mariadb:
+            self._say(f"grant create temporary tables on {self._database}.* to {self._who}")
+        else:
+            self._say(f"alter role {self._who} login")
+        for table in (*TABLES, "taskguard_schema", "effects"):
+            self._say(f"grant select, insert, update on {table} to {self._who}")
+        host = "127.0.0.1" if self._is_mariadb else made.host
+        self.ledger = SqlLedger(made.set(username=self._user, password=None, host=host))
+
+    def _say(self, *statements: str) -> None:
+        with self.shop.engine.begin() as db:
+            for statement in statements:
+                db.exec_driver_sql(statement)
+
+    def revoke(self, privilege: str, table: str) -> None:
+        self._say(f"revoke {privilege} on {table} from {self._who}")
+
+    def close(self) -> None:
+        self.ledger.close()
+        if self._is_mariadb:
+            self._say(f"drop user {self._who}")
+        else:
+            self._say(f"drop owned by {self._user}", f"drop role {self._user}")
+
+
+@pytest.fixture(params=["pg_url", "mariadb_url"])
+def office(
+    request: pytest.FixtureRequest, make_shop: Callable[..., GuardedShop]
+) -> Iterator[Office]:
+    url = request.getfixturevalue(request.param)
+    made = Office(make_shop(url), url)
+    yield made
+    made.close()
+
+
+def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[int]]:
+    shop.tg.runner.ledger = shop.tg.runner._entry.ledger = ledger
+    queue = NotingQueue()
+    return shop.deliver(body, queue), queue.copies
+
+
+@pytest.mark.parametrize("privilege", PRIVILEGES)
+@pytest.mark.parametrize("table", TABLES)
+def test_what_may_not_be_done_is_found_at_the_start(
+    office: Office, table: str, privilege: str
+) -> None:
+    """With the privilege and the table in the words of the error, and none else."""
+    office.ledger.check_schema()
+    office.revoke(privilege, table)
+    with pytest.raises(LedgerSchemaError, match=f"{privilege.upper()}.*{table}"):
+        office.ledger.check_schema()
+
+
+@pytest.mark.parametrize("privilege", PRIVILEGES)
+@pytest.mark.parametrize("table", TABLES[:2])
+def test_a_forgotten_grant_puts_deliveries_off(office: Office, table: str, privilege: str) -> None:
+    """They were acknowledged as failed, one and all."""
+    office.revoke(privilege, table)
+    runs: list[int] = []
+    told, copies = deliver(office.ledger, office.shop, lambda guard: runs.append(1))
+    assert isinstance(told, Deferred)
+    assert (runs, copies, office.shop.states) == ([], [1], [])
+
+
+def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Office) -> None:
+    """If only the messages table cannot be written: every deferral was lost."""
+    office.revoke("insert", "taskguard_messages")
+    office.ledger.claim(request(work="ship order:1", message=MessageRef("another")))
+    told, copies = deliver(office.ledger, office.shop, lambda guard: None)
+    assert isinstance(told, Deferred)
+    assert copies == [1]
+
+
+@pytest.mark.parametrize("column", ["crashed_owner", "lease_until"])
+def test_a_missing_column_puts_deliveries_off(shop: GuardedShop, column: str) -> None:
+    """Tables of another version, or a migration that went wrong."""
+    with shop.engine.begin() as db:
+        db.exec_driver_sql(f"alter table taskguard_works drop column {column}")
+    runs: list[int] = []
+    queue = NotingQueue()
+    with pytest.raises(LedgerSchemaError, match=column):
+        shop.ledger.check_schema()
+    assert isinstance(shop.deliver(lambda guard: runs.append(1), queue), Deferred)
+    assert (runs, queue.copies) == ([], [1])
+
+
+def test_a_grant_that_is_taken_while_the_body_runs(pg_url: str, make_shop: Any) -> None:
+    """The completion is refused: nothing is written, and the delivery is put off, not failed."""
+    shop = make_shop(pg_url)
+    office = Office(shop, pg_url)
+    try:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction() as db:
+                db.exec_driver_sql("insert into effects values ('x')")
+                office.revoke("update", "taskguard_works")
+
+        told, copies = deliver(office.ledger, shop, body)
+        assert isinstance(told, Deferred)
+        assert (copies, shop.effects) == ([1], [])
+    finally:
+        office.close()
+
+
+def test_what_the_body_may_not_do_is_its_own_failure(pg_url: str, make_shop: Any) -> None:
+    """A forgotten GRANT on its own table: FAILED, as any error."""
+    shop = make_shop(pg_url)
+    office = Office(shop, pg_url)
+    try:
+
+        def body(guard: Guard) -> None:
+            with guard.transaction() as db:
+                db.exec_driver_sql("delete from effects")
+
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied"):
+            deliver(office.ledger, shop, body)
+        assert shop.states == ["FAILED"]
+    finally:
+        office.close()
