@@ -2,7 +2,7 @@
 
 Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretry_for`, canvas,
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
-before it is acknowledged; where even that fails it is rejected back into the queue.
+before it is acknowledged; where even that fails it goes back into the queue.
 
 Read next: `queue.py` for how a copy is published.
 """
@@ -21,7 +21,7 @@ from taskguard import Answered, Completed, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.house import house_of
 from taskguard_celery.message import message_of, published_at_s
-from taskguard_celery.queue import CeleryQueue, put_off_unread
+from taskguard_celery.queue import CeleryQueue, NotPublishedError, put_off_unread
 
 __all__ = ["guarded_function_of", "guarded_task"]
 
@@ -136,8 +136,24 @@ def _task_of(wrapper: Any) -> Task | None:
 def _deliver(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    queue = None if task.request.is_eager else CeleryQueue(task)
+    while True:
+        try:
+            return _deliver_once(task, compiled, args, kwargs, queue)
+        except NotPublishedError as error:
+            if queue is None:
+                raise
+            queue.keep(error)
+
+
+def _deliver_once(
+    task: Task,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    queue: CeleryQueue | None,
+) -> Any:
     request = task.request
-    queue = None if request.is_eager else CeleryQueue(task)
     try:
         house = house_of(task.app)
     except errors.ConfigurationError as error:
