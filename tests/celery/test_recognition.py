@@ -31,8 +31,13 @@ def app(sqlite_url: str) -> Iterator[Celery]:
     """An app that publishes into this process's memory."""
     ledger = SqlLedger(sqlite_url)
     ledger.create_schema()
-    with Celery("recognised", broker="memory://", backend="cache+memory://") as app:
-        app.conf.update(taskguard_locks=None, taskguard_ledger=ledger, task_acks_late=True)
+    with Celery("recognised", broker="memory://", set_as_current=False) as app:
+        app.conf.update(
+            result_backend="cache+memory://",
+            taskguard_locks=None,
+            taskguard_ledger=ledger,
+            task_acks_late=True,
+        )
         yield app
         taskguard_celery.house_of(app).close()
     ledger.close()
