@@ -20,6 +20,7 @@ from celery.exceptions import Ignore
 
 from taskguard import Answered, Completed, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
+from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.house import house_of
 from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.queue import CeleryQueue, NotPublishedError, put_off_unread
@@ -83,7 +84,7 @@ def guarded_task(
                 return house_of(current_app).run(compiled, args, kwargs)
             request = task.request
             if request.called_directly or vars(request).get(_IN_HAND):
-                return house_of(task.app).run(compiled, args, kwargs, task=task.name)
+                return _call(task, compiled, args, kwargs)
             setattr(request, _IN_HAND, True)
             return _deliver(task, compiled, args, kwargs)
 
@@ -230,6 +231,17 @@ def _task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
     # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
     tasks = current_app.tasks.values()
     return next((task for task in tasks if guarded_function_of(task) is compiled), None)
+
+
+def _call(
+    task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call, not a message."""
+    house = house_of(task.app)
+    failed = failed_request(args)
+    if failed is not None:
+        return call_errback(house, compiled, args, kwargs, task=task, failed=failed)
+    return house.run(compiled, args, kwargs, task=task.name)
 
 
 def _deliver(

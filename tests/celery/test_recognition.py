@@ -9,45 +9,18 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.app.trace import build_tracer
 
 import taskguard_celery
+from support.celery_process import deliver, local_app, next_message
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.sql import SqlLedger
 from taskguard.states import State
 from taskguard_celery import guarded_task
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
 
 @pytest.fixture
-def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apps made here have their own tasks only, whatever was imported before."""
-    monkeypatch.setattr("celery._state._on_app_finalizers", set())
-
-
-@pytest.fixture
-def app(sqlite_url: str) -> Iterator[Celery]:
-    """An app that publishes into this process's memory."""
-    ledger = SqlLedger(sqlite_url)
-    ledger.create_schema()
-    with Celery("recognised", broker="memory://", set_as_current=False) as app:
-        app.conf.update(
-            result_backend="cache+memory://",
-            taskguard_locks=None,
-            taskguard_ledger=ledger,
-            task_acks_late=True,
-        )
+def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    with local_app(sqlite_url, monkeypatch) as app:
         yield app
-        taskguard_celery.house_of(app).close()
-    ledger.close()
-
-
-def deliver(task: Task, *args: Any, task_id: str) -> Any:
-    """What a worker's child does with a message."""
-    request = {"id": task_id, "delivery_info": {}, "is_eager": False}
-    trace = build_tracer(task.name, task, app=task.app)
-    return trace(task_id, args, {}, request)
 
 
 class Billing(Task):  # type: ignore[misc]  # Celery has no types
@@ -95,8 +68,7 @@ def test_a_class_that_finds_its_key_taken_is_put_off(app: Celery) -> None:
         outcome = deliver_elsewhere(task, 1, task_id="a")
     assert outcome.info.state == "IGNORED"
     assert task.bodies == []
-    with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
-        assert queue.get(block=False).headers["id"] == "a"
+    assert next_message(app).headers["id"] == "a"
 
 
 def deliver_elsewhere(task: Task, *args: Any, task_id: str) -> Any:
@@ -195,8 +167,7 @@ def test_a_guard_that_nobody_could_see_is_not_begun(app: Celery) -> None:
     task = app.task(name="ship", shared=False)(remembered(ship))
     taskguard_celery.check_worker(app)
     assert deliver(task, 7, task_id="a").info.state == "IGNORED"
-    with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
-        assert queue.get(block=False).headers["id"] == "a"
+    assert next_message(app).headers["id"] == "a"
     assert began == []
 
 
