@@ -14,6 +14,7 @@
   - TransactionRetryError          the database asked for this transaction to be run again
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
     + RowChangedError              the body moved its own row, which taskguard does
+    + TransactionAbandonedError    the body caught what ended its transaction, and ended well
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
   - FingerprintMismatchError       the work was first asked for with other arguments
@@ -57,6 +58,7 @@ __all__ = [
     "RowMissingError",
     "StaleTokenError",
     "TaskguardError",
+    "TransactionAbandonedError",
     "TransactionRetryError",
     "TransactionUsageError",
     "WorkDeadError",
@@ -192,6 +194,10 @@ class TransactionUsageError(TaskguardError):
 
 class RowChangedError(TransactionUsageError):
     """The body changed state or fence of its own row (`row=`). Nothing was written."""
+
+
+class TransactionAbandonedError(TransactionUsageError):
+    """The body caught what ended its transaction, and ended as if its writes were there."""
 
 
 class ResultError(TaskguardError, TypeError):

@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING, Any
 from taskguard.delivery import Codec, Delivery
 from taskguard.errors import (
     ConfigurationError,
-    LedgerUnavailableError,
     ResultError,
-    RowChangedError,
-    StaleTokenError,
     TaskguardError,
-    TransactionRetryError,
+    TransactionAbandonedError,
     TransactionUsageError,
 )
 from taskguard.lease import Lease
@@ -156,9 +153,8 @@ class Guard:
         self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self._called: dict[str, Any] = {}
         self.completed = False
-        # The last reason why a transaction was refused, until a later one commits: a body that
-        # swallows it must not be taken for one that had nothing to write.
-        self.refused: TaskguardError | None = None
+        # By what a transaction was left, and which: until a later one of the body's commits.
+        self._left: tuple[str, BaseException] | None = None
 
     def __repr__(self) -> str:
         return f"<Guard {self.key} fence={self.fence} attempt={self.attempt}>"
@@ -415,16 +411,13 @@ class Guard:
             with self._ledger.transaction(claim, look_first=not trusted, on=on) as tx:
                 self._db = tx.db
                 yield tx
-        except (
-            StaleTokenError,
-            TransactionRetryError,
-            LedgerUnavailableError,
-            RowChangedError,
-        ) as error:
-            self.refused = error
+        except BaseException as error:
+            self._left = name, error
             raise
         else:
-            self.refused = None
+            # A step's result is none of the writes that are gone with the body's own transaction.
+            if name != "step" or (self._left is not None and self._left[0] == "step"):
+                self._left = None
         finally:
             self._open = False
             self._db = None
@@ -446,6 +439,27 @@ class Guard:
         """The guard of the guarded body around this one."""
         return self._outer
 
+    def refuse_end(self) -> None:
+        """Raise unless the body's end may be taken for DONE.
+
+        A body that catches what ended its transaction is no body that had nothing to write.
+        """
+        if self._left is None or self.completed:
+            return
+        name, error = self._left
+        if isinstance(error, TaskguardError) and error.key in (None, self.key):
+            raise error  # what the ledger said, whatever the body made of it
+        if not isinstance(error, Exception | GeneratorExit):
+            raise error  # a shutdown
+        raise TransactionAbandonedError(
+            f"The body of {self.key} left guard.{name}() by {type(error).__name__}, caught that, "
+            "and ended as if all was well. Nothing of that block is written, so the work is not "
+            "DONE. Let the exception go on, or catch it inside the block; if the work is done "
+            "without those writes, say so by another `with guard.transaction(): pass`.",
+            key=self.key,
+            fence=self.fence,
+        ) from error
+
     def note_completed(self) -> None:
         """DONE is committed."""
         self.completed = True
@@ -454,4 +468,4 @@ class Guard:
     def forget_attempt(self) -> None:
         """The body is going to run again under the same lease."""
         self._result, self._result_json = _UNSET, None
-        self.refused = None
+        self._left = None

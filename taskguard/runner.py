@@ -354,8 +354,7 @@ class Runner:
             try:
                 with running(guard):
                     value = self._call(delivery, kept, guard, body)
-                if guard.refused is not None and not guard.completed:
-                    raise guard.refused
+                guard.refuse_end()
                 return self._complete(delivery, guard, value)
             except TransactionRetryError:
                 if not left or guard.completed:

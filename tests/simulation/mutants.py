@@ -13,6 +13,7 @@ from typing import Any
 import taskguard.states
 from simulation.ledger import KeyRow
 from simulation.world import World
+from taskguard.guard import Guard
 from taskguard.lease import Owner
 from taskguard.ledger.base import Claim
 from taskguard.states import State
@@ -99,6 +100,11 @@ def _takeover_at_once(world: World) -> None:
     world.ledger.lease_share = 0.05
 
 
+def _any_end_is_done(world: World) -> None:
+    """A body that catches what ended its transaction has nothing to write, it seems."""
+    world.patch(Guard, "refuse_end", lambda guard: None)
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -108,4 +114,5 @@ MUTANTS = (
     Mutant("no nonce", _no_nonce, ("S2", "S3", "S4", "S8")),
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
+    Mutant("any end is DONE", _any_end_is_done, ("S2",)),
 )

@@ -29,7 +29,7 @@ from simulation.scheduler import (
 )
 from simulation.servers import BrokerError, DatabaseError, PortLedger, PortLocks
 from taskguard.delivery import Delivery, MessageRef
-from taskguard.errors import TaskguardError
+from taskguard.errors import TaskguardError, TransactionAbandonedError
 from taskguard.events import Event, Events, Lost, StaleRefused, Takeover
 from taskguard.guard import Guard
 from taskguard.lease import Owner
@@ -40,7 +40,15 @@ from taskguard.runner import Runner
 
 __all__ = ["Message", "Task", "World"]
 
-_BODIES = ("transaction", "transaction", "plain", "atomic", "checkpoint", "fails once")
+_BODIES = (
+    "transaction",
+    "transaction",
+    "plain",
+    "atomic",
+    "checkpoint",
+    "fails once",
+    "swallows once",
+)
 
 
 @dataclass(frozen=True)
@@ -236,6 +244,8 @@ class Worker:
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(task, guard))
+        except TransactionAbandonedError as error:
+            return BoomError(str(error))
         except (BoomError, TaskguardError) as error:
             return error
 
@@ -257,9 +267,15 @@ class Worker:
             if task.body == "checkpoint" and guard.progress is None:
                 with guard.checkpoint(["half"]) as db:
                     db.write((f"{work} half", guard.fence))
-            with guard.transaction() as db:
-                db.write((work, guard.fence))
-                guard.result = "done"
+            try:
+                with guard.transaction() as db:
+                    db.write((work, guard.fence))
+                    guard.result = "done"
+                    if task.body == "swallows once" and guard.attempt == 1:
+                        raise BoomError(work)
+            except Exception:
+                if task.body != "swallows once":
+                    raise
             world.scheduler.sleep(task.takes_s / 4)
             return "done"
 

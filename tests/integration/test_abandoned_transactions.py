@@ -1,0 +1,161 @@
+"""Bodies that leave their transaction by an exception, catch it, and end as if all was well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard.errors import TransactionAbandonedError
+from taskguard.guard import Guard
+
+
+class SoftTimeLimitError(Exception):
+    """As Celery's SoftTimeLimitExceeded: an Exception, raised in the middle of the body."""
+
+
+def test_a_body_that_catches_what_ended_its_transaction_is_not_done(shop: GuardedShop) -> None:
+    """Celery's documented `except SoftTimeLimitExceeded: cleanup()`: the writes are gone."""
+    runs = []
+
+    def body(guard: Guard) -> str:
+        runs.append(1)
+        try:
+            with guard.transaction() as db:
+                write(db)
+                if len(runs) == 1:
+                    raise SoftTimeLimitError
+        except SoftTimeLimitError:
+            pass
+        return "shipped"
+
+    with pytest.raises(TransactionAbandonedError, match="SoftTimeLimitError") as caught:
+        shop.deliver(body)
+    assert isinstance(caught.value.__cause__, SoftTimeLimitError)
+    assert caught.value.key == "order:1"
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+    shop.deliver(body)
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+
+
+def test_a_transaction_that_is_begun_again_makes_up_for_it(pg: GuardedShop) -> None:
+    """A body may try in another way; what counts is the last one."""
+
+    def body(guard: Guard) -> str:
+        try:
+            with guard.transaction() as db:
+                write(db, "first")
+                raise LookupError
+        except LookupError:
+            with guard.transaction() as db:
+                write(db, "second")
+        return "shipped"
+
+    pg.deliver(body)
+    assert (pg.effects, pg.states) == (["second"], ["DONE"])
+
+
+def test_parts_that_are_committed_later_make_up_for_it(pg: GuardedShop) -> None:
+    """A checkpoint is the body's own commit, after which its end says that all is done."""
+
+    def body(guard: Guard) -> str:
+        try:
+            with guard.transaction() as db:
+                write(db, "all at once")
+                raise LookupError
+        except LookupError:
+            with guard.checkpoint(1) as db:
+                write(db, "a part")
+        return "shipped"
+
+    pg.deliver(body)
+    assert (pg.effects, pg.states) == (["a part"], ["DONE"])
+
+
+@pytest.mark.parametrize("part", ["transaction", "checkpoint"])
+def test_a_step_does_not_make_up_for_it(pg: GuardedShop, part: str) -> None:
+    """What a clean-up tells somebody elsewhere is none of the writes that are gone."""
+
+    def body(guard: Guard) -> None:
+        on = guard.transaction() if part == "transaction" else guard.checkpoint(1)
+        try:
+            with on as db:
+                write(db)
+                raise LookupError
+        except LookupError:
+            guard.step("tell", lambda: "told")
+
+    with pytest.raises(TransactionAbandonedError):
+        pg.deliver(body)
+    assert (pg.effects, pg.states) == ([], ["FAILED"])
+
+
+def test_a_swallowed_deadlock_is_run_again_although_a_step_was_stored(pg: GuardedShop) -> None:
+    """The database asked for it."""
+    runs = []
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        try:
+            with guard.transaction() as db:
+                write(db)
+                if len(runs) == 1:
+                    db.exec_driver_sql("do $$ begin raise exception sqlstate '40P01'; end $$")
+        except Exception:
+            guard.step("tell", lambda: "told")
+
+    pg.deliver(body)
+    assert (len(runs), pg.effects, pg.states) == (2, ["x"], ["DONE"])
+
+
+def test_a_swallowed_shutdown_goes_on(pg: GuardedShop) -> None:
+    """The process is to end: the work is another's, at once."""
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        pg.deliver(body)
+    assert (pg.effects, pg.states) == ([], ["NEW"])
+
+
+def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
+    """`guard.check()` in the block, and a body that takes it for its own trouble."""
+    queue = NotingQueue()
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                guard._lease.mark_lost("for the test")
+                guard.check()
+        except Exception:
+            pass
+
+    pg.deliver(body, queue)
+    assert (pg.effects, pg.states, queue.copies) == ([], ["NEW"], [1])
+
+
+def test_a_result_in_an_abandoned_block_is_none(pg: GuardedShop) -> None:
+    """Neither DONE nor its result."""
+    told: list[Any] = []
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> str:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                guard.result = "shipped"
+                raise LookupError
+        except LookupError:
+            return "caught"
+
+    with pytest.raises(TransactionAbandonedError):
+        told.append(ship(1))
+    assert (told, pg.states) == ([], ["FAILED"])
