@@ -2,8 +2,9 @@
 
 Guarantees: id, retries, links, chord, group, time limits, priority and route stay; none of the
 task's own retries is spent. `publish_copy` returns only after the broker took the copy (on
-RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery is
-rejected back into the queue, so that one of the two is always alive.
+RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
+into the queue, so that one of the two is always alive. A queue that throws away what went back too
+often (quorum queues have a delivery limit) is spared that: the delivery waits and is tried again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,28 @@ import time
 from typing import Any, NoReturn
 
 from celery import Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from taskguard import errors
 from taskguard_celery.message import COPY_HEADER, message_of
 
-__all__ = ["CeleryQueue", "put_off_unread", "visibility_timeout_s"]
+try:
+    from celery.utils.quorum_queues import detect_quorum_queues
+except ImportError:  # Celery before 5.5 cannot consume from them
+
+    def detect_quorum_queues(app: Any, driver_type: str) -> tuple[bool, str]:  # noqa: ARG001  # Celery's
+        """None is known."""
+        return False, ""
+
+
+__all__ = [
+    "CeleryQueue",
+    "NotPublishedError",
+    "PutBack",
+    "longest_wait_s",
+    "put_off_unread",
+    "visibility_timeout_s",
+]
 
 logger = logging.getLogger("taskguard")
 
@@ -29,6 +46,20 @@ _VISIBILITY_TIMEOUTS_S = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600
 _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
 _MAX_DELAY_S = 30.0
 _PAUSE_BEFORE_REJECT_S = 1.0
+# Half of RabbitMQ's consumer_timeout, after which it delivers a message again.
+_MAX_WAIT_S = 900.0
+_SHARE_OF_TIME_LIMIT = 0.5
+
+
+class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
+    """The message goes back into the queue.
+
+    `autoretry_for` takes a Reject for a failure of the body, and lets an Ignore through.
+    """
+
+
+class NotPublishedError(Exception):
+    """The broker is not known to have taken a copy: the message in hand has to stay alive."""
 
 
 def visibility_timeout_s(app: Any) -> float | None:
@@ -40,6 +71,19 @@ def visibility_timeout_s(app: Any) -> float | None:
     return float((app.conf.broker_transport_options or {}).get("visibility_timeout", default_s))
 
 
+def longest_wait_s(task: Task) -> float:
+    """How long the message in hand may wait where it is: nobody takes it for lost meanwhile."""
+    visible_s = visibility_timeout_s(task.app)
+    limit_s = (task.request.timelimit or (None,))[0] or task.time_limit
+    limit_s = limit_s or task.app.conf.task_time_limit
+    bounds_s = [_MAX_WAIT_S]
+    if visible_s is not None:
+        bounds_s.append(visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
+    if limit_s:
+        bounds_s.append(float(limit_s) * _SHARE_OF_TIME_LIMIT)
+    return min(bounds_s)
+
+
 class CeleryQueue:
     """Puts off the message that `task` is handling."""
 
@@ -47,6 +91,7 @@ class CeleryQueue:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self._waits_until_s: float | None = None
         visible_s = visibility_timeout_s(task.app)
         self.max_delay_s = (
             _MAX_DELAY_S
@@ -60,27 +105,63 @@ class CeleryQueue:
         return message_of(self._task.request).copy
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Publish the message again. Rejects the one in hand if the broker does not take it."""
+        """Publish the message again. Raises NotPublishedError unless the broker took it."""
         request = self._task.request
         headers = {**(request.headers or {}), COPY_HEADER: copy}
-        signature = self._task.signature_from_request(
-            request, countdown=self._countdown_s(delay_s), retries=request.retries, headers=headers
-        )
         try:
+            signature = self._task.signature_from_request(
+                request,
+                countdown=self._countdown_s(delay_s),
+                retries=request.retries,
+                headers=headers,
+            )
             signature.apply_async()
         except Exception as error:
             # Any error here means that no live copy is known: keep the message that there is.
-            logger.exception(
-                "%s[%s] could not be put off; back to the queue", self._task.name, request.id
-            )
+            raise NotPublishedError(f"{type(error).__name__}: {error}") from error
+
+    def keep(self, error: NotPublishedError) -> None:
+        """Keep the message in hand alive: returns if its delivery is to be tried again here.
+
+        Raises PutBack where it goes back to the queue, which is done at once unless the queue
+        counts its deliveries: RabbitMQ throws away a quorum queue's message after 20.
+        """
+        now_s = time.monotonic()
+        if self._waits_until_s is None:
+            wait_s = longest_wait_s(self._task) if self._counts_deliveries() else 0.0
+            self._waits_until_s = now_s + wait_s
+        stays = now_s < self._waits_until_s
+        logger.warning(
+            "%s[%s] could not be put off (%s); %s",
+            self._task.name,
+            self._task.request.id,
+            error,
+            "waiting, for its queue may limit deliveries" if stays else "back to the queue",
+        )
+        try:
             time.sleep(_PAUSE_BEFORE_REJECT_S)
-            raise Reject(str(error), requeue=True) from error
+        except SoftTimeLimitExceeded:
+            stays = False
+        if not stays:
+            raise PutBack(str(error), requeue=True) from None
 
     def _countdown_s(self, delay_s: float) -> float:
-        """Quorum queues delay by whole seconds, at least one."""
-        if self._task.app.conf.get("task_default_queue_type") == "quorum":
-            return float(max(1, math.ceil(delay_s)))
-        return delay_s
+        """RabbitMQ delays by whole seconds, at least one, where Celery leaves delays to it."""
+        return float(max(1, math.ceil(delay_s))) if self._has_quorum_queues() else delay_s
+
+    def _has_quorum_queues(self) -> bool:
+        """By Celery's own detection, as of its publishing."""
+        app = self._task.app
+        transport = app.producer_pool.connections.connection.transport
+        return bool(detect_quorum_queues(app, transport.driver_type)[0])
+
+    def _counts_deliveries(self) -> bool:
+        """Whether the message's queue may throw it away. Policies of the broker are not known."""
+        try:
+            return self._has_quorum_queues()
+        except Exception as error:  # noqa: BLE001  # what publishing failed by; the message stays
+            logger.debug("the kinds of queues are not known: %s", error)
+            return True
 
 
 def put_off_unread(queue: CeleryQueue, error: errors.TaskguardError) -> NoReturn:

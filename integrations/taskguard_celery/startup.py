@@ -17,7 +17,12 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.decorator import guarded_function_of, takes_itself
+from taskguard_celery.decorator import (
+    guarded_function_of,
+    hidden_guard_of,
+    takes_itself,
+    unrecognised,
+)
 from taskguard_celery.house import build, house_of
 from taskguard_celery.message import message_of
 from taskguard_celery.queue import visibility_timeout_s
@@ -101,7 +106,8 @@ def warnings_for(task: Task) -> list[str]:
 
 
 def check_worker(app: Any) -> None:
-    """Log the warnings; raise ConfigurationError if nothing guarded could run."""
+    """Log the warnings; raise ConfigurationError if nothing guarded could run, or unguarded."""
+    _refuse_hidden_guards(app)
     tasks = list(guarded_tasks(app))
     for task, _ in tasks:
         problems = warnings_for(task)
@@ -114,6 +120,13 @@ def check_worker(app: Any) -> None:
     if tasks:
         rows = [compiled.row for _, compiled in tasks if compiled.row is not None]
         _check_servers(app, rows)
+
+
+def _refuse_hidden_guards(app: Any) -> None:
+    for task in app.tasks.values():
+        compiled = hidden_guard_of(task)
+        if compiled is not None:
+            raise unrecognised(task, compiled)
 
 
 def _check_servers(app: Any, rows: list[Any]) -> None:

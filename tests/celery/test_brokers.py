@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 import uuid
 from collections import Counter
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery
 
 from support.waiting import wait_until
 from taskguard import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
+from taskguard_sandbox.servers import RabbitMQ
 
 pytestmark = pytest.mark.debian
 
@@ -94,6 +97,48 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
         assert "deferred" in worker.text()
     assert waiting(shop) == 0
     assert shop.effects() == Counter({"5": 1})
+
+
+@pytest.fixture
+def strict_shop(make_shop: Any, rabbitmq: RabbitMQ) -> Any:
+    """A shop whose queue is declared as a quorum queue, and throws away what came back twice."""
+    if celery.VERSION < (5, 5):
+        pytest.skip("Celery consumes from quorum queues since 5.5")
+    name = f"strict-{time.time_ns()}"
+    return make_shop(SHOP_BROKER=rabbitmq.url, SHOP_QUEUE=name, SHOP_DELIVERY_LIMIT="2")
+
+
+def test_a_quorum_queue_that_is_declared_is_found_out(strict_shop: Any) -> None:
+    """By Celery's detection: RabbitMQ delays by whole seconds, and every delivery is answered."""
+    shop = strict_shop
+    with shop.worker(concurrency=4) as worker:
+        results = [shop.tasks.ship.delay(6, 3.0)]
+        shop.wait_for_steps("began")
+        results += [shop.tasks.ship.delay(6) for _ in range(3)]
+        assert [each.get(timeout=60) for each in results] == [{"order": 6}] * 4
+        assert "could not be put off" not in worker.text()
+    assert shop.effects() == Counter({"6": 1})
+
+
+def test_a_delivery_limit_outlasts_an_outage_of_publishing(strict_shop: Any) -> None:
+    """What cannot be put off waits in its delivery, instead of coming back until it is thrown away.
+
+    Once nothing is in its way any more, it goes on without having been put off.
+    """
+    shop = strict_shop
+    outage = shop.folder / "outage"
+    with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
+        first = shop.tasks.ship.delay(8, 10.0)
+        shop.wait_for_steps("began")
+        outage.touch()
+        second = shop.tasks.ship.delay(8)
+        wait_until(
+            lambda: worker.text().count("could not be put off") > 3,
+            timeout_s=30,
+            message="more tries than the queue would allow",
+        )
+        assert [each.get(timeout=60) for each in (first, second)] == [{"order": 8}] * 2
+    assert shop.effects() == Counter({"8": 1})
 
 
 def test_a_warm_shutdown_finishes_the_body(rabbit_shop: Any) -> None:

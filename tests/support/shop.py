@@ -18,6 +18,8 @@ from typing import Any
 
 import sqlalchemy as sa
 from celery import Celery, Task
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from support import shop_shared
 from taskguard import Guard
@@ -29,7 +31,17 @@ URL = os.environ["SHOP_DATABASE"]
 LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
 TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
 
-app = Celery("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BACKEND"])
+
+class App(Celery):
+    """Publishes nothing while the file that SHOP_OUTAGE names exists; what it has, it consumes."""
+
+    def send_task(self, *args: Any, **options: Any) -> Any:
+        if os.path.exists(os.environ.get("SHOP_OUTAGE", "")):  # noqa: PTH110  # "" is no path
+            raise OperationalError("the broker takes no message")
+        return super().send_task(*args, **options)
+
+
+app = App("shop", broker=os.environ["SHOP_BROKER"], backend=os.environ["SHOP_BACKEND"])
 app.conf.update(
     taskguard_locks_url=os.environ["SHOP_LOCKS"],
     task_acks_late=True,
@@ -52,6 +64,13 @@ if not os.environ["SHOP_BROKER"].startswith("amqp"):
 else:
     app.conf.broker_transport_options = {"confirm_publish": True}
 app.conf.update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
+if "SHOP_DELIVERY_LIMIT" in os.environ:
+    # As an application declares it that leaves task_default_queue_type alone.
+    name = app.conf.task_default_queue
+    limit = int(os.environ["SHOP_DELIVERY_LIMIT"])
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": limit}
+    exchange = Exchange(name, type="topic")
+    app.conf.task_queues = [Queue(name, exchange, routing_key=name, queue_arguments=arguments)]
 if "SHOP_SAFE" in os.environ:
     safe_defaults(app)
 
@@ -240,6 +259,16 @@ def auto(order: int, guard: Guard) -> int:
     with guard.transaction() as db:
         effect(db, order, guard)
     return guard.attempt
+
+
+@task(name="shop.stubborn", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0.1)
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def stubborn(order: int, guard: Guard) -> int:
+    """Whatever is raised, autoretry_for takes it for a failure of the body."""
+    step(order, "began")
+    with guard.transaction() as db:
+        effect(db, order, guard)
+    return order
 
 
 @task(name="shop.nap", bind=True, autoretry_for=(ValueError,))

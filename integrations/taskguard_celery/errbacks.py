@@ -1,0 +1,91 @@
+"""Errbacks that take `(request, exc, traceback)`: Celery calls them in the delivery that failed.
+
+Guarantees: one that finds its key taken or the ledger away waits where it is called, for as long
+as that delivery may take; one that is given up is said. Not guaranteed: that one is not lost with
+its worker, for there is no message. An errback of one argument is a message as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+import uuid
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+
+from taskguard import Answered, Completed, Deferred, GuardedFunction, MessageRef, TaskGuard, errors
+from taskguard_celery.queue import longest_wait_s
+
+__all__ = ["call_errback", "failed_request"]
+
+logger = logging.getLogger("taskguard")
+
+
+class _InPlace:
+    """Puts a call off by letting it wait: it has no message of which there could be a copy."""
+
+    max_delay_s = 2.0
+    numbers_copies = False
+
+    def publish_copy(self, copy: int, delay_s: float) -> None:
+        """Whoever called waits."""
+
+
+def failed_request(args: tuple[Any, ...]) -> Context | None:
+    """The request that failed, if these are what Celery calls an errback with."""
+    for first, second in itertools.pairwise(args):
+        if isinstance(first, Context) and isinstance(second, BaseException):
+            return first
+    return None
+
+
+def call_errback(
+    house: TaskGuard,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    task: Task,
+    failed: Context,
+) -> Any:
+    """Call the errback `task`, once its key is free. Raises what its body does, or KeyBusyError."""
+    try:
+        at_work = task.app.current_worker_task
+        if at_work is None:
+            # The worker's own process, on behalf of a killed child: everything would wait with it.
+            return house.run(compiled, args, kwargs, task=task.name)
+        return _call(house, compiled, args, kwargs, task.name, longest_wait_s(at_work))
+    except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
+        logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback
+        raise
+
+
+def _call(
+    house: TaskGuard,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    wait_s: float,
+) -> Any:
+    until_s = time.monotonic() + wait_s
+    message = MessageRef(f"errback:{uuid.uuid4()}")
+    while True:
+        delivery = compiled.delivery(args, kwargs, task=name, message=message, queue=_InPlace())
+        outcome = house.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+        if isinstance(outcome, Completed | Answered):
+            return outcome.value
+        if not isinstance(outcome, Deferred):
+            return None  # skipped, as it asks for
+        if time.monotonic() + outcome.delay_s > until_s:
+            raise errors.KeyBusyError(
+                f"{delivery.key} was not free within {wait_s:.0f} s, and an errback that Celery "
+                "calls has no message to be put off. One that takes the task's id alone has.",
+                key=delivery.key,
+            )
+        time.sleep(outcome.delay_s)
+        message = dataclasses.replace(message, copy=outcome.copy)
