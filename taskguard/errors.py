@@ -14,6 +14,7 @@
   - TransactionRetryError          the database asked for this transaction to be run again
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
     + RowChangedError              the body moved its own row, which taskguard does
+  - BodyCancelledError             the body raised asyncio's CancelledError, which no queue takes
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
   - FingerprintMismatchError       the work was first asked for with other arguments
@@ -37,6 +38,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BodyCancelledError",
     "CommitUnknownError",
     "ConfigurationError",
     "FencedRowMissingError",
@@ -192,6 +194,13 @@ class TransactionUsageError(TaskguardError):
 
 class RowChangedError(TransactionUsageError):
     """The body changed state or fence of its own row (`row=`). Nothing was written."""
+
+
+class BodyCancelledError(TaskguardError):
+    """The body raised asyncio's CancelledError, its cause: the work is FAILED.
+
+    Told to queues in its place, which take it for the end of their worker: it is no Exception.
+    """
 
 
 class ResultError(TaskguardError, TypeError):

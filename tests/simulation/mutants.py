@@ -99,6 +99,16 @@ def _takeover_at_once(world: World) -> None:
     world.ledger.lease_share = 0.05
 
 
+def _exits_uncounted(world: World) -> None:
+    """A body that ends its process is given back as at a shutdown."""
+
+    def crash(claim: Claim, error: str) -> bool:
+        del error
+        return world.ledger.give_back(claim)
+
+    world.ledger.crash = crash  # type: ignore[method-assign]
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -108,4 +118,5 @@ MUTANTS = (
     Mutant("no nonce", _no_nonce, ("S2", "S3", "S4", "S8")),
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
+    Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
 )

@@ -40,7 +40,16 @@ from taskguard.runner import Runner
 
 __all__ = ["Message", "Task", "World"]
 
-_BODIES = ("transaction", "transaction", "plain", "atomic", "checkpoint", "fails once")
+_BODIES = (
+    "transaction",
+    "transaction",
+    "plain",
+    "atomic",
+    "checkpoint",
+    "fails once",
+    "exits once",
+    "always exits",
+)
 
 
 @dataclass(frozen=True)
@@ -219,6 +228,11 @@ class Worker:
             except BrokerError:
                 world.broker.reject(tag)
                 continue
+            except SystemExit:
+                # A pool's child: the broker keeps what it had in hand.
+                world.scheduler.kill(self.process)
+                world.start_worker()
+                raise Crashed from None
             world.boundary(self.process, f"acknowledging {message.id}{message.number}")
             world.history.acknowledged(message, told)
             world.broker.acknowledge(tag)
@@ -249,6 +263,9 @@ class Worker:
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
                 raise BoomError(work)
+            if task.body == "always exits" or (task.body == "exits once" and guard.attempt == 1):
+                world.counts["bodies that ended their process"] += 1
+                raise SystemExit(work)
             if task.body == "plain":
                 return "done"
             if task.body == "atomic":
@@ -330,7 +347,7 @@ class World:
                 policy=Policy(
                     ttl_s=ttl_s,
                     atomic=body == "atomic",
-                    max_crashes=(50, 2)[self.choices.pick((5, 1))],
+                    max_crashes=3 if body == "always exits" else (50, 2)[self.choices.pick((5, 1))],
                 ),
                 by_message=self.choices.one_in(4),
             )
@@ -340,9 +357,9 @@ class World:
                 name = f"{task.name}m{0 if same else copy}"
                 self.publish(Message(name, task))
         for _ in range(2 + self.choices.pick((2, 1))):
-            self._start_worker()
+            self.start_worker()
 
-    def _start_worker(self) -> None:
+    def start_worker(self) -> None:
         self._workers += 1
         self.workers.append(Worker(self, f"w{self._workers}"))
 
@@ -362,7 +379,7 @@ class World:
                 worker.process.paused_until_s, self.scheduler.now_s + 5.0
             )
         if all(worker.process.dead for worker in self.workers):
-            self._start_worker()
+            self.start_worker()
 
     def _quiet(self) -> bool:
         broker = self.broker
@@ -382,7 +399,7 @@ class World:
                 self.counts["processes killed"] += 1
                 self.say(f"{process.name} KILLED")
                 scheduler.kill(process)
-                self._start_worker()
+                self.start_worker()
                 raise Crashed
             if fault == 2:
                 paused_s = (0.5, 1.5, 4.0, 12.0)[self.choices.pick((1, 2, 2, 1))]

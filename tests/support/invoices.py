@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +94,15 @@ def charge_and_ask_again(invoice: int, *, guard: Guard) -> object:
     with guard.transaction() as db:
         effect(db, invoice, guard)
     return Retry(max=5)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, max_crashes=3)
+def leave(invoice: int, how: str, *, guard: Guard) -> None:
+    """Ends without an Exception, as argparse does, or a cancelled event loop."""
+    step(invoice, "began")
+    if how == "exit":
+        sys.exit("usage: leave")
+    raise asyncio.CancelledError("by itself")
 
 
 def ask_for(invoice: int, attempts: int) -> object:
