@@ -86,7 +86,7 @@ def _acknowledge_first(world: World) -> None:
 
 def _no_nonce(world: World) -> None:
     """Every attempt at a message is the same owner."""
-    world.owner = lambda message="": Owner("n", message)  # type: ignore[method-assign]
+    world.owner = lambda message="": Owner("0" * 24, message)  # type: ignore[method-assign]
 
 
 def _drop_duplicates_in_progress(world: World) -> None:

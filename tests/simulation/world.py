@@ -552,7 +552,7 @@ class World:
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""
         self._owners += 1
-        return Owner(f"n{self._owners}", message)
+        return Owner(f"{self._owners:024}", message)
 
 
 @dataclass
