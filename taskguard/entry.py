@@ -1,7 +1,9 @@
 """The way into a delivery: the lock server's word, then the ledger's, once each.
 
 Guarantees: whatever the answer is, no lease is left behind but the one that was granted; a key
-that the lock server forgot is handed to the owner whom the ledger names, not freed.
+that the lock server forgot is handed to the owner whom the ledger names, not freed. A value at the
+lock server that is no lease, or outlives every one, turns nobody away whom the ledger lets in, and
+is left to who wrote it.
 
 Read next: `runner.py`, which decides what to do with the answer.
 """
@@ -15,7 +17,15 @@ from typing import Any
 from taskguard.clock import Clock
 from taskguard.delivery import Delivery
 from taskguard.errors import LockServerUnavailableError
-from taskguard.events import Acquired, Contended, Event, Events, LockUnavailable, Takeover
+from taskguard.events import (
+    Acquired,
+    Contended,
+    Event,
+    Events,
+    LockOverruled,
+    LockUnavailable,
+    Takeover,
+)
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
@@ -64,7 +74,10 @@ class Entry:
         asked_at_s = self.clock.monotonic_s()
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
-            return self._look(delivery, owner, admitted)
+            found = self._look(delivery, owner, admitted)
+            if self.ledger is None or not isinstance(found, Busy) or _is_lease(delivery, admitted):
+                return found
+            return self._overrule(delivery, owner, admitted, asked_at_s)
         if admitted is not None:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
@@ -112,6 +125,17 @@ class Entry:
         if found.state is State.DONE and found.result_json is None and found.owner == held.owner:
             # DONE is committed, but its body has not ended: its return value may still come.
             return Busy(held.owner, held.remaining_s, same_work=True, started=True)
+        return found
+
+    def _overrule(
+        self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
+    ) -> Entered | Answer | Busy:
+        """The lock server's value says nothing: as without one, the ledger alone decides."""
+        lease = self._lease(delivery, owner, asked_at_s, 0)
+        found = self._claim(delivery, self._kept(delivery, lease, at_lock_server=False))
+        if isinstance(found, Entered):
+            holder = held.owner.message if held.owner.is_ours else ""
+            self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
         return found
 
     def _claim(self, delivery: Delivery, kept: Kept) -> Entered | Answer | Busy:
@@ -227,3 +251,13 @@ class Entry:
     def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _is_lease(delivery: Delivery, held: Held) -> bool:
+    """Whether its holder may be about to claim, or about to end: the ledger knows neither.
+
+    What another application wrote, or what outlives a lease of this task (no expiry, a server
+    whose clock was set back), is none; nor may be another task's longer lease, which the ledger
+    then knows.
+    """
+    return held.owner.is_ours and held.remaining_s <= delivery.policy.ttl_s

@@ -15,6 +15,7 @@
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
     + RowChangedError              the body moved its own row, which taskguard does
     + TransactionAbandonedError    the body caught what ended its transaction, and ended well
+  - BodyCancelledError             the body raised asyncio's CancelledError, which no queue takes
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
   - FingerprintMismatchError       the work was first asked for with other arguments
@@ -38,6 +39,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BodyCancelledError",
     "CommitUnknownError",
     "ConfigurationError",
     "FencedRowMissingError",
@@ -198,6 +200,13 @@ class RowChangedError(TransactionUsageError):
 
 class TransactionAbandonedError(TransactionUsageError):
     """The body caught what ended its transaction, and ended as if its writes were there."""
+
+
+class BodyCancelledError(TaskguardError):
+    """The body raised asyncio's CancelledError, its cause: the work is FAILED.
+
+    Told to queues in its place, which take it for the end of their worker: it is no Exception.
+    """
 
 
 class ResultError(TaskguardError, TypeError):

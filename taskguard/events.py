@@ -21,6 +21,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | failed | the body raised | debug (the queue logs it) |
 | dead | the work is not run any more | error |
 | lock_unavailable | the lock server gave no answer; the ledger alone decides | warning |
+| lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "Events",
     "Failed",
     "Listener",
+    "LockOverruled",
     "LockUnavailable",
     "Lost",
     "Released",
@@ -245,6 +247,24 @@ class LockUnavailable(Event):
     )
     error: str = ""
     took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockOverruled(Event):
+    """The lock server has a value that is no lease, or outlives every one, and stays there.
+
+    The ledger knew no live holder, and granted the key. `holder` is a message's id, where it is a
+    lease; `remaining_s` says when the value ends, a day where it never does.
+    """
+
+    name: ClassVar[str] = "lock_overruled"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "%(key)s has a value at the lock server that is no lease, or outlives every one (another "
+        "application's, or a clock set back; %(remaining_s).0f s left): the ledger alone decides"
+    )
+    holder: str = ""
+    remaining_s: float = 0.0
 
 
 Listener = Callable[[Event], None]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -52,9 +54,8 @@ def current_guard() -> Guard:
     Raises:
         TransactionUsageError: no guarded body is running in this thread or greenlet.
     """
-    guard = _running.get()
-    while guard is not None and guard.is_lock:  # `with tg.lock()` within a body
-        guard = guard.outer
+    # `with tg.lock()` within a body is none.
+    guard = next((each for each in _around() if not each.is_lock), None)
     if guard is None:
         raise TransactionUsageError(
             "current_guard() was called outside a guarded body. Call it in the body itself, in "
@@ -65,30 +66,61 @@ def current_guard() -> Guard:
 
 def guard_with(db: Any) -> Guard | None:
     """The guard, among those of the bodies around this call, whose transaction is on `db`."""
-    guard = _running.get()
-    while guard is not None and not guard.is_on(db):
+    return next((guard for guard in _around() if guard.is_on(db)), None)
+
+
+def _around() -> Iterator[Guard]:
+    """The guards of the bodies and locks around this call, innermost first.
+
+    A context is copied (asyncio does for a task, `to_thread` for a thread), and its copy may
+    outlive the body: those that have ended are none of them. Nor are those of another task, which
+    goes on while this one runs.
+    """
+    guard = _standing(_running.get())
+    task = _current_task()
+    while guard is not None:
+        if guard.is_around(task):
+            yield guard
         guard = guard.outer
+
+
+def _standing(guard: Guard | None) -> Guard | None:
+    """It, or the first one around it that has not ended."""
+    while guard is not None and guard.ended:
+        guard = guard.enclosing
     return guard
+
+
+def _current_task() -> Any:
+    """The task of asyncio's that runs here; None where there is none, or no asyncio."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # documented
+        return None
+    return asyncio.current_task()
 
 
 @contextmanager
 def running(guard: Guard) -> Iterator[None]:
-    """For the runner: `guard` is the current one in here."""
-    token = _running.set(guard)
+    """For the runner: `guard` is the current one in here.
+
+    A lock may be left in another context than it was entered in (a `yield` dependency of FastAPI),
+    or before one that was entered after it.
+    """
+    guard.ended = False
+    _running.set(guard)
     try:
         yield
     finally:
-        _running.reset(token)
+        guard.ended = True
+        here = _running.get()
+        if here is not None:
+            _running.set(_standing(here))
+            here.forget_ended()
 
 
 def held_keys() -> set[str]:
     """The keys that guarded bodies around this call hold."""
-    held: set[str] = set()
-    guard = _running.get()
-    while guard is not None:
-        held.update(guard.keys)
-        guard = guard.outer
-    return held
+    return {key for guard in _around() for key in guard.keys}
 
 
 def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
@@ -119,12 +151,18 @@ def _digest(text: str) -> str:
 _UNSET = object()
 
 
+def _reference(task: Any) -> Callable[[], Any] | None:
+    return None if task is None else weakref.ref(task)
+
+
 class Guard:
     """The running body's side of its lease and its claim. Made by the runner, one per body.
 
     Attributes:
         attempt: 1 for the first holder of this work, higher for later ones.
         completed: whether DONE is committed.
+        ended: whether its body, or its lock, was left.
+        enclosing: the guard that was around this one when it began, perhaps ended since.
     """
 
     def __init__(
@@ -143,7 +181,9 @@ class Guard:
         self._claimed = claimed
         self._codec = codec
         self._on_completed = on_completed
-        self._outer = _running.get()
+        self.enclosing = _standing(_running.get())
+        self._task = _reference(_current_task())
+        self.ended = False
         self._open = False
         self._db: Any = None
         self._then: list[Callable[[], None]] = []
@@ -436,8 +476,24 @@ class Guard:
 
     @property
     def outer(self) -> Guard | None:
-        """The guard of the guarded body around this one."""
-        return self._outer
+        """The guard of the guarded body around this one, which has not ended."""
+        return _standing(self.enclosing)
+
+    def forget_ended(self) -> None:
+        """Let go of those around this one that have ended before it."""
+        guard: Guard | None = self
+        while guard is not None:
+            following = guard.outer
+            guard.enclosing = following
+            guard = following
+
+    def is_around(self, task: Any) -> bool:
+        """Whether a call in `task` would wait for this guard's body to go on: None is no task.
+
+        A call without one does: of a thread that the body waits for, by `to_thread`.
+        """
+        mine = None if self._task is None else self._task()
+        return mine is None or task is None or mine is task
 
     def refuse_end(self) -> None:
         """Raise unless the body's end may be taken for DONE.

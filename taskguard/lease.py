@@ -20,6 +20,7 @@ from taskguard.errors import LeaseLostError
 __all__ = ["Lease", "Owner", "new_owner", "trusted_until_s"]
 
 _NONCE_BYTES = 12
+_HEX = frozenset("0123456789abcdef")
 _MARGIN_SHARE = 0.01
 _MARGIN_S = 0.002
 
@@ -44,6 +45,11 @@ class Owner:
 
     def __str__(self) -> str:
         return f"{self.nonce}/{self.message}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `new_owner()` can have made it: what others write into a lock is no lease."""
+        return len(self.nonce) == 2 * _NONCE_BYTES and _HEX.issuperset(self.nonce)
 
     @classmethod
     def parse(cls, text: str) -> Owner:

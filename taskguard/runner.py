@@ -24,6 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
 from taskguard.entry import Entered, Entry
 from taskguard.errors import (
+    BodyCancelledError,
     ConfigurationError,
     FingerprintMismatchError,
     KeyAlreadyHeldError,
@@ -55,6 +56,7 @@ from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import LockProvider
+from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
 
@@ -191,7 +193,8 @@ class Runner:
             self._entry.emit(Dead, delivery, crashes=found.crashes)
             raise WorkDeadError(
                 f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-                "while they ran it. Find out why it kills its workers, then let it run again: "
+                f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find "
+                "out why it kills its workers, then let it run again: "
                 f"taskguard works requeue {delivery.work!r} --reason …",
                 key=delivery.key,
                 crashes=found.crashes,
@@ -338,10 +341,8 @@ class Runner:
         except Exception as error:
             self._after_failure(delivery, kept, guard, error)
             raise
-        except BaseException:
-            # Shutdown, revoke, GreenletExit: another worker is to do it, at once.
-            if not guard.completed:
-                self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+        except BaseException as error:
+            self._after_exit(delivery, kept, guard, error)
             raise
         finally:
             self._release(delivery, kept)
@@ -454,19 +455,65 @@ class Runner:
             ledger.report_in(claim)
 
     def _after_failure(
-        self, delivery: Delivery, kept: Kept, guard: Guard, error: Exception
+        self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
     ) -> None:
         """FAILED, unless DONE is committed; the exception goes on to the queue."""
         if guard.completed:
             return
-        text = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+        text = _error_text(error)
         self._end_claim(kept, lambda ledger, claim: ledger.fail(claim, text))
+        self._emit_failed(delivery, kept, error)
+
+    def _after_exit(
+        self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
+    ) -> None:
+        """What is no Exception: a shutdown gives the work back, any other exit is a crash.
+
+        Where there is a queue, a cancelled body is its failure: queues take CancelledError for
+        the end of their worker, and would deliver this message again and again.
+        """
+        if is_cancellation(error):
+            self._after_failure(delivery, kept, guard, error)
+            if delivery.queue is not None:
+                raise BodyCancelledError(
+                    f"The body of {delivery.task} {delivery.key} was cancelled by itself "
+                    "(asyncio.CancelledError). Catch that in the body, around its event loop.",
+                    key=delivery.key,
+                ) from error
+        elif guard.completed:
+            return
+        elif is_shutdown(error):
+            # Revoke and GreenletExit, too: another worker is to do it, at once.
+            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+        else:
+            self._after_crash(delivery, kept, error)
+
+    def _after_crash(self, delivery: Delivery, kept: Kept, error: BaseException) -> None:
+        """The body ends its process, as it will the next one's: it is taken over, and counted."""
+        text = _error_text(error)
+        # Without an answer the lease runs out, which counts the same.
+        self._end_claim(kept, lambda ledger, claim: ledger.crash(claim, text), late=False)
+        self._emit_failed(delivery, kept, error)
+        logger.warning(
+            "%s %s: the body raised %s, and nobody told this process to stop: that counts as a "
+            "crash. Let the body return, or raise an Exception.",
+            delivery.task,
+            delivery.key,
+            text,
+        )
+
+    def _emit_failed(self, delivery: Delivery, kept: Kept, error: BaseException) -> None:
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         kind = type(error).__name__
         self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
 
-    def _end_claim(self, kept: Kept, end: Callable[[Ledger, Claim], object]) -> None:
-        """End the ledger's lease, once; without an answer it ends by itself."""
+    def _end_claim(
+        self, kept: Kept, end: Callable[[Ledger, Claim], object], *, late: bool = True
+    ) -> None:
+        """End the ledger's lease, once; without an answer it ends by itself.
+
+        `late`: that was no crash, so the ledger is told once it answers again.
+        """
         claim, kept.claim = kept.claim, None
         self.watchdog.drop(kept)
         if claim is None or self.ledger is None or kept.lease.is_parents:
@@ -475,7 +522,8 @@ class Runner:
             end(self.ledger, claim)
         except TaskguardError as error:
             logger.warning("%s: ending the lease got no answer: %s", kept.lease.key, error)
-            self._unreported.append(claim)
+            if late:
+                self._unreported.append(claim)
 
     def _report_late(self) -> None:
         """Claims whose end the ledger never heard of: it would take their holders for crashed."""
@@ -511,6 +559,10 @@ class Runner:
             codec=self.codec,
             on_completed=completed,
         )
+
+
+def _error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
 
 
 def _refuse_reentry(delivery: Delivery) -> None:

@@ -38,7 +38,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (
         State.PROCESSING,
         State.PROCESSING,
-    ): "takeover: the holder's lease ran out, which counts as a crash",
+    ): "takeover: the holder's lease ran out, or its body ended the process: that is a crash",
     (State.PROCESSING, State.NEW): "given back: shutdown, a stale or unknown end",
     (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
     (State.PROCESSING, State.FAILED): "the body raised, or the work was revoked (final)",

@@ -1,7 +1,8 @@
 """`@guarded_job`: from an RQ job to a delivery, and from its outcome to what RQ is told.
 
 Guarantees: module, name and signature (less `guard`) stay, so that `queue.enqueue(charge, 42)`
-finds the function. A job that is put off is in the schedule before its execution ends.
+finds the function. A job that is put off is in the schedule before its execution ends. A body that
+returns `Retry` has asked RQ for another execution: that is no result, so its work is not DONE.
 
 Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
 `retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
@@ -22,6 +23,7 @@ from taskguard import Answered, Completed, Dropped, GuardedFunction, MessageRef,
 from taskguard_rq.calls import call_of
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
+from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 
 __all__ = ["guarded_function_of", "guarded_job", "message_id_of", "message_of"]
 
@@ -69,7 +71,7 @@ def guarded_job(
     """
 
     def decorate(function: Function) -> Function:
-        compiled = GuardedFunction(
+        compiled = GuardedJobFunction(
             function,
             key=key,
             once_per=once_per,
@@ -83,10 +85,13 @@ def guarded_job(
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             job = get_current_job()
-            if job is None or not _is_of(job, wrapper):
-                return house().run(compiled, args, kwargs)
-            message = message_of(job, message_id=message_id)
-            return _deliver(job, compiled, message, args, kwargs)
+            try:
+                if job is None or not _is_of(job, wrapper):
+                    return house().run(compiled, args, kwargs)
+                message = message_of(job, message_id=message_id)
+                return _deliver(job, compiled, message, args, kwargs)
+            except RetryReturnedError as asked:
+                return asked.retry
 
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
         setattr(wrapper, _MARK, compiled)
@@ -180,4 +185,4 @@ def _deliver(
 def _told(queue: RQQueue, outcome: Outcome) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
-    return None if isinstance(outcome, Dropped) else queue.deferral
+    return None if isinstance(outcome, Dropped) else queue.deferred()

@@ -34,11 +34,17 @@ _PAUSE_WITHOUT_SCHEDULER_S = 1.0
 
 
 class Deferral(Retry):
-    """What a job that was put off returns: the stock worker takes it for a retry without end."""
+    """What a job that was put off returns: the stock worker takes it for a retry without end.
 
-    def __init__(self, delay_s: int) -> None:
+    Attributes:
+        delay_s: in how many seconds the job comes again; 0: it is in its queue.
+        retries: how many retries RQ had counted before.
+    """
+
+    def __init__(self, delay_s: int, *, retries: int | None) -> None:
         super().__init__(max=sys.maxsize, interval=delay_s)
         self.delay_s = delay_s
+        self.retries = retries
 
 
 class RQQueue:
@@ -52,7 +58,7 @@ class RQQueue:
         self._queue = Queue(
             job.origin, connection=job.connection, serializer=job.serializer, is_async=True
         )
-        self.deferral: Deferral | None = None
+        self._delay_s: int | None = None
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         """Put the job into the schedule; how often it was stands in `job.meta`, for the delay."""
@@ -71,11 +77,19 @@ class RQQueue:
                 self._job.id,
             )
             time.sleep(min(delay_s, _PAUSE_WITHOUT_SCHEDULER_S))
-            self.deferral = Deferral(0)
+            self._delay_s = 0
             return
         when = datetime.now(UTC) + timedelta(seconds=seconds)
         self._queue.schedule_job(self._job, when)
-        self.deferral = Deferral(seconds)
+        self._delay_s = seconds
+
+    def deferred(self) -> Deferral:
+        """What the job that was put off returns now."""
+        assert self._delay_s is not None  # noqa: S101
+        retries = self._job.number_of_retries
+        # The stock worker will add one, and a `Retry(max=…)` of the body's own would find them all.
+        self._job.number_of_retries = (retries or 0) - 1
+        return Deferral(self._delay_s, retries=retries)
 
     def _scheduler_runs(self) -> bool:
         key: Any = RQScheduler.get_locking_key(self._queue.name)

@@ -1,7 +1,7 @@
 """A worker that puts jobs off without a trace, and keeps a scheduler for them.
 
 Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
-entry. The stock workers do the same by a retry that they count (`number_of_retries`).
+entry. The stock workers do the same by a retry, whose result record stays; it is not counted.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.
@@ -78,6 +78,7 @@ class GuardedWorker(Worker):
         if not isinstance(retry, Deferral):
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
             return
+        job.number_of_retries = retry.retries
         with self.connection.pipeline() as pipeline:
             if retry.delay_s:
                 when = datetime.now(UTC) + timedelta(seconds=retry.delay_s)

@@ -276,6 +276,14 @@ class Ledger(Protocol):
         """
         ...
 
+    def crash(self, claim: Claim, error: str) -> bool:
+        """Its body ended the process: ends the lease, and leaves the work PROCESSING, with `error`.
+
+        The next claim is a takeover, or DEAD, as after a lease that ran out; it need not wait for
+        that. The user's own row stays as it is. False if stale.
+        """
+        ...
+
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims in one statement a batch.
 

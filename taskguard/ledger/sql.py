@@ -225,17 +225,25 @@ class SqlLedger:
         """PROCESSING -> NEW; ends the lease."""
         return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=0)
 
-    def _end(self, claim: Claim, **values: Any) -> bool:
+    def crash(self, claim: Claim, error: str) -> bool:
+        """PROCESSING without a lease: the next claim is a takeover."""
+        due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
+        values = {"error": _storable(error), "lease_until": 0, "due": due}
+        return self._end(claim, row_too=False, **values)
+
+    def _end(self, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
+        """End the lease; the work gets `values`, and the user's own row its first state."""
+
         def end() -> bool:
             with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                if claim.row is not None:
+                if claim.row is not None and row_too:
                     rows.read(db, claim.row, lock=True)  # before our own rows, as everybody does
                 db.execute(sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0))
                 if claim.work is None:
                     return True
                 changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
                 ended = changed.rowcount == 1
-                if claim.row is not None and (ended or _revoked(db, claim)):
+                if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                     rows.put_back(db, claim)
                 return ended
 

@@ -288,7 +288,7 @@ class _Claim:
                 finished=self.now_us,
             )
         )
-        return Answer(State.DEAD, crashes=row.crashes + 1)
+        return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error)
 
 
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:

@@ -5,7 +5,10 @@ With a real ledger on SQLite and locks in memory; the queue is one that only not
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.leaving import exiting_at_sigterm
 from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, MessageRef
 from taskguard.errors import (
+    BodyCancelledError,
     KeyBusyError,
     LedgerUnavailableError,
     MessageTooOldError,
@@ -280,13 +285,90 @@ def test_a_shutdown_gives_the_work_back(depot: Depot, leaves: type[BaseException
     """NEW at once, no crash; another worker need not wait for the lease."""
 
     def body(guard: Guard) -> None:
-        raise leaves
+        number = signal.SIGTERM if leaves is SystemExit else signal.SIGINT
+        signal.raise_signal(number)
 
-    with pytest.raises(leaves):
+    with exiting_at_sigterm(), pytest.raises(leaves):
         depot.deliver(body)
     assert depot.state() is State.NEW
     assert depot.locks.held() == {}
     assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
+
+
+def test_a_body_that_exits_is_a_crash_each_time(depot: Depot) -> None:
+    """`sys.exit()` ends every process that runs it: no lease is waited for, and it is DEAD."""
+
+    def body(guard: Guard) -> None:
+        attempts.append(guard.attempt)
+        sys.exit("usage: …")
+
+    attempts: list[int] = []
+    for _ in range(3):
+        with pytest.raises(SystemExit):
+            depot.deliver(body, max_crashes=3)
+        assert (depot.state(), depot.locks.held()) == (State.PROCESSING, {})
+    with pytest.raises(WorkDeadError, match=r"3 holders.*SystemExit: usage"):
+        depot.deliver(body, max_crashes=3)
+    assert attempts == [1, 2, 3]
+    assert depot.state() is State.DEAD
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert view.error == "SystemExit: usage: …"
+    assert depot.names().count("failed") == 3
+
+
+def test_an_exit_after_done_leaves_done(depot: Depot) -> None:
+    """The effects stand."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            guard.result = "shipped"
+        sys.exit(0)
+
+    with pytest.raises(SystemExit):
+        depot.deliver(body)
+    assert depot.deliver(body) == Answered("shipped")
+
+
+def test_an_exit_that_the_ledger_never_hears_of_counts_too(
+    depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease runs out; the process does not report itself as alive later."""
+
+    def away(*_: Any) -> None:
+        raise LedgerUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(depot.ledger, "crash", away)
+        with pytest.raises(SystemExit):
+            depot.deliver(lambda guard: sys.exit(1))
+    depot.change("update taskguard_works set lease_until = 1")
+    depot.change("update taskguard_keys set lease_until = 1")
+    assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert view.crashes == 1
+
+
+def test_a_cancelled_body_is_failed(depot: Depot) -> None:
+    """The record says so, and the queue gets an error that does not end its worker."""
+
+    def body(guard: Guard) -> None:
+        async def cancelled() -> None:
+            raise asyncio.CancelledError("by itself")
+
+        asyncio.run(cancelled())
+
+    with pytest.raises(BodyCancelledError, match="event loop") as caught:
+        depot.deliver(body)
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.state, view.crashes) == (State.FAILED, 0)
+    assert (view.error or "").startswith("CancelledError")
+    with pytest.raises(asyncio.CancelledError):
+        depot.deliver(body, queue=None)
+    assert depot.deliver(lambda guard: guard.attempt, retries=1) == Completed(3)
 
 
 def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:

@@ -5,6 +5,8 @@ On PostgreSQL and SQLite, on the ledger's own connections and on an Engine of th
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from support.databases import DATABASES
+from support.leaving import exiting_at_sigterm
 from support.own_rows import EFFECTS, ORDERS, Shop
 from taskguard import Answered, Completed, Deferred, Dropped
 from taskguard.errors import (
@@ -104,11 +107,24 @@ def test_what_is_given_back_is_new_again(shop: Shop) -> None:
     """At a shutdown: another worker need not wait."""
 
     def leave(guard: Guard) -> None:
-        raise SystemExit
+        signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(SystemExit):
+    with exiting_at_sigterm(), pytest.raises(SystemExit):
         shop.step()(leave)
     assert (shop.status, shop.state()) == ("PAID", "NEW")
+
+
+def test_a_row_whose_body_ends_its_process_is_taken_over(shop: Shop) -> None:
+    """`sys.exit()` counts as a crash: the row stays, and the next delivery need not wait for it."""
+    ship = shop.step(max_crashes=2)
+    with pytest.raises(SystemExit):
+        ship(lambda guard: sys.exit(2))
+    assert (shop.status, shop.state()) == ("SHIPPING", "PROCESSING")
+    with pytest.raises(SystemExit):
+        ship(lambda guard: sys.exit(2))
+    with pytest.raises(WorkDeadError, match="SystemExit: 2"):
+        ship()
+    assert (shop.status, shop.state()) == ("SHIPPING", "DEAD")
 
 
 def test_several_steps_on_one_row(shop: Shop) -> None:

@@ -27,9 +27,10 @@
 (*     so that no two clocks need to agree.  A live holder renews; that    *)
 (*     its lease expires all the same is what a pause is.                  *)
 (*   Faults, MaxFaults of them, anywhere: a pause beyond the lease, a      *)
-(*     crash, a redelivery, a shutdown in the body; the reply of a claim,  *)
-(*     of complete or of the recording of a copy lost; a crash of the      *)
-(*     database, with the claims it had not flushed.                       *)
+(*     crash, a redelivery, a shutdown in the body, or a body that ends    *)
+(*     its process; the reply of a claim, of complete or of the recording  *)
+(*     of a copy lost; a crash of the database, with the claims it had     *)
+(*     not flushed.                                                        *)
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
@@ -441,6 +442,15 @@ Shutdown(w) ==
     /\ Fault
     /\ UNCHANGED <<live, record, counter, history>>
 
+\* The body ends its process: the work stays PROCESSING, without a lease, and is taken over.
+Exit(w) ==
+    /\ worker[w].at = "body"
+    /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ Write(Buried(w, EndsAs(w, "PROCESSING")))
+    /\ lock' = Unlocked(w)
+    /\ Fault
+    /\ UNCHANGED <<live, record, counter, history>>
+
 \* The lease of a claim, on the row of its key and on that of its work, is over.
 Expired(fence, rows) ==
     [key |-> [rows.key EXCEPT !.leased = @ /\ rows.key.fence # fence],
@@ -473,7 +483,7 @@ DatabaseCrash ==
 
 Next ==
     \/ \E w \in Workers :
-        \/ Step(w) \/ Crash(w) \/ Shutdown(w)
+        \/ Step(w) \/ Crash(w) \/ Shutdown(w) \/ Exit(w)
         \/ ClaimReplyLost(w) \/ CompleteReplyLost(w) \/ RecordLost(w)
         \/ \E d \in live : Receive(w, d) \/ Redeliver(w, d)
     \/ Expire \/ Pause \/ Forget \/ DatabaseCrash

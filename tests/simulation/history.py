@@ -187,6 +187,8 @@ class History:
                 raise ViolationError(
                     "S2", f"{work.id} is {work.state.value}, {self._effects[work.id]} effects"
                 )
+            if task.body == "always exits" and work.state is not State.DEAD:
+                raise ViolationError("L1", f"{work.id} is {work.state.value}, and it never returns")
             if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
                 raise ViolationError("L1", f"{work.id} is FAILED, and its body did not raise")
         for worker in world.workers:

@@ -245,7 +245,7 @@ class MemoryLedger:
             self.works[row.id] = replace(
                 row, state=State.DEAD, crashes=row.crashes + 1, owner=FREE, finished=now_us
             )
-            return Answer(State.DEAD, crashes=row.crashes + 1)
+            return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error)
         if decision not in CLAIMABLE:
             return answer(request, row, decision, now_us)
         owner = str(request.owner)
@@ -359,6 +359,9 @@ class MemoryLedger:
 
     def give_back(self, claim: Claim) -> bool:
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
+
+    def crash(self, claim: Claim, error: str) -> bool:
+        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0)
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):

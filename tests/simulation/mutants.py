@@ -92,7 +92,7 @@ def _acknowledge_first(world: World) -> None:
 
 def _no_nonce(world: World) -> None:
     """Every attempt at a message is the same owner."""
-    world.owner = lambda message="": Owner("n", message)  # type: ignore[method-assign]
+    world.owner = lambda message="": Owner("0" * 24, message)  # type: ignore[method-assign]
 
 
 def _drop_duplicates_in_progress(world: World) -> None:
@@ -110,6 +110,16 @@ def _any_end_is_done(world: World) -> None:
     world.patch(Guard, "refuse_end", lambda guard: None)
 
 
+def _exits_uncounted(world: World) -> None:
+    """A body that ends its process is given back as at a shutdown."""
+
+    def crash(claim: Claim, error: str) -> bool:
+        del error
+        return world.ledger.give_back(claim)
+
+    world.ledger.crash = crash  # type: ignore[method-assign]
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -121,4 +131,5 @@ MUTANTS = (
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
     Mutant("any end is DONE", _any_end_is_done, ("S2",)),
+    Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
 )

@@ -175,6 +175,9 @@ class PortLedger(Boundary):
     def give_back(self, claim: Claim) -> bool:
         return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
 
+    def crash(self, claim: Claim, error: str) -> bool:
+        return self._ask("crash", lambda: self.world.ledger.crash(claim, error))
+
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
 

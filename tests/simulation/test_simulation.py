@@ -43,6 +43,7 @@ def test_no_schedule_breaks_anything(
         "transactions ended by the server",
         "leases lost",
         "told WorkDeadError",
+        "bodies that ended their process",
     ):
         record_property(name, report.counts[name])
         assert report.counts[name] >= schedules / 400, name

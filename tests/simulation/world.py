@@ -48,6 +48,8 @@ _BODIES = (
     "checkpoint",
     "fails once",
     "swallows once",
+    "exits once",
+    "always exits",
 )
 
 
@@ -232,6 +234,11 @@ class Worker:
             except BrokerError:
                 world.broker.reject(tag)
                 continue
+            except SystemExit:
+                # A pool's child: the broker keeps what it had in hand.
+                world.scheduler.kill(self.process)
+                world.start_worker()
+                raise Crashed from None
             world.boundary(self.process, f"acknowledging {message.id}{message.number}")
             world.history.acknowledged(message, told)
             world.broker.acknowledge(tag)
@@ -264,6 +271,9 @@ class Worker:
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
                 raise BoomError(work)
+            if task.body == "always exits" or (task.body == "exits once" and guard.attempt == 1):
+                world.counts["bodies that ended their process"] += 1
+                raise SystemExit(work)
             if task.body == "plain":
                 return "done"
             if task.body == "atomic":
@@ -352,7 +362,7 @@ class World:
                 policy=Policy(
                     ttl_s=ttl_s,
                     atomic=body == "atomic",
-                    max_crashes=(50, 2)[self.choices.pick((5, 1))],
+                    max_crashes=3 if body == "always exits" else (50, 2)[self.choices.pick((5, 1))],
                 ),
                 by_message=self.choices.one_in(4),
             )
@@ -365,9 +375,9 @@ class World:
         names = [name for name, _ in self.published]
         self.counts["ids used twice"] += len(names) - len(set(names))
         for _ in range(2 + self.choices.pick((2, 1))):
-            self._start_worker()
+            self.start_worker()
 
-    def _start_worker(self) -> None:
+    def start_worker(self) -> None:
         self._workers += 1
         self.workers.append(Worker(self, f"w{self._workers}"))
 
@@ -387,7 +397,7 @@ class World:
                 worker.process.paused_until_s, self.scheduler.now_s + 5.0
             )
         if all(worker.process.dead for worker in self.workers):
-            self._start_worker()
+            self.start_worker()
 
     def _quiet(self) -> bool:
         broker = self.broker
@@ -407,7 +417,7 @@ class World:
                 self.counts["processes killed"] += 1
                 self.say(f"{process.name} KILLED")
                 scheduler.kill(process)
-                self._start_worker()
+                self.start_worker()
                 raise Crashed
             if fault == 2:
                 paused_s = (0.5, 1.5, 4.0, 12.0)[self.choices.pick((1, 2, 2, 1))]
@@ -560,7 +570,7 @@ class World:
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""
         self._owners += 1
-        return Owner(f"n{self._owners}", message)
+        return Owner(f"{self._owners:024}", message)
 
 
 @dataclass

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from rq import Retry
 
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
@@ -63,6 +66,48 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
         time.sleep(seconds)
     with guard.transaction() as db:
         effect(db, invoice, guard)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def ask_again(invoice: int, attempts: int, *, most: int = 5, guard: Guard) -> object:
+    """Returns `Retry` until its attempt number `attempts`, which charges."""
+    step(invoice, "began")
+    if guard.attempt < attempts:
+        return Retry(max=most)
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+    return {"attempt": guard.attempt}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, atomic=True)
+def ask_again_atomically(invoice: int, attempts: int, *, guard: Guard) -> object:
+    """As `ask_again`, but writes before it returns `Retry`, in the body's transaction."""
+    step(invoice, "began")
+    effect(guard.db, invoice, guard)
+    return Retry(max=5) if guard.attempt < attempts else {"attempt": guard.attempt}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def charge_and_ask_again(invoice: int, *, guard: Guard) -> object:
+    """Returns `Retry` although its work is done."""
+    step(invoice, "began")
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+    return Retry(max=5)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, max_crashes=3)
+def leave(invoice: int, how: str, *, guard: Guard) -> None:
+    """Ends without an Exception, as argparse does, or a cancelled event loop."""
+    step(invoice, "began")
+    if how == "exit":
+        sys.exit("usage: leave")
+    raise asyncio.CancelledError("by itself")
+
+
+def ask_for(invoice: int, attempts: int) -> object:
+    """A job that is not guarded, and calls one that is."""
+    return ask_again(invoice, attempts)  # type: ignore[call-arg]  # the guard is ours
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, max_crashes=2)

@@ -9,10 +9,12 @@ every earlier import in every later app, under the same names.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -138,6 +140,16 @@ def ship_and_bill(order: int, guard: Guard) -> str:
         billed = enqueue(recover, (order + 1000,), session=db)
         guard.result = billed.result.id
     return ""
+
+
+@task(name="shop.leave")
+@guarded_task(key="order:<order>", ttl_s=TTL_S, max_crashes=3)
+def leave(order: int, how: str, *, guard: Guard) -> None:
+    """Ends without an Exception, as argparse does, or a cancelled event loop."""
+    step(order, "began")
+    if how == "exit":
+        sys.exit("usage: leave")
+    raise asyncio.CancelledError("by itself")
 
 
 @task(name="shop.hold")

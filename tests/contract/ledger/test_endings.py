@@ -110,6 +110,35 @@ def test_given_back_is_free_at_once(book: Any) -> None:
     assert (again.attempt, again.takeover, again.crashes) == (2, False, 0)
 
 
+def test_a_body_that_ended_its_process_is_taken_over_at_once(book: Any) -> None:
+    """No lease is waited for; it counts as a crash, and who tells it does so once."""
+    claimed = book.claim()
+    assert book.ledger.crash(claimed.claim, "exit\0: 2")
+    view = book.ledger.view("ship order:1")
+    assert (view.state, view.error, view.crashes) == (State.PROCESSING, "exit\\0: 2", 0)
+    assert (book.key().owner, book.work().lease_until) == ("", 0)
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(claimed.claim, None)
+    again = book.claim()
+    assert (again.attempt, again.takeover, again.crashes) == (2, True, 1)
+    assert again.claim.fence > claimed.claim.fence
+    assert not book.ledger.crash(claimed.claim, "late")
+    book.ledger.complete(again.claim, None)
+    assert not book.ledger.crash(again.claim, "late")
+    assert book.work().state == "DONE"
+
+
+def test_a_body_that_ends_its_processes_too_often_is_dead(book: Any) -> None:
+    """And its record says how the last one ended."""
+    for crashes in (0, 1):
+        claimed = book.claim(max_crashes=2)
+        assert claimed.crashes == crashes
+        book.ledger.crash(claimed.claim, "exit: 2")
+    for _ in range(2):
+        answer = book.ledger.claim(book.request(max_crashes=2))
+        assert (answer.state, answer.crashes, answer.error) == (State.DEAD, 2, "exit: 2")
+
+
 def test_revoked_work_is_never_claimed_again(book: Any) -> None:
     """By its own message only; DONE stays DONE; the running holder cannot commit."""
     claimed = book.claim()

@@ -1,0 +1,105 @@
+"""Whether what ended a body was a shutdown of this process, or the body's own doing.
+
+A shutdown comes from outside: a signal's handler raises SystemExit in whatever it interrupts (as in
+Celery's pool children, RQ's workers and gunicorn), Ctrl-C is KeyboardInterrupt, a greenlet that is
+killed gets GreenletExit. Then another worker is to do the work, at once, and nobody is to blame.
+`sys.exit()` in the body (argparse and click call it) ends every process that runs it, so it counts
+as a crash.
+
+Does not guarantee to know a body that reads a flag set by a handler and then exits by itself:
+that counts as a crash. It had better return, or raise an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+__all__ = ["is_cancellation", "is_shutdown"]
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether it is asyncio's CancelledError, which in a body without a loop is a failure."""
+    # Not imported for this: who raises one has it loaded.
+    asyncio = sys.modules.get("asyncio.exceptions")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def is_shutdown(error: BaseException) -> bool:
+    """Whether this process, or this greenlet, was told to stop while the body ran."""
+    return any(_comes_from_outside(each) for each in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """It, and what it was raised from: click makes SystemExit of Ctrl-C."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, each.__context__]
+
+
+def _comes_from_outside(error: BaseException) -> bool:
+    if isinstance(error, Exception):
+        return False  # a time limit, for example, which is raised by a signal's handler, too
+    greenlet = sys.modules.get("greenlet")
+    if greenlet is not None and isinstance(error, greenlet.GreenletExit):
+        return True
+    if isinstance(error, KeyboardInterrupt) and _may_be_ctrl_c():
+        return True
+    return _raised_by_handler(error)
+
+
+def _may_be_ctrl_c() -> bool:
+    """The interpreter's own handler leaves no frame behind."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _raised_by_handler(error: BaseException) -> bool:
+    handlers = _handlers()
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code in handlers or _takes_signal(frame):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _handlers() -> set[Any]:
+    """The code of the signal handlers that are installed."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is not None:
+            found.add(code)
+    return found
+
+
+def _takes_signal(frame: FrameType) -> bool:
+    """Whether a function was called as a handler is: with a number and a frame.
+
+    Handlers that put another one in their place before they raise are known by this.
+    """
+    code = frame.f_code
+    known = code.co_argcount + code.co_kwonlyargcount
+    values = [frame.f_locals.get(name) for name in code.co_varnames[:known]]
+    if code.co_flags & 0x04:  # *args
+        values += frame.f_locals.get(code.co_varnames[known], ())
+    return any(
+        isinstance(number, int) and isinstance(interrupted, FrameType)
+        for number, interrupted in itertools.pairwise(values)
+    )

@@ -1,0 +1,113 @@
+"""Values at the lock server that are no lease, or outlive every one: the ledger decides."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import taskguard
+from taskguard import Guard, TaskGuard
+from taskguard.errors import KeyBusyError
+from taskguard.events import Event
+from taskguard.lease import new_owner
+
+HOUR_MS = 3_600_000
+LOCK = "taskguard:{order:1}"
+
+
+class Depot:
+    """A guard on Redis and a ledger, and a client beside it."""
+
+    def __init__(self, redis_url: str, ledger: str) -> None:
+        self.client = redis.Redis.from_url(redis_url)
+        self.events: list[Event] = []
+        self.tg = self.connect(redis_url, ledger)
+        self.other = self.connect(redis_url, ledger)
+        runner = self.tg.runner
+        assert runner.ledger is not None
+        runner.ledger.create_schema()
+
+    def connect(self, redis_url: str, ledger: str) -> TaskGuard:
+        return taskguard.connect(locks=redis_url, ledger=ledger, listeners=(self.events.append,))
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+    def close(self) -> None:
+        self.client.close()
+        self.tg.close()
+        self.other.close()
+
+
+@pytest.fixture
+def depot(redis_url: str, sqlite_url: str) -> Iterator[Depot]:
+    made = Depot(redis_url, sqlite_url)
+    yield made
+    made.close()
+
+
+FOREIGN = [
+    pytest.param("maintenance", None, id="by hand, for ever"),
+    pytest.param(str(new_owner("m")), HOUR_MS, id="a clock set back"),
+    pytest.param("another application's", 20_000, id="another application's"),
+]
+
+
+@pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
+def test_the_ledger_decides_and_the_value_stays(
+    depot: Depot, value: str, expires_ms: int | None
+) -> None:
+    """The ledger knows no holder: the work is done at once, and nobody's value is touched."""
+    depot.client.set(LOCK, value, px=expires_ms)
+
+    @depot.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> int:
+        return guard.attempt
+
+    assert ship(1) == 1  # type: ignore[call-arg]  # the guard is ours
+    assert depot.client.get(LOCK) == value.encode()
+    assert "lock_overruled" in depot.names()
+    (overruled,) = [event for event in depot.events if event.name == "lock_overruled"]
+    assert (overruled.key, overruled.level) == ("order:1", 30)
+
+
+@pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
+def test_so_it_does_for_plain_locks(depot: Depot, value: str, expires_ms: int | None) -> None:
+    """And who holds it by the ledger still keeps others out, for no longer than that lease."""
+    depot.client.set(LOCK, value, px=expires_ms)
+    with depot.tg.lock("order:1") as lease:
+        assert lease.fence
+        with pytest.raises(KeyBusyError) as caught:
+            contextvars.Context().run(depot.other.lock("order:1").__enter__)
+        assert caught.value.retry_after_s is not None
+        assert caught.value.retry_after_s <= 30
+    with depot.other.lock("order:1", wait_s=5):
+        pass
+
+
+def test_a_live_lease_at_the_lock_server_is_believed(depot: Depot) -> None:
+    """Of a holder that is about to ask the ledger, or whose body is about to end."""
+    depot.client.set(LOCK, str(new_owner("m")), px=29_000)
+    with pytest.raises(KeyBusyError):
+        depot.tg.lock("order:1").__enter__()
+    assert "lock_overruled" not in depot.names()
+
+
+def test_a_longer_lease_of_another_task_is_the_ledgers_to_tell(depot: Depot) -> None:
+    """It stands in the ledger, too, so the key is busy."""
+    with depot.tg.lock("order:1", ttl_s=600), pytest.raises(KeyBusyError):
+        contextvars.Context().run(depot.other.lock("order:1", ttl_s=1).__enter__)
+    assert "lock_overruled" not in depot.names()
+
+
+def test_without_a_ledger_nobody_can_tell(depot: Depot, redis_url: str) -> None:
+    """Locks alone: the value keeps the key."""
+    alone: Any = taskguard.connect(locks=redis_url, ledger=None)
+    depot.client.set(LOCK, "maintenance")
+    with pytest.raises(KeyBusyError):
+        alone.lock("order:1").__enter__()
+    alone.close()

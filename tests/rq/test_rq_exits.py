@@ -1,0 +1,34 @@
+"""Jobs that end their process, or are cancelled, without anybody having told them to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rq import Retry
+
+from support.invoices import charge, leave
+
+
+def test_a_job_that_exits_is_dead_after_max_crashes(office: Any) -> None:
+    """`sys.exit()`, with retries: each one is a crash, and the record says how they ended."""
+    office.queue.enqueue(leave, 1, "exit", retry=Retry(max=10))
+    office.worker()
+    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD", timeout_s=90)
+    other = office.queue.enqueue(charge, 2)
+    office.wait_for(lambda: other.get_status(refresh=True) == "finished", "the queue goes on")
+    assert len([item for item, _ in office.steps("began") if item == "1"]) == 3
+    view = office.ledger.view("support.invoices.leave invoice:1")
+    assert view is not None
+    assert (view.state.value, view.crashes) == ("DEAD", 3)
+    assert view.error == "SystemExit: usage: leave"
+
+
+def test_a_cancelled_job_is_failed(office: Any) -> None:
+    """asyncio.CancelledError: FAILED for RQ and in the record."""
+    job = office.queue.enqueue(leave, 3, "cancelled")
+    office.worker()
+    office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")
+    view = office.ledger.view("support.invoices.leave invoice:3")
+    assert view is not None
+    assert (view.state.value, view.crashes) == ("FAILED", 0)
+    assert (view.error or "").startswith("CancelledError")
