@@ -97,8 +97,8 @@ def make_locks(
 
 
 def _locks_for_url(url: str) -> LockProvider:
-    scheme = url.partition(":")[0]
-    if scheme == "memory":
+    scheme, separator, _ = url.partition("://")
+    if url.partition(":")[0] == "memory":
         from taskguard.locks.memory import MemoryLocks  # only where asked for
 
         return MemoryLocks()
@@ -106,9 +106,11 @@ def _locks_for_url(url: str) -> LockProvider:
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
         return RedisLocks(url)
+    # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+    start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
     raise ConfigurationError(
-        f"The lock server's URL starts with {scheme!r}; known are redis, rediss, valkey, unix "
-        "and memory."
+        f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
+        "redis://localhost/1."
     )
 
 

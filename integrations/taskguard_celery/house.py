@@ -10,6 +10,9 @@ Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUA
 | taskguard_ledger | an Engine or a ledger; None: locks only |
 | taskguard_listeners | callables that hear every event, instead of the one that logs |
 
+What Celery shows of its settings (`celery report`, `inspect conf`, and so Flower) shows none of the
+first four: they may have passwords.
+
 Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
 pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
 """
@@ -17,10 +20,12 @@ pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery.app import utils as app_utils
 from kombu.utils import json as kombu_json
 
 from taskguard import UNSET, Codec, TaskGuard, connect, events
@@ -35,6 +40,18 @@ class _Encoder(kombu_json.JSONEncoder):
 
 
 CODEC = Codec(dumps=functools.partial(kombu_json.dumps, cls=_Encoder), loads=kombu_json.loads)
+
+_HIDDEN = r"taskguard_(locks|ledger)"
+
+
+def _hide_secrets() -> None:
+    """Celery masks settings by their names; which those are, no setting says, but its pattern."""
+    hidden = app_utils.HIDDEN_SETTINGS
+    if _HIDDEN not in hidden.pattern:
+        app_utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{_HIDDEN}", hidden.flags)
+
+
+_hide_secrets()
 
 _houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
 _building = threading.Lock()

@@ -120,4 +120,13 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
     """For `taskguard sweep --rq redis://…`: locks and ledger come from the environment."""
-    return house(), RQSender(Redis.from_url(target))
+    try:
+        connection = Redis.from_url(target)
+    except ValueError:
+        # Not chained: what it quotes may be a piece of the password.
+        raise errors.ConfigurationError(
+            "--rq: the URL of the queues' Redis cannot be read; it looks like "
+            "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
+            "password are percent-encoded."
+        ) from None
+    return house(), RQSender(connection)
