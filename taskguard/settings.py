@@ -13,18 +13,22 @@ from typing import Any, cast
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
+from taskguard.policy import check_namespace
 
 __all__ = [
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
+    "NAMESPACE_VARIABLE",
     "UNSET",
     "make_ledger",
     "make_locks",
+    "make_namespace",
     "set_defaults",
 ]
 
 LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
+NAMESPACE_VARIABLE = "TASKGUARD_NAMESPACE"
 
 
 class _Unset:
@@ -39,7 +43,10 @@ _defaults: dict[str, Callable[[], Any]] = {}
 
 
 def set_defaults(
-    *, locks: Callable[[], Any] | None = None, ledger: Callable[[], Any] | None = None
+    *,
+    locks: Callable[[], Any] | None = None,
+    ledger: Callable[[], Any] | None = None,
+    namespace: Callable[[], Any] | None = None,
 ) -> None:
     """What this process's locks and ledger are made of where nothing else is said.
 
@@ -49,10 +56,11 @@ def set_defaults(
     Args:
         locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
         ledger: the same for the ledger.
+        namespace: the same for the namespace.
 
     What is left out has no default any more.
     """
-    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger}
+    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger, NAMESPACE_VARIABLE: namespace}
     _defaults.clear()
     _defaults.update({name: make for name, make in given.items() if make is not None})
 
@@ -112,6 +120,15 @@ def _locks_for_url(url: str) -> LockProvider:
         f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
         "redis://localhost/1."
     )
+
+
+def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
+    """What an application's keys and works begin with; "" where nobody says anything.
+
+    Raises ConfigurationError if a key cannot begin with it.
+    """
+    chosen = _from_environment(given, NAMESPACE_VARIABLE, environ)
+    return "" if chosen is UNSET else check_namespace(chosen)
 
 
 def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> Ledger | None:

@@ -144,7 +144,8 @@ def _deliver(
         if queue is None:
             raise
         put_off_unread(queue, error)
-    delivery = compiled.delivery(
+    delivery = house.delivery(
+        compiled,
         args,
         kwargs,
         task=task.name,

@@ -94,9 +94,12 @@ def enqueue(
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
-    delivery = compiled.delivery(tuple(args), kwargs or {}, message=message, call=call_of(job))
+    at_home = house()
+    delivery = at_home.delivery(
+        compiled, tuple(args), kwargs or {}, message=message, call=call_of(job)
+    )
     sender = RQSender(queue.connection, serializer=queue.serializer)
-    return Enqueued(job, enqueue_in(session, house(), delivery, sender))
+    return Enqueued(job, enqueue_in(session, at_home, delivery, sender))
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:
