@@ -9,7 +9,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -18,14 +18,14 @@ from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.events import Events, Listener, log_event
 from taskguard.guard import JSON
-from taskguard.guarded import GuardedFunction
+from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
-from taskguard.settings import UNSET, make_ledger, make_locks
+from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
 from taskguard.substitutes import Substitutes, substitutes
 from taskguard.watchdog import Watchdog
 
@@ -40,7 +40,8 @@ def connect(
     *,
     locks: Any = UNSET,
     ledger: Any = UNSET,
-    listeners: tuple[Listener, ...] = (log_event,),
+    namespace: Any = UNSET,
+    listeners: Iterable[Listener] = (),
     codec: Codec = JSON,
     clock: Clock = SYSTEM_CLOCK,
 ) -> TaskGuard:
@@ -51,17 +52,27 @@ def connect(
             None: the ledger alone. By default the environment's TASKGUARD_LOCKS_URL.
         ledger: a SQLAlchemy URL, an Engine or a ledger; None: locks only, nothing refuses a
             stale write. By default the environment's TASKGUARD_LEDGER_URL.
-        listeners: called with every event; by default one that logs.
+        namespace: what every key and work of this application begins with, so that several can
+            share a ledger and a lock server; by default the environment's TASKGUARD_NAMESPACE,
+            else nothing.
+        listeners: called with every event, beside the one that logs (to the logger `taskguard`).
         codec: how results become JSON.
         clock: time, for tests.
 
     Raises:
         ConfigurationError: what is missing or wrong, and what to do; never with a password.
     """
+    others = [each for each in listeners if each is not log_event]
     house = TaskGuard(
-        locks=locks, ledger=ledger, events=Events(*listeners), codec=codec, clock=clock
+        locks=locks,
+        ledger=ledger,
+        namespace=namespace,
+        events=Events(log_event, *others),
+        codec=codec,
+        clock=clock,
     )
-    _ = house.runner  # what is missing or wrong is said here
+    # What is missing or wrong is said here.
+    _ = house.runner, house.namespace
     return house
 
 
@@ -93,9 +104,17 @@ class TaskGuard:
     """
 
     def __init__(
-        self, *, locks: Any, ledger: Any, events: Events, codec: Codec, clock: Clock
+        self,
+        *,
+        locks: Any,
+        ledger: Any,
+        events: Events,
+        codec: Codec,
+        clock: Clock,
+        namespace: Any = UNSET,
     ) -> None:
         self.events = events
+        self._namespace = namespace
         self._locks = locks
         self._ledger = ledger
         self._codec = codec
@@ -114,6 +133,24 @@ class TaskGuard:
                 make_locks(self._locks), make_ledger(self._ledger), self.events, self._clock
             )
         return self._runner
+
+    @functools.cached_property
+    def namespace(self) -> str:
+        """What this application's keys and works begin with; "" for nothing."""
+        return make_namespace(self._namespace)
+
+    def delivery(
+        self,
+        compiled: GuardedFunction,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        **values: Any,
+    ) -> Delivery:
+        """The delivery of a call in this application; for integrations.
+
+        `values`: as for `GuardedFunction.delivery()`, whose errors it raises.
+        """
+        return compiled.delivery(args, kwargs, namespace=self.namespace, **values)
 
     def _runner_on(self, by: Substitutes) -> Runner:
         found = self._substitute
@@ -172,8 +209,9 @@ class TaskGuard:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
         options = {"ttl_s": ttl_s, "wait_s": wait_s, "max_hold_s": max_hold_s}
         policy = make_policy(options, task="lock()", busy="wait" if wait_s else "raise")
+        prefix = prefix_of(self.namespace)
         delivery = Delivery(
-            keys=tuple(sorted({finish_key(key) for key in keys})),
+            keys=tuple(sorted({prefix + finish_key(key) for key in keys})),
             work=None,
             task="",
             message=MessageRef(""),
@@ -238,7 +276,7 @@ class TaskGuard:
         work; by default the function's own.
         """
         message = MessageRef(_call_id())
-        delivery = compiled.delivery(args, kwargs, task=task, message=message)
+        delivery = self.delivery(compiled, args, kwargs, task=task, message=message)
         outcome = self.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
         if isinstance(outcome, Completed | Answered):
             return outcome.value
@@ -252,7 +290,7 @@ class TaskGuard:
         commit refused. The next delivery is a takeover, which counts towards `max_crashes`.
 
         Args:
-            key: the key.
+            key: the key, with its namespace.
             fence: the holder's fence, as the ledger has it.
             owner: the holder, as the ledger has it.
 

@@ -23,7 +23,7 @@ from taskguard.policy import Policy, make_policy
 if TYPE_CHECKING:
     from taskguard.ledger.guarded_row import RowId
 
-__all__ = ["GUARD_PARAMETER", "GuardedFunction", "work_id"]
+__all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
 
@@ -109,16 +109,19 @@ class GuardedFunction:
         published_at_s: float | None = None,
         queue: Queue | None = None,
         call: Mapping[str, Any] | None = None,
+        namespace: str = "",
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
 
-        `call` is how its message is sent again, as JSON; the message's id goes with it.
+        `call` is how its message is sent again, as JSON; the message's id goes with it, and whose
+        it is: the application's `namespace`, which its keys have, too, unless the task says one.
         """
-        prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
+        own = self.policy.namespace
+        prefix = prefix_of(namespace if own is None else own)
         found = self._keys.found(args, kwargs)
         keys = tuple(prefix + key for key in found.keys)
         name = task or self.name
-        value = self._value(prefix + found.name, args, kwargs, message)
+        value = self._value(prefix, prefix + found.name, args, kwargs, message)
         return Delivery(
             keys=keys,
             work=work_id(self._work_name or name, value),
@@ -129,7 +132,7 @@ class GuardedFunction:
             queue=queue,
             by_message=self.by_message,
             fingerprint=self._digest(args, kwargs),
-            call=None if call is None else json.dumps({**call, "message": message.id}),
+            call=_stored(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
@@ -142,13 +145,13 @@ class GuardedFunction:
 
     def _value(
         self,
+        prefix: str,
         keys: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         message: MessageRef,
     ) -> str:
         """What counts as the same work, beside the task's name; `keys` is the keys' name."""
-        prefix = f"{self.policy.namespace}:" if self.policy.namespace else ""
         if self.by_message:
             # And by its keys: an id may be used twice, for two of them.
             return f"{prefix}message:{message.id} {keys}"
@@ -175,6 +178,19 @@ class GuardedFunction:
         return ConfigurationError(
             f"{self.name} is {what}, so its body would never run. Guard a plain function."
         )
+
+
+def prefix_of(namespace: str) -> str:
+    """What a namespace puts before keys and works."""
+    return f"{namespace}:" if namespace else ""
+
+
+def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str) -> str | None:
+    """A call as the ledger has it: with its message, and with whose it is."""
+    if call is None:
+        return None
+    owned = {"app": namespace} if namespace else {}
+    return json.dumps({**call, "message": message.id, **owned})
 
 
 def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:

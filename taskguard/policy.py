@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from taskguard.errors import ConfigurationError
 
-__all__ = ["Policy", "make_policy"]
+__all__ = ["Policy", "check_namespace", "make_policy"]
 
 Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
@@ -38,7 +38,8 @@ class Policy:
         retention_s: messages older than this whose work has no record are refused; 30 days.
         recoverable: the task's name and arguments are stored with the work until it is DONE, so
             that `taskguard sweep` can send its message again if the queue has lost it.
-        namespace: put before every key and every work of this task, with a colon.
+        namespace: put before every key and every work of this task, with a colon; None: that of
+            the application (`connect(namespace=…)`, `taskguard_namespace`), and "" none at all.
     """
 
     busy: Busy = "retry"
@@ -50,7 +51,7 @@ class Policy:
     atomic: bool = False
     retention_s: float = 30 * DAY_S
     recoverable: bool = False
-    namespace: str = ""
+    namespace: str | None = None
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, ("retry", "wait", "skip", "raise"))
@@ -63,10 +64,17 @@ class Policy:
             _number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
         if self.busy == "wait" and not self.wait_s:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
-        if any(not char.isprintable() or char in " {}%" for char in self.namespace):
-            raise ConfigurationError(
-                f"namespace={self.namespace!r}: use letters, digits and -_.~@+:/ only."
-            )
+        if self.namespace is not None:
+            check_namespace(self.namespace)
+
+
+def check_namespace(given: object) -> str:
+    """A namespace that keys can begin with; else raises ConfigurationError."""
+    if isinstance(given, str):
+        fits = all(char.isprintable() and char not in " {}%" for char in given)
+        if fits:
+            return given
+    raise ConfigurationError(f"namespace={given!r}: use letters, digits and -_.~@+:/ only.")
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -13,18 +13,22 @@ from typing import Any, cast
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Ledger
 from taskguard.locks.base import LockProvider
+from taskguard.policy import check_namespace
 
 __all__ = [
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
+    "NAMESPACE_VARIABLE",
     "UNSET",
     "make_ledger",
     "make_locks",
+    "make_namespace",
     "set_defaults",
 ]
 
 LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
+NAMESPACE_VARIABLE = "TASKGUARD_NAMESPACE"
 
 
 class _Unset:
@@ -39,7 +43,10 @@ _defaults: dict[str, Callable[[], Any]] = {}
 
 
 def set_defaults(
-    *, locks: Callable[[], Any] | None = None, ledger: Callable[[], Any] | None = None
+    *,
+    locks: Callable[[], Any] | None = None,
+    ledger: Callable[[], Any] | None = None,
+    namespace: Callable[[], Any] | None = None,
 ) -> None:
     """What this process's locks and ledger are made of where nothing else is said.
 
@@ -49,10 +56,11 @@ def set_defaults(
     Args:
         locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
         ledger: the same for the ledger.
+        namespace: the same for the namespace.
 
     What is left out has no default any more.
     """
-    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger}
+    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger, NAMESPACE_VARIABLE: namespace}
     _defaults.clear()
     _defaults.update({name: make for name, make in given.items() if make is not None})
 
@@ -97,8 +105,8 @@ def make_locks(
 
 
 def _locks_for_url(url: str) -> LockProvider:
-    scheme = url.partition(":")[0]
-    if scheme == "memory":
+    scheme, separator, _ = url.partition("://")
+    if url.partition(":")[0] == "memory":
         from taskguard.locks.memory import MemoryLocks  # only where asked for
 
         return MemoryLocks()
@@ -106,10 +114,21 @@ def _locks_for_url(url: str) -> LockProvider:
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
         return RedisLocks(url)
+    # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+    start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
     raise ConfigurationError(
-        f"The lock server's URL starts with {scheme!r}; known are redis, rediss, valkey, unix "
-        "and memory."
+        f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
+        "redis://localhost/1."
     )
+
+
+def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
+    """What an application's keys and works begin with; "" where nobody says anything.
+
+    Raises ConfigurationError if a key cannot begin with it.
+    """
+    chosen = _from_environment(given, NAMESPACE_VARIABLE, environ)
+    return "" if chosen is UNSET else check_namespace(chosen)
 
 
 def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> Ledger | None:

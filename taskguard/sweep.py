@@ -50,7 +50,8 @@ class Swept:
     Attributes:
         sent: messages sent.
         refused: calls that could not be sent; see the log. They are tried again in half a minute.
-        strange: calls of a queue that this sweep cannot send to.
+        strange: calls of a queue that this sweep cannot send to, or of another application, by its
+            namespace.
     """
 
     sent: int = 0
@@ -119,6 +120,7 @@ class Sweeper:
     ) -> tuple[list[Overdue], list[Overdue]]:
         """Those that were sent, and those that were refused."""
         calls, refused = _calls_of(works)
+        tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
         tally.refused += len(refused)
         for name, those in calls.items():
@@ -130,6 +132,15 @@ class Sweeper:
                 (sent if was_sent else refused).append(work)
                 tally.count(was_sent=was_sent)
         return sent, refused
+
+    def _leave_others(self, calls: dict[str, _Calls]) -> int:
+        """Take other applications' calls out: these are for brokers of theirs."""
+        namespace, left = self._house.namespace, 0
+        for name, those in calls.items():
+            ours = [each for each in those if each[1].get("app", namespace) == namespace]
+            left += len(those) - len(ours)
+            calls[name] = ours
+        return left
 
 
 class _Tally:

@@ -271,7 +271,8 @@ def _deliver_once(
         if queue is None:
             raise
         put_off_unread(queue, error)
-    delivery = compiled.delivery(
+    delivery = house.delivery(
+        compiled,
         args,
         kwargs,
         task=task.name,

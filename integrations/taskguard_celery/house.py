@@ -1,6 +1,7 @@
 """One lock provider, one ledger and one watchdog for each Celery app and process.
 
-Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL:
+Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL; one
+that begins with `taskguard_` and is not among them is an error:
 
 | setting | value |
 | --- | --- |
@@ -8,7 +9,11 @@ Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUA
 | taskguard_locks | a redis-py client or a lock provider; None: the ledger alone |
 | taskguard_ledger_url | a SQLAlchemy URL |
 | taskguard_ledger | an Engine or a ledger; None: locks only |
-| taskguard_listeners | callables that hear every event, instead of the one that logs |
+| taskguard_namespace | what keys and works of this app begin with; or TASKGUARD_NAMESPACE |
+| taskguard_listeners | callables that hear every event, beside the one that logs |
+
+What Celery shows of its settings (`celery report`, `inspect conf`, and so Flower) shows none of the
+first four: they may have passwords.
 
 Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
 pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
@@ -16,14 +21,17 @@ pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery.app import utils as app_utils
 from kombu.utils import json as kombu_json
 
-from taskguard import UNSET, Codec, TaskGuard, connect, events
+from taskguard import UNSET, Codec, TaskGuard, connect, errors
 
 __all__ = ["configure", "house_of"]
 
@@ -36,20 +44,54 @@ class _Encoder(kombu_json.JSONEncoder):
 
 CODEC = Codec(dumps=functools.partial(kombu_json.dumps, cls=_Encoder), loads=kombu_json.loads)
 
+_SETTINGS = (
+    "taskguard_locks_url",
+    "taskguard_locks",
+    "taskguard_ledger_url",
+    "taskguard_ledger",
+    "taskguard_namespace",
+    "taskguard_listeners",
+)
+
+_HIDDEN = r"taskguard_(locks|ledger)"
+
+
+def _hide_secrets() -> None:
+    """Celery masks settings by their names; which those are, no setting says, but its pattern."""
+    hidden = app_utils.HIDDEN_SETTINGS
+    if _HIDDEN not in hidden.pattern:
+        app_utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{_HIDDEN}", hidden.flags)
+
+
+_hide_secrets()
+
 _houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
 _building = threading.Lock()
 
 
-def configure(app: Any, *, locks: Any = UNSET, ledger: Any = UNSET, listeners: Any = UNSET) -> None:
-    """Set an app's lock server, ledger and listeners in one call; what is left out stays.
+def configure(
+    app: Any,
+    *,
+    locks: Any = UNSET,
+    ledger: Any = UNSET,
+    namespace: Any = UNSET,
+    listeners: Any = UNSET,
+) -> None:
+    """Set what an app's tasks are guarded by in one call; what is left out stays.
 
     Args:
         app: the Celery app.
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        listeners: callables that hear every event.
+        namespace: what keys and works of this app begin with, as for `taskguard.connect()`.
+        listeners: callables that hear every event, beside the one that logs.
     """
-    given = {"taskguard_locks": locks, "taskguard_ledger": ledger, "taskguard_listeners": listeners}
+    given = {
+        "taskguard_locks": locks,
+        "taskguard_ledger": ledger,
+        "taskguard_namespace": namespace,
+        "taskguard_listeners": listeners,
+    }
     app.conf.update({name: value for name, value in given.items() if value is not UNSET})
     _houses.pop(app, None)
 
@@ -72,13 +114,30 @@ def house_of(app: Any) -> TaskGuard:
 
 def build(app: Any) -> TaskGuard:
     """A new house by the app's settings; connects to nothing yet."""
-    listeners = app.conf.get("taskguard_listeners")
+    _refuse_unknown(app.conf)
     return connect(
         locks=_setting(app, "taskguard_locks"),
         ledger=_setting(app, "taskguard_ledger"),
-        listeners=(events.log_event,) if listeners is None else tuple(listeners),
+        namespace=app.conf.get("taskguard_namespace", UNSET),
+        listeners=app.conf.get("taskguard_listeners") or (),
         codec=CODEC,
     )
+
+
+def _refuse_unknown(conf: Any) -> None:
+    """A setting whose name has a typing error in it would be ignored."""
+    names = [str(name) for name in conf]
+    before = str(conf.prefix or "").lower()
+    for name in names:
+        plain = name.lower().removeprefix(before)
+        # Celery reads capitals only behind the prefix: without it they are another's.
+        read = not before or plain != name.lower() or plain == name
+        if read and plain.startswith("taskguard_") and plain not in _SETTINGS:
+            near = difflib.get_close_matches(plain, _SETTINGS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise errors.ConfigurationError(
+                f"Unknown setting {plain}.{hint} Known: {', '.join(_SETTINGS)}."
+            )
 
 
 def _setting(app: Any, name: str) -> Any:

@@ -93,14 +93,16 @@ def enqueue(
         )
     task_id = options.pop("task_id", None) or uuid()
     signature = task.signature(tuple(args), dict(kwargs or {}), task_id=task_id, **options)
-    delivery = compiled.delivery(
+    house = house_of(task.app)
+    delivery = house.delivery(
+        compiled,
         (task, *args) if takes_itself(task) else tuple(args),
         kwargs or {},
         task=task.name,
         message=MessageRef(task_id),
         call=call_of(task.app, signature, task.serializer),
     )
-    send = enqueue_in(session, house_of(task.app), delivery, CelerySender(task.app))
+    send = enqueue_in(session, house, delivery, CelerySender(task.app))
     return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
 
 

@@ -216,8 +216,10 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     if takes_itself(task):
         args = (task, *args)
     message = message_of(context)
-    delivery = compiled.delivery(args, request.kwargs or {}, task=task.name, message=message)
-    ledger = house_of(task.app).runner.ledger
+    house = house_of(task.app)
+    kwargs = request.kwargs or {}
+    delivery = house.delivery(compiled, args, kwargs, task=task.name, message=message)
+    ledger = house.runner.ledger
     if ledger is not None and delivery.work is not None:
         ledger.revoke(delivery.work, message=message.id)
 

@@ -22,5 +22,5 @@ class TaskguardConfig(AppConfig):
         """Celery, RQ and `taskguard.connect()` find lock server and ledger by Django's settings."""
         from taskguard_django import checks
 
-        set_defaults(locks=conf.locks, ledger=conf.ledger)
+        set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
         checks.register()

@@ -6,6 +6,7 @@
 | --- | --- | --- |
 | LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: the ledger alone |
 | DATABASE | "default" | the alias whose database has the ledger |
+| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and works of this project begin with |
 
 They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` take them where
 they are not told otherwise. The ledger has connections of its own to that database, besides
@@ -20,9 +21,9 @@ from typing import Any
 
 from taskguard import UNSET, SqlLedger, errors
 
-__all__ = ["alias", "ledger", "locks", "url_of"]
+__all__ = ["alias", "ledger", "locks", "namespace", "url_of"]
 
-_NAMES = {"LOCKS", "DATABASE"}
+_NAMES = {"LOCKS", "DATABASE", "NAMESPACE"}
 # Of Django's OPTIONS, those that are not libpq's.
 _DJANGOS = {
     "assume_role",
@@ -46,7 +47,7 @@ def _settings() -> Mapping[str, Any]:
         # Without its values: a URL has a password.
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
         raise errors.ConfigurationError(
-            f"settings.TASKGUARD is a dict with LOCKS and DATABASE, and has {names}."
+            f"settings.TASKGUARD is a dict with LOCKS, DATABASE and NAMESPACE, and has {names}."
         )
     return given
 
@@ -54,6 +55,11 @@ def _settings() -> Mapping[str, Any]:
 def locks() -> Any:
     """What TASKGUARD["LOCKS"] says; UNSET where it is missing."""
     return _settings().get("LOCKS", UNSET)
+
+
+def namespace() -> Any:
+    """What TASKGUARD["NAMESPACE"] says; UNSET where it is missing."""
+    return _settings().get("NAMESPACE", UNSET)
 
 
 def alias() -> str:

@@ -170,7 +170,9 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = RQQueue(job)
-    delivery = compiled.delivery(
+    at_home = house()
+    delivery = at_home.delivery(
+        compiled,
         args,
         kwargs,
         message=message,
@@ -178,7 +180,7 @@ def _deliver(
         queue=queue,
         call=call_of(job) if compiled.policy.recoverable else None,
     )
-    outcome = house().runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    outcome = at_home.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)
 
 

@@ -1,7 +1,8 @@
 """One lock provider, one ledger and one watchdog for the process that runs jobs.
 
-Set by `configure()` or by TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL; made at the first job,
-or before the fork by a worker that calls `house()` itself: it is usable again in a work horse.
+Set by `configure()` or by TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL and TASKGUARD_NAMESPACE; made
+at the first job, or before the fork by a worker that calls `house()` itself: it is usable again in
+a work horse.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from taskguard import UNSET, TaskGuard, connect, events
+from taskguard import UNSET, TaskGuard, connect
 
 __all__ = ["configure", "house"]
 
@@ -18,15 +19,23 @@ _made: list[TaskGuard] = []
 _making = threading.Lock()
 
 
-def configure(*, locks: Any = UNSET, ledger: Any = UNSET, listeners: Any = UNSET) -> None:
-    """Set the lock server, the ledger and the listeners; what is left out stays as it was.
+def configure(
+    *,
+    locks: Any = UNSET,
+    ledger: Any = UNSET,
+    namespace: Any = UNSET,
+    listeners: Any = UNSET,
+) -> None:
+    """Set what jobs of this process are guarded by; what is left out stays as it was.
 
     Args:
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        listeners: callables that hear every event, instead of the one that logs.
+        namespace: what keys and works of this application begin with, as for
+            `taskguard.connect()`.
+        listeners: callables that hear every event, beside the one that logs.
     """
-    given = {"locks": locks, "ledger": ledger, "listeners": listeners}
+    given = {"locks": locks, "ledger": ledger, "namespace": namespace, "listeners": listeners}
     _settings.update({name: value for name, value in given.items() if value is not UNSET})
     _made.clear()
 
@@ -35,11 +44,5 @@ def house() -> TaskGuard:
     """This process's locks and ledger. Raises ConfigurationError if something is missing."""
     with _making:
         if not _made:
-            _made.append(
-                connect(
-                    locks=_settings.get("locks", UNSET),
-                    ledger=_settings.get("ledger", UNSET),
-                    listeners=tuple(_settings.get("listeners", (events.log_event,))),
-                )
-            )
+            _made.append(connect(**_settings))
         return _made[0]

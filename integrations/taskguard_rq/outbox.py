@@ -94,9 +94,12 @@ def enqueue(
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
-    delivery = compiled.delivery(tuple(args), kwargs or {}, message=message, call=call_of(job))
+    at_home = house()
+    delivery = at_home.delivery(
+        compiled, tuple(args), kwargs or {}, message=message, call=call_of(job)
+    )
     sender = RQSender(queue.connection, serializer=queue.serializer)
-    return Enqueued(job, enqueue_in(session, house(), delivery, sender))
+    return Enqueued(job, enqueue_in(session, at_home, delivery, sender))
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:
@@ -120,4 +123,13 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
     """For `taskguard sweep --rq redis://…`: locks and ledger come from the environment."""
-    return house(), RQSender(Redis.from_url(target))
+    try:
+        connection = Redis.from_url(target)
+    except ValueError:
+        # Not chained: what it quotes may be a piece of the password.
+        raise errors.ConfigurationError(
+            "--rq: the URL of the queues' Redis cannot be read; it looks like "
+            "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
+            "password are percent-encoded."
+        ) from None
+    return house(), RQSender(connection)

@@ -104,6 +104,6 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
         return
     print(f"sent: {swept.sent:,}, refused: {swept.refused:,}", flush=True)
     if swept.strange:
-        print(f"of other queues, left: {swept.strange:,}", flush=True)
+        print(f"of other queues or applications, left: {swept.strange:,}", flush=True)
     if swept.refused and not quiet:
         raise TaskguardError("some could not be sent; a later sweep tries them again.")

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "make_engine"]
+__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "make_engine", "read_url"]
 
 LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
@@ -57,14 +57,7 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
     if isinstance(database, sa.Engine):
         _engines.add(database)
         return database
-    try:
-        url = sa.make_url(database)
-    except (sa.exc.ArgumentError, ValueError):
-        # SQLAlchemy's own error quotes the URL, password and all.
-        raise ConfigurationError(
-            "The ledger's URL cannot be read; it looks like "
-            '"postgresql+psycopg://user:password@host/database".'
-        ) from None
+    url = read_url(database)
     backend = url.get_backend_name()
     if backend not in _EXTRAS:
         raise ConfigurationError(
@@ -81,6 +74,31 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
         ) from error
     _engines.add(engine)
     return engine
+
+
+def read_url(given: Any) -> sa.URL:
+    """A URL, read; raises ConfigurationError, without any part of it, if it cannot be."""
+    url = None
+    # SQLAlchemy's own error quotes the URL, password and all.
+    with contextlib.suppress(sa.exc.ArgumentError, ValueError):
+        url = sa.make_url(given)
+    if url is None or _splits_a_password(url, given):
+        raise ConfigurationError(
+            "The ledger's URL cannot be read; it looks like "
+            '"postgresql+psycopg://user:password@host/database". Characters such as @ / # ? : in '
+            "a password are percent-encoded (urllib.parse.quote)."
+        )
+    return url
+
+
+def _splits_a_password(url: sa.URL, given: Any) -> bool:
+    """Whether what follows an `@` in the password was taken for the host.
+
+    It would be told in every message that says where the ledger is.
+    """
+    if url.get_backend_name() == "sqlite":
+        return False
+    return "@" in (url.host or "") or (isinstance(given, str) and given.count("@") > 1)
 
 
 def begins_itself(url: sa.URL) -> bool:

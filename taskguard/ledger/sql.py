@@ -38,6 +38,7 @@ from taskguard.ledger.base import (
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, HotPath, LockTimeoutError
+from taskguard.ledger.engine import read_url
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.outbox import Overdue
@@ -551,7 +552,7 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
 
     Of the URL only the kind of database and the driver matter.
     """
-    dialect = sa.make_url(url).get_dialect()()
+    dialect = read_url(url).get_dialect()()
     parts: list[Any] = []
     for table in METADATA.sorted_tables:
         parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery, shared_task
+from celery.worker.control import conf
+from redis import Redis
 from sqlalchemy import make_url
 
 import taskguard_celery
@@ -249,6 +252,42 @@ def test_a_lock_server_that_is_not_there_tells_no_password(shop: Any) -> None:
     with shop.worker({"SHOP_LOCKS": url}) as worker:
         assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
         assert "lock server gave no answer" in worker.text()
+        assert SECRET not in worker.text()
+
+
+@pytest.mark.parametrize("namespace", [None, "CELERY"])
+def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None) -> None:
+    """`celery report`, `celery inspect conf` and Flower; URLs, clients, Engines."""
+    ledger_url, locks_url = f"postgresql+psycopg://u:{SECRET}@h/d", f"redis://:{SECRET}@h/1"
+    settings = [
+        {"taskguard_ledger_url": ledger_url, "taskguard_locks_url": locks_url},
+        {"taskguard_ledger": ledger_url, "taskguard_locks": locks_url},
+        {"taskguard_ledger": sa.make_url(ledger_url), "taskguard_locks": Redis(password=SECRET)},
+        {"taskguard_ledger": sa.create_engine(ledger_url)},
+    ]
+    for each in settings:
+        app = make_app()
+        if namespace:
+            source = {f"{namespace}_{name.upper()}": value for name, value in each.items()}
+            app.config_from_object(source, namespace=namespace)
+        else:
+            app.conf.update(each)
+        state = SimpleNamespace(app=app)
+        shown = f"{app.bugreport()} {conf(state)} {conf(state, with_defaults=True)}"
+        assert "taskguard_l" in shown.lower()
+        assert SECRET not in shown
+        value = app.conf[next(iter(each))]
+        assert str(value) == str(next(iter(each.values()))), "whoever asks for it gets it"
+
+
+def test_a_running_worker_tells_no_password(shop: Any) -> None:
+    """Asked from outside, as `celery inspect` and Flower do."""
+    url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
+    with shop.worker({"SHOP_LOCKS": url}) as worker:
+        inspected = shop.tasks.app.control.inspect(timeout=10, limit=1)
+        shown = f"{inspected.conf()} {inspected.report()}"
+        assert "taskguard_locks_url" in shown
+        assert SECRET not in shown
         assert SECRET not in worker.text()
 
 

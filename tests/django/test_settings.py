@@ -62,7 +62,7 @@ def test_without_locks_the_environment_has_them(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"LOCK": "redis://:secret@host"}, "LOCKS and DATABASE"),
+        ({"LOCK": "redis://:secret@host"}, "LOCKS, DATABASE and NAMESPACE"),
         ("redis://:secret@host", "is a dict"),
         ({"LOCKS": None, "DATABASE": "elsewhere"}, "not in DATABASES"),
     ],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +22,7 @@ from taskguard.errors import (
 )
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.sql import SqlLedger, ddl
-from taskguard.settings import make_ledger
+from taskguard.settings import make_ledger, make_locks
 
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
@@ -28,6 +31,46 @@ def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> Non
     with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://") as caught:
         make_ledger(url)
     assert "secret" not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    "password",
+    ["s3cr@et", "s3cr@et/rest", "@s3cret", "s3/cr@et", "s3?cr@et", "s3cr:e@t", "s3@cret#"],
+)
+@pytest.mark.parametrize("kind", ["postgresql+psycopg", "mariadb+pymysql"])
+def test_a_password_that_is_not_encoded_is_refused_and_not_shown(kind: str, password: str) -> None:
+    """What follows its @ would be taken for the host, which stands in messages and logs."""
+    url = f"{kind}://shop:{password}@127.0.0.1:1/shop"
+    with pytest.raises(ConfigurationError, match=r"percent-encoded") as caught:
+        make_ledger(url)
+    with pytest.raises(ConfigurationError, match=r"percent-encoded") as printed:
+        ddl(url)
+    for error in (caught.value, printed.value):
+        said = f"{error} {error.__cause__!r}"
+        assert not [
+            piece for piece in re.split(r"\W", password) if len(piece) > 1 and piece in said
+        ]
+    encoded = f"{kind}://shop:{quote(password, safe='')}@127.0.0.1:1/shop"
+    with pytest.raises(LedgerUnavailableError, match=r"127\.0\.0\.1"):
+        SqlLedger(encoded).claim(request())
+
+
+@pytest.mark.parametrize(
+    "url", ["s3cret@localhost:6379/0", "s3cret@host://x", "user:s3cret@localhost", "s3cret"]
+)
+def test_a_lock_servers_url_without_a_scheme_is_not_shown(url: str) -> None:
+    """What stands before its first colon may be the password."""
+    with pytest.raises(ConfigurationError, match="redis, rediss, valkey") as caught:
+        make_locks(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_sqlite_file_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
+    """There is no user and no password in its URL."""
+    ledger = SqlLedger(f"sqlite:///{tmp_path / 'shop@home.sqlite'}")
+    ledger.create_schema()
+    assert isinstance(ledger.claim(request()), Claimed)
+    ledger.close()
 
 
 def test_another_kind_of_database_is_named() -> None:

@@ -302,3 +302,15 @@ def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> No
     make_due(office)
     assert swept(office) == 5
     assert office.queue.count == 5
+
+
+@pytest.mark.parametrize("url", ["redis://:s3/cret@127.0.0.1", "s3cret@127.0.0.1:6379"])
+def test_a_url_of_the_queues_that_cannot_be_read_is_told_without_its_password(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, in one line."""
+    assert main(["sweep", "--rq", url]) == 1
+    said = capsys.readouterr().err
+    assert "percent-encoded" in said
+    assert not {"s3", "cret"} & set(said.replace(":", " ").split())
+    assert "s3cret" not in said

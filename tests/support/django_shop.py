@@ -83,7 +83,7 @@ def django_on(**urls: str) -> Iterator[None]:
     from django.core.management import call_command
     from django.db import connections
 
-    taskguard.set_defaults(locks=conf.locks, ledger=conf.ledger)
+    taskguard.set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
     databases = {name: database_of(url) for name, url in urls.items()}
     _forget_connections()
     connections.settings = connections.configure_settings(databases)

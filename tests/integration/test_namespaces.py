@@ -1,0 +1,257 @@
+"""Applications that share a ledger: by their namespaces they know nothing of each other."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+import taskguard
+import taskguard_celery
+import taskguard_rq
+from taskguard import Sweeper, TaskGuard, enqueue_in
+from taskguard.delivery import MessageRef
+from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.events import Event
+from taskguard.guarded import GuardedFunction
+from taskguard.ledger.sql import SqlLedger
+from taskguard.states import State
+from taskguard_celery import guarded_task
+from taskguard_rq import guarded_job
+
+
+@pytest.fixture
+def ledger_url(sqlite_url: str) -> str:
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    ledger.close()
+    return sqlite_url
+
+
+@contextmanager
+def application(ledger: str, locks: Any, namespace: Any = taskguard.UNSET) -> Iterator[TaskGuard]:
+    tg = taskguard.connect(locks=locks, ledger=ledger, namespace=namespace)
+    yield tg
+    tg.close()
+
+
+def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: str) -> None:
+    """One application gets the other's stored result without."""
+
+    def shipped_by(tg: TaskGuard, name: str) -> Any:
+        @tg.guarded(key="order:<order>", work="ship")
+        def ship(order: int) -> str:
+            return name
+
+        return ship(1)
+
+    with (
+        application(ledger_url, redis_url, "shop") as shop,
+        application(ledger_url, redis_url, "billing") as billing,
+        application(ledger_url, redis_url, "") as plain,
+    ):
+        assert [shipped_by(tg, "the first") for tg in (shop, billing, plain)] == ["the first"] * 3
+        assert [shipped_by(tg, "again") for tg in (shop, billing, plain)] == ["the first"] * 3
+    ledger = SqlLedger(ledger_url)
+    works = {work.id for work in ledger.works(State.DONE, limit=9)}
+    assert works == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
+    ledger.close()
+
+
+def test_locks_are_an_applications_own_and_guarded_calls_meet_them(
+    ledger_url: str, redis_url: str
+) -> None:
+    """`tg.lock()` excludes what is guarded by the same key in its application, and only there."""
+    with (
+        application(ledger_url, redis_url, "shop") as shop,
+        application(ledger_url, redis_url, "billing") as billing,
+    ):
+
+        @shop.guarded(key="order:<order>")
+        def ship(order: int) -> int:
+            return order
+
+        @shop.guarded(key="order:<order>", namespace="billing")
+        def across(order: int) -> int:
+            return order
+
+        with shop.lock("order:1") as lease:
+            assert lease.key == "shop:order:1"
+            with pytest.raises(KeyBusyError), shop_of_another_thread(ledger_url, redis_url):
+                pass
+            with billing.lock("order:1"):
+                pass
+            assert across(1) == 1, "a task's own namespace stands in the place of its application's"
+        assert ship(1) == 1
+
+
+@contextmanager
+def shop_of_another_thread(ledger: str, locks: str) -> Iterator[None]:
+    """Another process of the same application."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        with application(ledger, locks, "shop") as shop:
+            try:
+                with shop.lock("order:1"):
+                    pass
+            except KeyBusyError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    yield
+
+
+@pytest.mark.parametrize("wrong", ["a b", "a{", "a%", "ü ", "a\n", 7])
+def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: Any) -> None:
+    """At once, with the characters that can be."""
+    with pytest.raises(ConfigurationError, match="namespace"):
+        taskguard.connect(locks="memory://", ledger=sqlite_url, namespace=wrong)
+
+
+def test_celery_rq_and_the_environment_say_it(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`taskguard_namespace`, `configure()` of either, TASKGUARD_NAMESPACE."""
+    monkeypatch.setenv("TASKGUARD_LEDGER_URL", ledger_url)
+    monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
+    settings = importlib.import_module("taskguard_rq.house")
+    monkeypatch.setattr(settings, "_settings", {})
+    monkeypatch.setattr(settings, "_made", [])
+
+    def celery_app(**conf: Any) -> Any:
+        app = Celery("namespaced", set_as_current=False)
+        app.conf.update(conf)
+
+        @app.task(name="namespaced.ship", shared=False)
+        @guarded_task(key="order:<order>")
+        def ship(order: int, guard: Any) -> str:
+            return str(guard.key)
+
+        return ship
+
+    @guarded_job(key="order:<order>")
+    def charge(order: int, guard: Any) -> str:
+        return str(guard.key)
+
+    assert celery_app(taskguard_namespace="shop")(1) == "shop:order:1"
+    taskguard_rq.configure(namespace="office")
+    assert charge(1) == "office:order:1"
+    monkeypatch.setenv("TASKGUARD_NAMESPACE", "everywhere")
+    assert celery_app()(1) == "everywhere:order:1"
+    assert charge(1) == "office:order:1"
+    ship = celery_app()
+    taskguard_celery.configure(ship.app, namespace="")
+    assert ship(1) == "order:1"
+
+
+@pytest.mark.parametrize("namespace", [None, "CELERY"])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("taskguard_lock_url", "taskguard_locks_url"),
+        ("taskguard_name_space", "taskguard_namespace"),
+    ],
+)
+def test_an_unknown_setting_of_a_celery_app_is_an_error(
+    ledger_url: str, namespace: str | None, name: str, near: str
+) -> None:
+    """A setting with a typing error in its name would be ignored; the nearest name is told."""
+    app = Celery("typo", set_as_current=False)
+    known = {"taskguard_ledger_url": ledger_url, "taskguard_locks_url": "memory://", name: "x"}
+    if namespace:
+        source = {f"{namespace}_{each.upper()}": value for each, value in known.items()}
+        app.config_from_object(source, namespace=namespace)
+    else:
+        app.conf.update(known)
+    with pytest.raises(ConfigurationError, match=rf"{name}.*{near}"):
+        taskguard_celery.house_of(app)
+
+
+def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
+    """Also by a Django project's names."""
+    app = Celery("known", set_as_current=False)
+    source = {
+        "CELERY_TASKGUARD_LEDGER_URL": ledger_url,
+        "CELERY_TASKGUARD_LOCKS": None,
+        "CELERY_TASKGUARD_NAMESPACE": "shop",
+        "CELERY_TASKGUARD_LISTENERS": (),
+        "TASKGUARD": {"DATABASE": "default"},
+        "TASKGUARD_COLOUR": "another's: Celery does not read it",
+        "CELERY_BROKER_URL": "memory://",
+    }
+    app.config_from_object(source, namespace="CELERY")
+    assert taskguard_celery.house_of(app).namespace == "shop"
+
+
+def test_listeners_are_added_to_the_one_that_logs(
+    ledger_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A listener of metrics does not silence the log, of Celery's settings, RQ's or connect()'s."""
+    heard: list[Event] = []
+    app = Celery("heard", set_as_current=False)
+    taskguard_celery.configure(app, locks="memory://", ledger=ledger_url, listeners=[heard.append])
+    taskguard_rq.configure(locks="memory://", ledger=ledger_url, listeners=[heard.append])
+    plain = taskguard.connect(locks="memory://", ledger=ledger_url, listeners=[heard.append])
+    for tg in (taskguard_celery.house_of(app), taskguard_rq.house(), plain):
+        caplog.clear()
+        heard.clear()
+
+        @tg.guarded(key="order:<order>", work="heard")
+        def ship(order: int) -> None: ...
+
+        with caplog.at_level("DEBUG", logger="taskguard"):
+            ship(1)
+        assert heard
+        lines = [each for each in caplog.records if hasattr(each, "taskguard")]
+        assert len(lines) == len(heard), "each event once"
+
+
+def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> None:
+    """Another's calls are for another broker: they are left to the other's sweep."""
+    sent: list[str] = []
+
+    def send(call: dict[str, Any], message: MessageRef) -> None:
+        sent.append(message.id)
+
+    def broken(call: dict[str, Any], message: MessageRef) -> None:
+        raise ConnectionError("this process dies first")
+
+    def ship(order: int) -> None: ...
+
+    with (
+        application(ledger_url, "memory://", "shop") as shop,
+        application(ledger_url, "memory://", "billing") as billing,
+        application(ledger_url, "memory://") as plain,
+    ):
+        for name, tg in (("shop", shop), ("billing", billing), ("plain", plain)):
+            delivery = tg.delivery(
+                GuardedFunction(ship, key="order:<order>"),
+                (1,),
+                {},
+                task="ship",
+                message=MessageRef(f"of {name}"),
+                call={"queue": "test"},
+            )
+            assert json.loads(delivery.call or "")["message"] == f"of {name}"
+            enqueue_in(None, tg, delivery, broken)
+        engine = sa.create_engine(ledger_url)
+        with engine.begin() as db:
+            db.execute(sa.text("update taskguard_works set due = 1"))
+        engine.dispose()
+        swept = Sweeper(shop, {"test": send}).sweep()
+        assert (swept.sent, swept.strange) == (2, 1)
+        assert sorted(sent) == ["of plain", "of shop"], "what no application owns is everybody's"
+        Sweeper(billing, {"test": send}).sweep()
+        assert sorted(sent) == ["of billing", "of plain", "of shop"]
