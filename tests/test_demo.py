@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,16 @@ ORDERS = ["7", "8", "9"]
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def scratch() -> Iterator[Path]:
+    """A folder for temporary files that PostgreSQL's user reaches as well: none below pytest's."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        yield folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
     """The demo with 12 orders of the user's own and 6 invoices, without a terminal."""
     need(Valkey)
     need(Postgres)
@@ -44,7 +54,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "TMPDIR": str(_temporary(tmp_path)), "COLUMNS": "80"},
+        env={**os.environ, "TMPDIR": str(scratch), "COLUMNS": "80"},
     )
     yield process
     process.kill()
@@ -53,17 +63,8 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def _temporary(tmp_path: Path) -> Path:
-    """A folder of its own for temporary files, which PostgreSQL's user reaches as well."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    for each in (folder, *folder.parents[:3]):
-        each.chmod(each.stat().st_mode | 0o711)
-    return folder
-
-
 def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
-    demo: subprocess.Popen[str], tmp_path: Path
+    demo: subprocess.Popen[str], scratch: Path
 ) -> None:
     """The counts fit together, in both queues, and nothing is left behind."""
     text, _ = demo.communicate(timeout=120)
@@ -83,7 +84,7 @@ def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
         assert line in text
     assert re.search(r"Valkey \d.*PostgreSQL \d.*Celery \d.*RQ \d", text)
     assert "\x1b" not in text
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
 BREAK = """
@@ -119,10 +120,10 @@ def test_a_package_that_is_missing_is_named() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "rich is not installed: pip install" in done.stderr
+    assert "rich is not installed: `make demo`" in done.stderr
 
 
-def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], scratch: Path) -> None:
     """In the middle of it: no process and no folder stays."""
     assert demo.stdout is not None
     for line in demo.stdout:
@@ -134,7 +135,7 @@ def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], tmp_path:
     assert "servers and workers are stopped" in demo.stdout.read()
     assert demo.wait(30) == 130
     wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(scratch.iterdir()) == []
 
 
 SWALLOW = """

@@ -103,12 +103,11 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def listening() -> set[str]:
     """Addresses on which a process below this one listens; the fixtures' servers among them."""
-    return {
-        connection.laddr.ip
-        for process in psutil.Process().children(recursive=True)
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a helper of a server's that has ended
+            found += child.net_connections("inet")
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
 @pytest.fixture(params=KINDS)

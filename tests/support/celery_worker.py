@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from typing import Self
 
 import psutil
 
+from support.families import kill_family
 from support.waiting import wait_until
 
 HERE = Path(__file__).resolve().parent.parent
@@ -126,20 +125,4 @@ class CeleryWorker:
     def _end(self) -> None:
         if self.process is None:
             return
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            parent = psutil.Process(self.process.pid)
-            family = [*parent.children(recursive=True), parent]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
-        self.process.wait(30)
-        # Not waited for as processes: they are init's now, which may take a second to collect them.
-        wait_until(lambda: all(map(_ended, family)), timeout_s=30, message="the worker has ended")
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        kill_family(self.process)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import redis
 import sqlalchemy as sa
 from rq import Queue
 
 import taskguard
+from support.families import kill_family
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 
@@ -108,24 +106,11 @@ class Office:
 
     def kill_tree(self, worker: subprocess.Popen[bytes]) -> None:
         """A worker and its horse, as when their machine goes."""
-        parent = psutil.Process(worker.pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        worker.wait(30)
+        kill_family(worker)
 
     def close(self) -> None:
-        family: list[Any] = []
         for worker in self._workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                parent = psutil.Process(worker.pid)
-                family += [*parent.children(recursive=True), parent]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGKILL)
-        for worker in self._workers:
-            worker.wait(30)
-        psutil.wait_procs(family, timeout=30)
+            kill_family(worker)
         self.connection.close()
         self.engine.dispose()
         self.ledger.close()
