@@ -15,6 +15,7 @@ Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
+_MAX_NAMESPACE_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,11 @@ class Policy:
         if any(not char.isprintable() or char in " {}%" for char in self.namespace):
             raise ConfigurationError(
                 f"namespace={self.namespace!r}: use letters, digits and -_.~@+:/ only."
+            )
+        if len(self.namespace.encode()) > _MAX_NAMESPACE_BYTES:
+            raise ConfigurationError(
+                f"namespace={self.namespace[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most; it "
+                "stands before every key."
             )
 
 

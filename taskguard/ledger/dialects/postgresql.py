@@ -24,6 +24,7 @@ _FAULTS = {
     "25006": Fault.CANNOT_WRITE,  # a standby, after a failover
     "53100": Fault.CANNOT_WRITE,
 }
+_OWN_FAULT = "54"  # a limit of the program's: the statement is too large, and will be again
 
 
 class PostgreSQL(OnConflict):
@@ -48,9 +49,11 @@ class PostgreSQL(OnConflict):
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
         found = _FAULTS.get(code or "")
-        if found is None and isinstance(origin, driver.OperationalError | driver.InterfaceError):
+        if found is not None or (code or "").startswith(_OWN_FAULT):
+            return found
+        if isinstance(origin, driver.OperationalError | driver.InterfaceError):
             return Fault.AWAY
-        return found
+        return None
 
     def lock_schema(self, db: sa.Connection) -> None:
         # Two at once would both find no table and one would fail.
