@@ -5,6 +5,7 @@
     + KeyTemplateError             a key template does not fit its task
     + MissingDriverError           an extra is not installed
     + LedgerSchemaError            the ledger's tables are missing or of another version
+  - CallTooLargeError              the call is to be stored, and its database cannot take it
   - KeyArgumentError               this call's argument cannot be part of a key
   - KeyBusyError                   another delivery holds the key, and waiting was not asked for
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
@@ -40,6 +41,7 @@ from typing import Any
 
 __all__ = [
     "BodyCancelledError",
+    "CallTooLargeError",
     "CommitUnknownError",
     "ConfigurationError",
     "FencedRowMissingError",
@@ -133,6 +135,14 @@ class KeyArgumentError(TaskguardError, ValueError):
         super().__init__(message)
         self.task = task
         self.placeholder = placeholder
+
+
+class CallTooLargeError(TaskguardError):
+    """A call is to be stored with its work, and is larger than the database takes.
+
+    `enqueue()` raises it where it is called. A delivery (`recoverable=True`) raises it before it
+    has claimed anything; it would be no smaller the next time.
+    """
 
 
 class KeyBusyError(TaskguardError):

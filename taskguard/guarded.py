@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from taskguard.delivery import Delivery, MessageRef, Queue
 from taskguard.errors import ConfigurationError
 from taskguard.guard import Guard
-from taskguard.keys import KeyFunction, compile_key
+from taskguard.keys import KeyFunction, compile_key, shorten
 from taskguard.policy import Policy, make_policy
 
 if TYPE_CHECKING:
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
+# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
+_MAX_WORK_BYTES = 500
 
 
 def work_id(task: str, value: str) -> str:
-    """The id of a work: (task, value), readable and unambiguous.
+    """The id of a work: (task, value), readable and unambiguous; at most 500 bytes.
 
-    Keys hold no blanks, so the last blank parts the two.
+    Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
+    every database's indexes have a limit.
     """
-    return f"{task} {value}"
+    return shorten(f"{task} {value}", limit_bytes=_MAX_WORK_BYTES)
 
 
 _NOT_RUN = (CoroutineType, GeneratorType, AsyncGeneratorType)

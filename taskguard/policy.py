@@ -15,6 +15,7 @@ Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
+_MAX_NAMESPACE_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +71,14 @@ class Policy:
 
 def check_namespace(given: object) -> str:
     """A namespace that keys can begin with; else raises ConfigurationError."""
-    if isinstance(given, str):
-        fits = all(char.isprintable() and char not in " {}%" for char in given)
-        if fits:
-            return given
-    raise ConfigurationError(f"namespace={given!r}: use letters, digits and -_.~@+:/ only.")
+    if not isinstance(given, str) or any(not c.isprintable() or c in " {}%" for c in given):
+        raise ConfigurationError(f"namespace={given!r}: use letters, digits and -_.~@+:/ only.")
+    if len(given.encode()) > _MAX_NAMESPACE_BYTES:
+        raise ConfigurationError(
+            f"namespace={given[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most; it stands before "
+            "every key."
+        )
+    return given
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -153,17 +153,18 @@ def digest(text: str) -> str:
     return _sha256(_utf8(text))
 
 
-def shorten(key: str) -> str:
-    """`key` itself up to 200 bytes; beyond, its beginning, `%~` and a digest of all of it.
+def shorten(key: str, *, limit_bytes: int = MAX_KEY_BYTES) -> str:
+    """`key` itself up to the limit; beyond, its beginning, `%~` and a digest of all of it.
 
-    `key` must be made of escaped values and literal text: then no short key reads the same.
+    Where `key` is made of escaped values and literal text, or ends in such, no short key reads the
+    same. Asked again it changes nothing.
     """
-    if len(key) <= MAX_KEY_BYTES and key.isascii():
+    if len(key) <= limit_bytes and key.isascii():
         return key
-    whole = key.encode()
-    if len(whole) <= MAX_KEY_BYTES:
+    whole = key.encode(errors="surrogatepass")
+    if len(whole) <= limit_bytes:
         return key
-    room = MAX_KEY_BYTES - len(_SHORTENED) - _DIGEST_HEX_CHARS
+    room = limit_bytes - len(_SHORTENED) - _DIGEST_HEX_CHARS
     head = whole[:room].decode(errors="ignore")
     return _half_an_escape.sub("", head) + _SHORTENED + _sha256(whole)
 

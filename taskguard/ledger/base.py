@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
 from taskguard.states import State
 
@@ -43,13 +44,25 @@ __all__ = [
 ]
 
 
+# So many characters have at most four bytes each.
+_PLAIN_ID_CHARS = MAX_KEY_BYTES // 4
+
+
 @dataclass(frozen=True, slots=True)
 class MessageRef:
-    """A delivery's message: its identity, its retry number, its copy number."""
+    """A delivery's message: its identity, its retry number, its copy number.
+
+    An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
+    database's indexes have a limit.
+    """
 
     id: str
     retries: int = 0
     copy: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.id) > _PLAIN_ID_CHARS:
+            object.__setattr__(self, "id", shorten(self.id))
 
     @property
     def number(self) -> tuple[int, int]:

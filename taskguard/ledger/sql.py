@@ -20,6 +20,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from taskguard.errors import (
+    CallTooLargeError,
     ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
@@ -63,6 +64,7 @@ from taskguard.states import Decision, State
 __all__ = ["SqlLedger", "ddl", "ddl_statements"]
 
 _PUBLISH_LOCK_S = 5.0
+_LARGE_CALL_CHARS = 100_000  # smaller ones fit everywhere
 _SCHEMA_TRIES = 5  # of several that create tables at once MySQL lets one go on
 
 
@@ -109,6 +111,7 @@ class SqlLedger:
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one atomic step, whether this delivery may run."""
         self._check_own(request)
+        self._check_call(request)
         try:
             return self._database.twice(lambda: self._claim(request))
         except (LockTimeoutError, TransactionRetryError):
@@ -156,6 +159,25 @@ class SqlLedger:
         if request.row is not None and request.row.declared not in self._checked:
             declared = request.row.declared
             self._database.twice(lambda: self._check_rows([declared]))
+
+    def _check_call(self, request: ClaimRequest) -> None:
+        """A large one is looked at before it is sent: too large, it looks like an outage."""
+        call = request.call
+        if call is None or len(call) < _LARGE_CALL_CHARS:
+            return
+
+        def fits() -> bool:
+            with self._database.transaction() as db:
+                return self._database.dialect.call_fits(db, call)
+
+        if not self._database.twice(fits):
+            key = ", ".join(request.keys)
+            raise CallTooLargeError(
+                f"{request.task} {key}: its arguments make a call of {len(call):,} bytes, which "
+                f"{self._database.place} cannot store with the work (recoverable=True, enqueue()). "
+                "Nothing was run or written. Store the data elsewhere and pass its id.",
+                key=key,
+            )
 
     # -- the holder's transactions ------------------------------------------------------------
 
@@ -416,7 +438,11 @@ class SqlLedger:
             db: a connection to the ledger's database; None: in a transaction of its own.
             request: keys, work, task, message and call.
             due_in_s: from when on its message counts as not sent.
+
+        Raises:
+            CallTooLargeError: the call cannot be stored there.
         """
+        self._check_call(request)
         if db is not None:
             outbox.write(self._database, db, request, due_in_s=due_in_s)
             return
@@ -439,6 +465,7 @@ class SqlLedger:
                 f"{request.work} was enqueued in a transaction on {foreign.kind}, and the ledger "
                 f"is in {self._database.place}: the two do not commit together."
             )
+        self._check_call(request)
         with on_foreign(self._database.engine, foreign) as db:
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 

@@ -21,6 +21,7 @@ from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import (
+    CallTooLargeError,
     ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
@@ -737,6 +738,50 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
     purged = ledger.purge(older_than_s=3600)
     assert (purged.works, purged.messages, purged.keys) == (1, 1, 0)
     assert [each.id for each in ledger.works(State.NEW)] == ["ship order:2"]
+
+
+@pytest.fixture
+def small_packets(server: Any) -> Iterator[None]:
+    """New connections take statements of a megabyte."""
+    [[before]] = server.execute("select @@global.max_allowed_packet")
+    server.execute("set global max_allowed_packet = 1048576")
+    yield
+    server.execute(f"set global max_allowed_packet = {before}")
+
+
+@pytest.mark.usefixtures("small_packets")
+@pytest.mark.parametrize("text", ["x" * 1_100_000, '"' * 400_000], ids=["long", "escaped"])
+def test_a_call_that_cannot_be_stored_is_its_own_error(url: str, own: bool, text: str) -> None:
+    """Beyond the server's packet, with all that is escaped in it: it is told before it is sent,
+    where it looks like an outage for ever. At a claim, and where it is enqueued."""
+    engine = sa.create_engine(url)
+    ledger = SqlLedger(engine if own else url)
+    ledger.create_schema()
+    asked = request(call=json.dumps({"message": "m", "body": text}), task="shop.recover")
+    with pytest.raises(CallTooLargeError, match=r"shop.recover order:1: .* call of") as told:
+        ledger.claim(asked)
+    assert told.value.key == "order:1"
+    with pytest.raises(CallTooLargeError):
+        ledger.enqueue(None, asked)
+    with engine.begin() as db, pytest.raises(CallTooLargeError):
+        ledger.enqueue(db, asked)
+    assert ledger.view("ship order:1") is None
+    for number in (1, 2):
+        fits = request(number, call=json.dumps({"body": text[: len(text) // 2]}))
+        if number == 1:
+            ledger.enqueue(None, fits)
+        assert isinstance(ledger.claim(fits), Claimed)
+    ledger.close()
+    engine.dispose()
+
+
+def test_a_call_beyond_its_column_is_its_own_error(mariadb_url: str) -> None:
+    """Whatever the server takes in a packet."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    with pytest.raises(CallTooLargeError, match="17,000,000 bytes"):
+        ledger.claim(request(call="x" * 17_000_000))
+    ledger.close()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

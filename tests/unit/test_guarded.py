@@ -114,6 +114,48 @@ def test_a_set_has_no_order() -> None:
     assert delivery.work == "t a%;b%;c%;d"
 
 
+LONG = "x" * 1_000
+
+
+@pytest.mark.parametrize("once_per", ["key", "message", "<ids[0]>:<ids[1]>"])
+@pytest.mark.parametrize("name", ["shop.pick", f"shop.{LONG}"])
+def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str) -> None:
+    """However many keys, and however long their texts, the task's name or the message's id are; the
+    beginning can be read, and what differs at the very end is other work."""
+
+    def pick(ids: list[str]) -> None: ...
+
+    compiled = GuardedFunction(
+        pick,
+        key=lambda ids: [f"item:{each}" for each in ids],
+        once_per=once_per,
+        options={"namespace": "eu"},
+    )
+    ids = [f"{number}-{LONG[:500]}" for number in range(100)]
+    works = []
+    for last in ("a", "b", "a"):
+        message = MessageRef(f"{LONG}-{last}")
+        args = ([*ids[:1], f"{ids[1]}{last}", *ids[2:]],)
+        works.append(compiled.delivery(args, {}, task=name, message=message).work)
+    assert works[0] == works[2] != works[1]
+    for work in works:
+        assert work is not None
+        assert len(work.encode()) <= 500
+        assert work.startswith("shop.pick eu:" if name == "shop.pick" else "shop.xxx")
+
+
+def test_ids_that_are_short_stay_as_they_are() -> None:
+    """Up to 500 bytes for a work, 200 for a message; longer ones keep their beginning."""
+    assert MessageRef("m" * 200).id == "m" * 200
+    long = MessageRef("ü" * 101).id
+    assert long.startswith("ü" * 80)
+    assert len(long.encode()) <= 200
+    assert MessageRef(long).id == long != MessageRef("ü" * 102).id
+    compiled = GuardedFunction(ship, key="order:<order_id>")
+    delivery = compiled.delivery((42,), {}, task="t" * 491, message=M1)
+    assert delivery.work == "t" * 491 + " order:42"
+
+
 def test_a_template_that_does_not_fit_is_found_at_decoration() -> None:
     """The message names the parameters there are."""
     with pytest.raises(KeyTemplateError, match="order_id"):

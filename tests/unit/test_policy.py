@@ -25,6 +25,7 @@ from taskguard.policy import Policy, make_policy
         ({"max_crashes": 0}, "at least 1"),
         ({"ttl_s": 30, "max_hold_s": 10}, "max_hold_s"),
         ({"namespace": "a b"}, "namespace"),
+        ({"namespace": "a" * 101}, "100 bytes at most"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_task(options: dict[str, Any], said: str) -> None:

@@ -14,9 +14,11 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
 
-__all__ = ["SNAPSHOTS", "Dialect", "Fault", "newer_copy"]
+__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "newer_copy"]
 
 
+# Half of what the widest of columns hold: a statement carries it with all else.
+MOST_CALL_BYTES: Final = 500_000_000
 SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
 
 
@@ -77,6 +79,11 @@ class Dialect(ABC):
         """
         del db, lock_timeout_s, apart
         yield
+
+    def call_fits(self, db: sa.Connection, call: str) -> bool:
+        """Whether the text, which is ASCII, can be stored with its work."""
+        del db
+        return len(call) <= MOST_CALL_BYTES
 
     @abstractmethod
     def fault(self, origin: Any, driver: Any) -> Fault | None:

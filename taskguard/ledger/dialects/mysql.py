@@ -38,6 +38,8 @@ __all__ = ["MySQL"]
 _WAIT = "taskguard_wait"  # in what SQLAlchemy keeps with a connection
 _NO_SAVEPOINT = 1305
 _FOUND_ROWS = 2  # pymysql.constants.CLIENT.FOUND_ROWS
+_MOST_MEDIUMTEXT_BYTES = 2**24 - 1
+_MOST_OF_THE_REST_BYTES = 50_000  # of a statement, with a hundred keys
 _FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 2000, 2999
 _FAULTS = {
     **dict.fromkeys(
@@ -127,6 +129,14 @@ class MySQL(Dialect):
             if not db.invalidated:
                 with contextlib.suppress(sa.exc.DBAPIError):
                     db.exec_driver_sql("set session innodb_lock_wait_timeout = @taskguard_wait")
+
+    def call_fits(self, db: sa.Connection, call: str) -> bool:
+        if len(call) > _MOST_MEDIUMTEXT_BYTES:
+            return False
+        # In a statement these take two bytes; a statement goes in one packet.
+        sent = len(call) + sum(map(call.count, "\"'\\"))
+        limit = db.exec_driver_sql("select @@max_allowed_packet").scalar_one()
+        return bool(sent + _MOST_OF_THE_REST_BYTES <= int(limit))
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = _code(origin)

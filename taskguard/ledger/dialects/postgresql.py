@@ -31,6 +31,7 @@ _FAULTS_BY_CLASS = {
     "3F": Fault.REFUSED,  # no such schema
     "XX": Fault.AWAY,  # internal errors, corrupted data
 }
+_OWN_FAULT = "54"  # a limit of the program's: the statement is too large, and will be again
 
 
 class PostgreSQL(OnConflict):
@@ -56,9 +57,11 @@ class PostgreSQL(OnConflict):
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
         found = _FAULTS.get(code or "") or _FAULTS_BY_CLASS.get((code or "")[:2])
-        if found is None and isinstance(origin, driver.OperationalError | driver.InterfaceError):
+        if found is not None or (code or "").startswith(_OWN_FAULT):
+            return found
+        if isinstance(origin, driver.OperationalError | driver.InterfaceError):
             return Fault.AWAY
-        return found
+        return None
 
     def lock_schema(self, db: sa.Connection) -> None:
         # Two at once would both find no table and one would fail.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import uuid
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.waiting import wait_until
+from taskguard.guarded import work_id
 from taskguard.lease import Owner, new_owner
 from taskguard.ledger.answers import CLAIMABLE, decide_row
 from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
@@ -284,6 +286,22 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
     book.ledger.complete(claimed.claim, odd)
     view = book.ledger.view(odd)
     assert (view.task, view.message, view.result_json) == (odd, odd, odd)
+
+
+def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
+    """Of a work of a hundred keys, of a message whose sender named it by a document: claimed, put
+    off, answered."""
+    keys = tuple(sorted(f"item:{uuid.uuid4()}-" + "ü" * 90 for _ in range(100)))
+    work = work_id("shop.pick", "%,".join(keys))
+    asked = book.request(keys=keys, work=work, message="ß" * 5_000)
+    assert book.ledger.defer(asked, lambda copy: None)
+    assert book.ledger.claim(asked) == Answer(None, superseded=True)
+    message = MessageRef("ß" * 5_000, copy=1)
+    claimed = book.ledger.claim(dataclasses.replace(asked, message=message))
+    assert isinstance(claimed, Claimed)
+    book.ledger.complete(claimed.claim, "7")
+    found = book.ledger.claim(dataclasses.replace(asked, message=message))
+    assert (found.state, found.same_message) == (State.DONE, True)
 
 
 def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
