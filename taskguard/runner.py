@@ -37,6 +37,7 @@ from taskguard.errors import (
     RowMissingError,
     StaleTokenError,
     TaskguardError,
+    TransactionFailedError,
     TransactionRetryError,
     WorkDeadError,
     WorkRevokedError,
@@ -63,6 +64,9 @@ __all__ = ["Runner"]
 logger = logging.getLogger("taskguard")
 
 _BODY_RUNS = 4  # after a deadlock, under one lease
+# Deliveries in a row whose body ran, and whose transaction the database ended while the ledger
+# answered: a body that idles in it is ended each time, and nobody would see it.
+_MOST_ROUNDS = 4
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _LATE_ANSWER_S = 3_600.0
@@ -332,9 +336,7 @@ class Runner:
         except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
                 raise
-            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
-            self._release(delivery, kept)
-            return self._defer_blindly(delivery, error)
+            return self._after_trouble(delivery, kept, error)
         except Exception as error:
             self._after_failure(delivery, kept, guard, error)
             raise
@@ -446,6 +448,33 @@ class Runner:
         if delivery.queue is None:
             raise error
         return self._defer(delivery, self._delay_s(delivery, None), str(error))
+
+    def _after_trouble(self, delivery: Delivery, kept: Kept, error: TaskguardError) -> Outcome:
+        """The ledger's trouble, not the body's; but not for ever, if the ledger answers."""
+        found: list[State | None] = []
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            if delivery.queue is None or claim.work is None:
+                ledger.give_back(claim)  # the caller is told, and need not call again
+            else:
+                reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+                found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+
+        self._end_claim(kept, end)
+        self._release(delivery, kept)
+        if found != [State.FAILED]:
+            return self._defer_blindly(delivery, error)
+        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        kind = TransactionFailedError.__name__
+        self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+        raise TransactionFailedError(
+            f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
+            f"and each time its transaction came to nothing, the last time so: {error} The work is "
+            "FAILED. Mend what ends the transaction, then let it run again: taskguard works "
+            f"requeue {delivery.work!r} --reason …",
+            key=delivery.key,
+            fence=kept.lease.fence,
+        ) from error
 
     @staticmethod
     def _report_in(ledger: Ledger, claim: Claim) -> None:

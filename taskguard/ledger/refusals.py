@@ -60,9 +60,16 @@ def failed_in_block(claim: Claim) -> TransactionUsageError:
     )
 
 
-def broken_in_block(claim: Claim) -> TransactionRetryError:
+def broken_in_block(claim: Claim, *, idle_s: float | None = None) -> TransactionRetryError:
+    hint = ""
+    if idle_s is not None:
+        hint = (
+            f" (If that comes again: the server ends a transaction that idles for {idle_s:g} s. Do "
+            "what takes long before it.)"
+        )
     return TransactionRetryError(
-        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
+        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was "
+        f"written.{hint}",
         key=key_of(claim),
         fence=claim.fence,
     )

@@ -175,6 +175,9 @@ class PortLedger(Boundary):
     def give_back(self, claim: Claim) -> bool:
         return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
 
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        return self._ask("end_round", lambda: self.world.ledger.end_round(claim, reason, most=most))
+
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
 

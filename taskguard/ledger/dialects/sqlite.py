@@ -51,6 +51,25 @@ class SQLite(OnConflict):
             and getattr(driver, "in_transaction", True) is False
         )
 
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        del idle_s
+        # A savepoint outside of a transaction would be one, which its RELEASE commits.
+        if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            db.exec_driver_sql("begin")
+        db.exec_driver_sql("savepoint taskguard")
+
+    def ended(self, db: sa.Connection) -> bool:
+        """By executescript(), which commits first, or a commit() of the driver's."""
+        try:
+            db.exec_driver_sql("release savepoint taskguard")
+        except sa.exc.OperationalError as error:
+            if "no such savepoint" not in str(error.orig):
+                raise
+            return True
+        return False
+
 
 def _now_us() -> int:
     return time.time_ns() // 1000
