@@ -55,6 +55,7 @@ from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.refusals import ConnectionBrokenError
 from taskguard.locks.base import LockProvider
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
@@ -63,7 +64,10 @@ __all__ = ["Runner"]
 
 logger = logging.getLogger("taskguard")
 
-_BODY_RUNS = 4  # after a deadlock, under one lease
+# Under one lease: after deadlocks and serialization failures, which come and go with whoever else
+# writes, and after connections that broke.
+_BODY_RUNS, _BODY_RUNS_ON_BROKEN = 10, 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Deliveries in a row whose body ran, and whose transaction the database ended while the ledger
 # answered: a body that idles in it is ended each time, and nobody would see it.
 _MOST_ROUNDS = 4
@@ -352,17 +356,20 @@ class Runner:
         self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
         """The body's value once DONE is committed; run again after a deadlock."""
-        for left in reversed(range(_BODY_RUNS)):
+        broken = 0
+        for run in range(1, _BODY_RUNS + 1):
             try:
                 with running(guard):
                     value = self._call(delivery, kept, guard, body)
                 guard.refuse_end()
                 return self._complete(delivery, guard, value)
-            except TransactionRetryError:
-                if not left or guard.completed:
+            except TransactionRetryError as error:
+                broken += isinstance(error, ConnectionBrokenError)
+                if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
                     raise
                 guard.forget_attempt()
-                self.clock.sleep(self._rng.uniform(0.01, 0.1))
+                pause_s = min(_FIRST_PAUSE_S * 2.0 ** (run - 1), _LONGEST_PAUSE_S)
+                self.clock.sleep(self._rng.uniform(0.1, 1.0) * pause_s)
         raise AssertionError("unreachable")
 
     def _call(

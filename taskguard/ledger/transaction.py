@@ -43,12 +43,14 @@ from taskguard.ledger.database import (
 from taskguard.ledger.foreign import beneath
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import (
+    ConnectionBrokenError,
     broken_in_block,
     ended_in_block,
     failed_in_block,
     key_of,
     lock_not_given,
     stale,
+    too_long_in_block,
 )
 from taskguard.ledger.tables import (
     FREE,
@@ -342,6 +344,8 @@ class Transactions:
             failed: see `has_failed()`.
         """
         claim = block.claim
+        if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
+            self._refuse_too_long(block, error)
         if not isinstance(error, Exception) or isinstance(error, TaskguardError):
             return
         if block.lost is not None:
@@ -357,6 +361,18 @@ class Transactions:
             raise lock_not_given(claim) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
+
+    def _refuse_too_long(self, block: Block, error: BaseException) -> None:
+        """What the server takes from nobody is no trouble of the ledger's."""
+        if not block.size or not isinstance(error, Exception):
+            return
+        try:
+            with self._database.transaction() as db:
+                limit = self._dialect.longest_statement(db)
+        except LedgerUnavailableError:
+            return
+        if limit is not None and block.size >= limit:
+            raise too_long_in_block(block.claim, block.size, limit) from error
 
     def broken(self, claim: Claim) -> TransactionRetryError:
         """What the body is told, with what may have done it."""

@@ -18,6 +18,12 @@ from taskguard.policy import Policy
 ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else writes here for whom a body would have to wait."""
+    monkeypatch.setattr("taskguard.runner._LONGEST_PAUSE_S", 0.01)
+
+
 def deliver(shop: GuardedShop, body: Any, copy: int) -> Any:
     queue = NotingQueue()
     delivery = Delivery(

@@ -360,7 +360,12 @@ class MemoryLedger:
         rounds = 1 if before is None else before.rounds + 1
         if rounds < most:
             ended = self._end(
-                claim, state=State.NEW, error=reason, rounds=rounds, owner=FREE, lease_until=0
+                claim,
+                state=State.NEW,
+                error=reason.replace("\0", "\\0"),
+                rounds=rounds,
+                owner=FREE,
+                lease_until=0,
             )
             return State.NEW if ended else None
         return State.FAILED if self.fail(claim, reason) else None

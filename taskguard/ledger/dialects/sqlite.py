@@ -21,6 +21,7 @@ _FAULTS = {
     "readonly database": Fault.CANNOT_WRITE,
     "database or disk is full": Fault.CANNOT_WRITE,
 }
+_ENDED = ("no such savepoint", "closed database")
 
 
 class SQLite(OnConflict):
@@ -64,8 +65,8 @@ class SQLite(OnConflict):
         """By executescript(), which commits first, or a commit() of the driver's."""
         try:
             db.exec_driver_sql("release savepoint taskguard")
-        except sa.exc.OperationalError as error:
-            if "no such savepoint" not in str(error.orig):
+        except sa.exc.DBAPIError as error:
+            if not any(text in str(error.orig) for text in _ENDED):
                 raise
             return True
         return False
