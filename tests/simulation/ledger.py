@@ -291,6 +291,7 @@ class MemoryLedger:
                     final=row.final,
                     attempts=row.attempts + (decision is not Decision.SAME),
                     crashes=row.crashes + takeover,
+                    rounds=row.rounds,
                     crashed_owner=row.owner if takeover else row.crashed_owner,
                     fingerprint=request.fingerprint or row.fingerprint,
                     progress=row.progress,

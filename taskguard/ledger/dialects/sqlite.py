@@ -63,10 +63,12 @@ class SQLite(OnConflict):
 
     def ended(self, db: sa.Connection) -> bool:
         """By executescript(), which commits first, or a commit() of the driver's."""
+        # Past SQLAlchemy, which would connect anew for a connection that the body has closed.
+        driver: Any = db.connection.dbapi_connection
         try:
-            db.exec_driver_sql("release savepoint taskguard")
-        except sa.exc.DBAPIError as error:
-            if not any(text in str(error.orig) for text in _ENDED):
+            driver.execute("release savepoint taskguard")
+        except db.dialect.loaded_dbapi.Error as error:
+            if not any(text in str(error) for text in _ENDED):
                 raise
             return True
         return False
