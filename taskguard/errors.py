@@ -13,6 +13,7 @@
   - StaleTokenError                a commit or a fenced write was refused: a newer holder exists
   - FencedRowMissingError          `guard.fenced()` found no row to write
   - TransactionRetryError          the database asked for this transaction to be run again
+  - TransactionFailedError         the body's transaction was ended by the database, too often
   - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
     + RowChangedError              the body moved its own row, which taskguard does
     + TransactionAbandonedError    the body caught what ended its transaction, and ended well
@@ -63,6 +64,7 @@ __all__ = [
     "StaleTokenError",
     "TaskguardError",
     "TransactionAbandonedError",
+    "TransactionFailedError",
     "TransactionRetryError",
     "TransactionUsageError",
     "WorkDeadError",
@@ -198,6 +200,10 @@ class TransactionRetryError(TaskguardError):
 
     The runner does that by itself, under the same lease, a bounded number of times.
     """
+
+
+class TransactionFailedError(TaskguardError):
+    """The database ended the body's transaction in several deliveries in a row. It is FAILED."""
 
 
 class TransactionUsageError(TaskguardError):

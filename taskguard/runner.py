@@ -38,6 +38,7 @@ from taskguard.errors import (
     RowMissingError,
     StaleTokenError,
     TaskguardError,
+    TransactionFailedError,
     TransactionRetryError,
     WorkDeadError,
     WorkRevokedError,
@@ -55,6 +56,7 @@ from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.refusals import ConnectionBrokenError
 from taskguard.locks.base import LockProvider
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import State
@@ -64,7 +66,13 @@ __all__ = ["Runner"]
 
 logger = logging.getLogger("taskguard")
 
-_BODY_RUNS = 4  # after a deadlock, under one lease
+# Under one lease: after deadlocks and serialization failures, which come and go with whoever else
+# writes, and after connections that broke.
+_BODY_RUNS, _BODY_RUNS_ON_BROKEN = 10, 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+# Deliveries in a row whose body ran, and whose transaction the database ended while the ledger
+# answered: a body that idles in it is ended each time, and nobody would see it.
+_MOST_ROUNDS = 4
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _LATE_ANSWER_S = 3_600.0
@@ -335,9 +343,7 @@ class Runner:
         except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
                 raise
-            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
-            self._release(delivery, kept)
-            return self._defer_blindly(delivery, error)
+            return self._after_trouble(delivery, kept, error)
         except Exception as error:
             self._after_failure(delivery, kept, guard, error)
             raise
@@ -351,17 +357,20 @@ class Runner:
         self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
         """The body's value once DONE is committed; run again after a deadlock."""
-        for left in reversed(range(_BODY_RUNS)):
+        broken = 0
+        for run in range(1, _BODY_RUNS + 1):
             try:
                 with running(guard):
                     value = self._call(delivery, kept, guard, body)
                 guard.refuse_end()
                 return self._complete(delivery, guard, value)
-            except TransactionRetryError:
-                if not left or guard.completed:
+            except TransactionRetryError as error:
+                broken += isinstance(error, ConnectionBrokenError)
+                if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
                     raise
                 guard.forget_attempt()
-                self.clock.sleep(self._rng.uniform(0.01, 0.1))
+                pause_s = min(_FIRST_PAUSE_S * 2.0 ** (run - 1), _LONGEST_PAUSE_S)
+                self.clock.sleep(self._rng.uniform(0.1, 1.0) * pause_s)
         raise AssertionError("unreachable")
 
     def _call(
@@ -447,6 +456,33 @@ class Runner:
         if delivery.queue is None:
             raise error
         return self._defer(delivery, self._delay_s(delivery, None), str(error))
+
+    def _after_trouble(self, delivery: Delivery, kept: Kept, error: TaskguardError) -> Outcome:
+        """The ledger's trouble, not the body's; but not for ever, if the ledger answers."""
+        found: list[State | None] = []
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            if delivery.queue is None or claim.work is None:
+                ledger.give_back(claim)  # the caller is told, and need not call again
+            else:
+                reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+                found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+
+        self._end_claim(kept, end)
+        self._release(delivery, kept)
+        if found != [State.FAILED]:
+            return self._defer_blindly(delivery, error)
+        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        kind = TransactionFailedError.__name__
+        self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+        raise TransactionFailedError(
+            f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
+            f"and each time its transaction came to nothing, the last time so: {error} The work is "
+            "FAILED. Mend what ends the transaction, then let it run again: taskguard works "
+            f"requeue {delivery.work!r} --reason …",
+            key=delivery.key,
+            fence=kept.lease.fence,
+        ) from error
 
     @staticmethod
     def _report_in(ledger: Ledger, claim: Claim) -> None:

@@ -41,7 +41,10 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     ): "takeover: the holder's lease ran out, or its body ended the process: that is a crash",
     (State.PROCESSING, State.NEW): "given back: shutdown, a stale or unknown end",
     (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
-    (State.PROCESSING, State.FAILED): "the body raised, or the work was revoked (final)",
+    (
+        State.PROCESSING,
+        State.FAILED,
+    ): "the body raised, its transaction failed too often, or revoked (final)",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
     (State.NEW, State.FAILED): "revoked (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",

@@ -297,6 +297,13 @@ class Ledger(Protocol):
         """
         ...
 
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        """PROCESSING -> NEW, because the database ended the body's transaction; ends the lease.
+
+        The `most`th time in a row -> FAILED, with the reason. The state it has now; None if stale.
+        """
+        ...
+
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims in one statement a batch.
 

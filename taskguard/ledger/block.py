@@ -32,6 +32,7 @@ class Block:
 
     Attributes:
         claim: whose transaction it is.
+        size: of the longest statement that failed, with its values, in bytes, roughly.
         lost: the error by which the connection broke.
         asked: what the database asked for last, in taskguard's words: to run it again, or a lock
             was not given.
@@ -42,6 +43,7 @@ class Block:
         self._database = database
         self._drivers_error: Any = database.engine.dialect.loaded_dbapi.Error
         self._errors: deque[BaseException] = deque(maxlen=_ERRORS_KEPT)
+        self.size = 0
         self.lost: BaseException | None = None
         self.asked: Exception | None = None
 
@@ -51,6 +53,7 @@ class Block:
         if not isinstance(error, self._drivers_error):
             return  # an interrupt, which is not the ledger's, whatever became of the connection
         self._errors.append(error)
+        self.size = max(self.size, _size(context.statement) + _size(context.parameters))
         mapped = self._database.map(error)
         if isinstance(mapped, LockTimeoutError):
             if self._database.dialect.lock_timeouts_abort:
@@ -70,6 +73,21 @@ class Block:
         # Past SQLAlchemy: by the connection in whose cursor it was raised, where that can be seen.
         raised_on = connection_of(origin)
         return raised_on is None or raised_on is driver
+
+
+def _size(value: Any) -> int:
+    """Of a text, of bytes, or of the values of one statement."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    if isinstance(value, list):  # one after the other
+        return max(map(_size, value), default=0)
+    return 0
 
 
 def connection_of(error: BaseException) -> Any:

@@ -89,16 +89,16 @@ class BorrowedTransaction(SqlTransaction):
             return self._home.moved(home, self._claim, error)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        self._flush()
+        self._flush(claim)
         super().complete(claim, result_json)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._flush()
         super().checkpoint(claim, progress_json)
 
-    def _flush(self) -> None:
+    def _flush(self, claim: Claim | None = None) -> None:
         """What the Session has pending goes before what the ledger writes."""
-        self._refuse_ended()
+        self._refuse_ended(claim)
         if self._lender.ended:
             raise ended_in_block(self._claim)
         self._lender.flush()

@@ -155,13 +155,13 @@ class Database:
             with self.dialect.waiting(db, lock_timeout_s, apart=apart):
                 yield db
 
-    def begin(self, settings: dict[str, int]) -> sa.Connection:
+    def begin(self, settings: dict[str, Any]) -> sa.Connection:
         """A connection in a transaction with these settings, where statements commit by themselves.
 
         In one message, each time: a body may have changed those of its session. psycopg's own
         COMMIT and ROLLBACK end the transaction: they go by the state of the session.
         """
-        local = (f"set local {name} = {value}" for name, value in settings.items())
+        local = (f"set local {name} = '{value}'" for name, value in settings.items())
         db = self.connect()
         try:
             db.begin()

@@ -9,18 +9,24 @@ from taskguard.errors import StaleTokenError, TransactionRetryError, Transaction
 from taskguard.ledger.base import Claim
 
 __all__ = [
+    "ConnectionBrokenError",
     "broken_in_block",
     "ended_in_block",
     "failed_in_block",
     "key_of",
     "lock_not_given",
     "stale",
+    "too_long_in_block",
 ]
 
 
 def key_of(claim: Claim) -> str:
     """The keys, as errors name them."""
     return ", ".join(claim.keys)
+
+
+class ConnectionBrokenError(TransactionRetryError):
+    """The connection broke: run again, though not as often as after a deadlock."""
 
 
 def stale(claim: Claim) -> StaleTokenError:
@@ -60,9 +66,26 @@ def failed_in_block(claim: Claim) -> TransactionUsageError:
     )
 
 
-def broken_in_block(claim: Claim) -> TransactionRetryError:
-    return TransactionRetryError(
-        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was written.",
+def too_long_in_block(claim: Claim, size: int, limit: int) -> TransactionUsageError:
+    return TransactionUsageError(
+        f"A statement of {size:,} bytes in the guarded transaction of {key_of(claim)} is beyond "
+        f"what the server takes (max_allowed_packet, {limit:,} bytes); it ended the connection, "
+        "and nothing was written. Write in smaller parts, or raise that setting.",
+        key=key_of(claim),
+        fence=claim.fence,
+    )
+
+
+def broken_in_block(claim: Claim, *, idle_s: float | None = None) -> TransactionRetryError:
+    hint = ""
+    if idle_s is not None:
+        hint = (
+            f" (If that comes again: the server ends a transaction that idles for {idle_s:g} s. Do "
+            "what takes long before it.)"
+        )
+    return ConnectionBrokenError(
+        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was "
+        f"written.{hint}",
         key=key_of(claim),
         fence=claim.fence,
     )

@@ -240,6 +240,7 @@ class SqlLedger:
             state=State.FAILED.value,
             error=_storable(error),
             lease_until=0,
+            rounds=None,
             due=None,
             finished=self._database.now(),
         )
@@ -253,6 +254,25 @@ class SqlLedger:
         due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
         values = {"error": _storable(error), "lease_until": 0, "due": due}
         return self._end(claim, row_too=False, **values)
+
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        """PROCESSING -> NEW, the `most`th time in a row FAILED; ends the lease."""
+        rounds = sa.func.coalesce(WORKS.c.rounds, 0) + 1
+        last = rounds >= most
+        ended = self._end(
+            claim,
+            state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
+            rounds=sa.case((last, None), else_=rounds),
+            error=_storable(reason),
+            owner=FREE,
+            lease_until=0,
+            due=sa.case((last, None), else_=WORKS.c.due),
+            finished=sa.case((last, self._database.now()), else_=None),
+        )
+        if not ended:
+            return None
+        view = None if claim.work is None else self.view(claim.work)
+        return None if view is None else view.state
 
     def _end(self, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
         """End the lease; the work gets `values`, and the user's own row its first state."""
@@ -379,6 +399,7 @@ class SqlLedger:
                         lease_until=0,
                         crashes=0,
                         crashed_owner="",
+                        rounds=None,
                         fingerprint=None,
                         due=sa.case((WORKS.c.call.is_not(None), self._database.now())),
                         error=text,

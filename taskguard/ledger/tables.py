@@ -109,6 +109,8 @@ WORKS = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("crashed_owner", _TEXT, nullable=False),
+    # Deliveries in a row whose body ran, and whose transaction the database ended; NULL: none.
+    sa.Column("rounds", sa.Integer),
     sa.Column("fingerprint", _TEXT),
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),

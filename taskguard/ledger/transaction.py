@@ -43,12 +43,14 @@ from taskguard.ledger.database import (
 from taskguard.ledger.foreign import beneath
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import (
+    ConnectionBrokenError,
     broken_in_block,
     ended_in_block,
     failed_in_block,
     key_of,
     lock_not_given,
     stale,
+    too_long_in_block,
 )
 from taskguard.ledger.tables import (
     FREE,
@@ -142,12 +144,13 @@ class SqlTransaction:
             self.db.close()
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        self._refuse_ended()
+        self._refuse_ended(claim)
         self._transactions.complete(self.db, claim, result_json)
 
-    def _refuse_ended(self) -> None:
+    def _refuse_ended(self, claim: Claim | None = None) -> None:
+        """`claim`: it is to be completed now, by what may look itself."""
         if self.db.invalidated:
-            raise broken_in_block(self._claim)
+            raise self._transactions.broken(self._claim)
         ended = (
             self._pid != os.getpid()
             or self.db.closed
@@ -160,7 +163,7 @@ class SqlTransaction:
             status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
             if status is not None:
                 ended = status != _IN_TRANSACTION
-            elif not self._looked:
+            if not ended and not (self._looked or self._transactions.looks_in_statement(claim)):
                 ended = self._transactions.ended(self.db, self._claim)
                 self._looked = True
             if ended and self._block.asked is not None:
@@ -270,7 +273,8 @@ class Transactions:
         if not self._database.begins_itself:
             try:
                 self._dialect.check(db)
-                self._dialect.begun(db, idle_s=self._idle_in_transaction_s)
+                if not self._database.by_psycopg:  # else it was said with the bounds
+                    self._dialect.begun(db, idle_s=self._idle_in_transaction_s)
             except BaseException:
                 db.close()
                 raise
@@ -340,10 +344,12 @@ class Transactions:
             failed: see `has_failed()`.
         """
         claim = block.claim
+        if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
+            self._refuse_too_long(block, error)
         if not isinstance(error, Exception) or isinstance(error, TaskguardError):
             return
         if block.lost is not None:
-            raise broken_in_block(claim) from error
+            raise self.broken(claim) from error
         if failed and isinstance(block.asked, TransactionRetryError):
             raise block.asked from error
         mapped = self._database.map(error) if mine else None
@@ -355,6 +361,22 @@ class Transactions:
             raise lock_not_given(claim) from error
         if isinstance(mapped, TransactionRetryError | CannotWriteError):
             raise mapped from error
+
+    def _refuse_too_long(self, block: Block, error: BaseException) -> None:
+        """What the server takes from nobody is no trouble of the ledger's."""
+        if not block.size or not isinstance(error, Exception):
+            return
+        try:
+            with self._database.transaction() as db:
+                limit = self._dialect.longest_statement(db)
+        except LedgerUnavailableError:
+            return
+        if limit is not None and block.size >= limit:
+            raise too_long_in_block(block.claim, block.size, limit) from error
+
+    def broken(self, claim: Claim) -> TransactionRetryError:
+        """What the body is told, with what may have done it."""
+        return broken_in_block(claim, idle_s=self._idle_in_transaction_s)
 
     def moved(self, db: sa.Connection, claim: Claim, error: rows.RowMovedError) -> Exception:
         """By whom the user's row was moved: its body, whose doing is rolled back, or others."""
@@ -459,9 +481,15 @@ class Transactions:
         except LockTimeoutError as error:
             raise lock_not_given(claim) from error
         except LedgerUnavailableError as error:
-            raise broken_in_block(claim) from error
+            raise self.broken(claim) from error
         if not completed:
+            if self.looks_in_statement(claim) and self.ended(db, claim):
+                raise ended_in_block(claim)
             raise stale(claim)
+
+    def looks_in_statement(self, claim: Claim | None) -> bool:
+        """Whether the statement that completes looks whether the transaction is still the one."""
+        return claim is not None and self.in_one_statement(claim)
 
     def _completed(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if self.in_one_statement(claim):
@@ -481,7 +509,8 @@ class Transactions:
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if claim.row is None:
-            return bool(self._database.ask_in(db, *postgresql.complete(claim, result_json)))
+            statement, values = postgresql.complete(claim, result_json, begun=True)
+            return bool(self._database.ask_in(db, statement, values))
         own, finished = postgresql.complete_with_row(self._database, db, claim, result_json)
         if not own:
             raise rows.RowMovedError(rows.read(db, claim.row))

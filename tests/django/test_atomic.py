@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -504,3 +505,43 @@ def test_a_server_that_was_restarted_costs_one_delivery(pg: House) -> None:
     assert (pg.effects, pg.states, pg.queue.copies) == ([], ["NEW"], [1])
     pg.deliver(body, copy=1)
     assert (pg.effects, pg.states) == (["x"], ["DONE"])
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+def test_no_plain_call_is_lost_at_a_higher_level(pg: House, level: str) -> None:
+    """Serialization failures come by the dozen there: run again under the same lease."""
+    from django.db import connections
+    from psycopg import IsolationLevel
+
+    from support.django_orders.models import Effect
+    from taskguard_django import atomic
+
+    write("0")
+    options = connections.settings["default"].setdefault("OPTIONS", {})
+    options["isolation_level"] = IsolationLevel[level]
+    errors: list[BaseException] = []
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with atomic():
+            [counter] = Effect.objects.all()
+            counter.item = str(int(counter.item) + 1)
+            time.sleep(0.02)
+            counter.save()
+
+    def call(first: int) -> None:
+        try:
+            for number in range(first, first + 4):
+                ship(number)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections["default"].close()
+
+    threads = [threading.Thread(target=call, args=(100 * each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert (pg.effects, pg.states) == (["24"], ["DONE"] * 24)

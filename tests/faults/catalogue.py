@@ -291,7 +291,7 @@ FAULTS = (
             ),
             "integration/test_mariadb.py": (
                 "test_a_deadlock_runs_the_body_again",
-                "test_a_body_that_swallows_a_deadlock_commits_nothing",
+                "test_a_body_that_swallows_a_deadlock_is_run_again",
                 "test_a_lock_that_a_body_is_not_given_runs_it_again",
             ),
             "integration/test_competing_processes.py": (

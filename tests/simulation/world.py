@@ -29,7 +29,11 @@ from simulation.scheduler import (
 )
 from simulation.servers import BrokerError, DatabaseError, PortLedger, PortLocks
 from taskguard.delivery import Delivery, MessageRef
-from taskguard.errors import TaskguardError, TransactionAbandonedError
+from taskguard.errors import (
+    TaskguardError,
+    TransactionAbandonedError,
+    TransactionFailedError,
+)
 from taskguard.events import Event, Events, Lost, StaleRefused, Takeover
 from taskguard.guard import Guard
 from taskguard.lease import Owner
@@ -256,7 +260,7 @@ class Worker:
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(task, guard))
-        except TransactionAbandonedError as error:
+        except (TransactionAbandonedError, TransactionFailedError) as error:
             return BoomError(str(error))
         except (BoomError, TaskguardError) as error:
             return error

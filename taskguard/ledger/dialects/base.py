@@ -136,6 +136,11 @@ class Dialect(ABC):
         del db
         return False
 
+    def longest_statement(self, db: sa.Connection) -> int | None:
+        """In bytes: for one that is longer the server ends the connection. None: for none."""
+        del db
+        return None
+
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
         del db, claim

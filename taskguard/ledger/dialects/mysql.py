@@ -212,6 +212,9 @@ class MySQL(Dialect):
             return True
         return False
 
+    def longest_statement(self, db: sa.Connection) -> int | None:
+        return int(db.exec_driver_sql("select @@max_allowed_packet").scalar_one())
+
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         # Nobody can be asked what became of a transaction. So the progress differs from the one
         # before, if only by a blank, which JSON does not count.

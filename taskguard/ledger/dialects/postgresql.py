@@ -13,7 +13,11 @@ from taskguard.ledger.base import Claim
 from taskguard.ledger.dialects.base import SNAPSHOTS, Fault
 from taskguard.ledger.dialects.on_conflict import OnConflict
 
-__all__ = ["PostgreSQL", "milliseconds"]
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "milliseconds"]
+
+# Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
+# CHAIN, follows in the same message.
+MARK, BEGUN = "taskguard.transaction", "begun"
 
 # SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _FAULTS = {
@@ -72,6 +76,14 @@ class PostgreSQL(OnConflict):
 
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         return db.get_isolation_level() in SNAPSHOTS
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        del idle_s
+        db.exec_driver_sql(f"set local {MARK} = '{BEGUN}'")
+
+    def ended(self, db: sa.Connection) -> bool:
+        found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
+        return bool(found != BEGUN)
 
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         del claim

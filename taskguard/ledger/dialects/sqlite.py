@@ -21,6 +21,7 @@ _FAULTS = {
     "readonly database": Fault.CANNOT_WRITE,
     "database or disk is full": Fault.CANNOT_WRITE,
 }
+_ENDED = ("no such savepoint", "closed database")
 
 
 class SQLite(OnConflict):
@@ -50,6 +51,27 @@ class SQLite(OnConflict):
             getattr(driver, "isolation_level", "") is None
             and getattr(driver, "in_transaction", True) is False
         )
+
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        del idle_s
+        # A savepoint outside of a transaction would be one, which its RELEASE commits.
+        if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            db.exec_driver_sql("begin")
+        db.exec_driver_sql("savepoint taskguard")
+
+    def ended(self, db: sa.Connection) -> bool:
+        """By executescript(), which commits first, or a commit() of the driver's."""
+        # Past SQLAlchemy, which would connect anew for a connection that the body has closed.
+        driver: Any = db.connection.dbapi_connection
+        try:
+            driver.execute("release savepoint taskguard")
+        except db.dialect.loaded_dbapi.Error as error:
+            if not any(text in str(error) for text in _ENDED):
+                raise
+            return True
+        return False
 
 
 def _now_us() -> int:

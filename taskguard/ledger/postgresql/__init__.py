@@ -22,7 +22,7 @@ from taskguard.ledger.base import (
     RowRef,
 )
 from taskguard.ledger.database import Database
-from taskguard.ledger.dialects.postgresql import milliseconds
+from taskguard.ledger.dialects.postgresql import BEGUN, MARK, milliseconds
 from taskguard.ledger.postgresql import own_row
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.stored import statement
@@ -238,31 +238,40 @@ def _setting(database: Database, *names: str) -> Prepared:
     return Prepared(sa.select(*_set_locally(names)), database.engine.dialect)
 
 
-def _bounds(idle_in_transaction_s: float) -> dict[str, int]:
+def _bounds(idle_in_transaction_s: float) -> dict[str, Any]:
     return {
         "idle_in_transaction_session_timeout": milliseconds(idle_in_transaction_s),
         "client_connection_check_interval": _CHECK_CLIENT_MS,
+        MARK: BEGUN,
     }
 
 
 def _set_locally(names: Sequence[str]) -> list[sa.ColumnElement[str]]:
-    return [sa.func.set_config(name, sa.bindparam(name), True) for name in names]
+    return [sa.func.set_config(name, sa.bindparam(_bound(name)), True) for name in names]
 
 
-def _texts(settings: dict[str, int]) -> dict[str, str]:
-    return {name: str(value) for name, value in settings.items()}
+def _texts(settings: dict[str, Any]) -> dict[str, str]:
+    return {_bound(name): str(value) for name, value in settings.items()}
 
 
-def complete(claim: Claim, result_json: str | None) -> tuple[str, dict[str, Any]]:
-    """The statement that completes, for a transaction or alone; one row if it did."""
-    return _COMPLETE, claim_values(claim) | {"key": claim.keys[0], "result": result_json}
+def _bound(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def complete(claim: Claim, result_json: str | None, *, begun: bool) -> tuple[str, dict[str, Any]]:
+    """The statement that completes; one row if it did.
+
+    `begun`: in the holder's transaction, and in no later one; else alone.
+    """
+    values = {"key": claim.keys[0], "result": result_json, "begun": begun}
+    return _COMPLETE, claim_values(claim) | values
 
 
 def complete_with_row(
     database: Database, db: sa.Connection, claim: Claim, result_json: str | None
 ) -> tuple[bool, bool]:
     """The same with the user's own row: whether that was this claim's, and whether all was."""
-    statements, values = _completing_row(database, claim, result_json)
+    statements, values = _completing_row(database, claim, result_json, begun=True)
     own, finished = database.ask_in(db, statements.complete, values)[0]
     return bool(own), bool(finished)
 
@@ -270,8 +279,8 @@ def complete_with_row(
 def complete_alone(database: Database, claim: Claim, result_json: str | None) -> bool:
     """In one statement that commits by itself; False: nothing did, for whatever reason."""
     if claim.row is None:
-        return bool(database.ask(*complete(claim, result_json)))
-    statements, values = _completing_row(database, claim, result_json)
+        return bool(database.ask(*complete(claim, result_json, begun=False)))
+    statements, values = _completing_row(database, claim, result_json, begun=False)
     try:
         _own, finished, _torn = database.ask(statements.complete_alone, values)[0]
     except database.engine.dialect.loaded_dbapi.Error:
@@ -280,10 +289,10 @@ def complete_alone(database: Database, claim: Claim, result_json: str | None) ->
 
 
 def _completing_row(
-    database: Database, claim: Claim, result_json: str | None
+    database: Database, claim: Claim, result_json: str | None, *, begun: bool
 ) -> tuple[own_row.Statements, dict[str, Any]]:
     assert claim.row is not None  # noqa: S101
-    _, values = complete(claim, result_json)
+    _, values = complete(claim, result_json, begun=begun)
     values |= own_row.values(claim.row, database.engine.dialect)
     return _with_row(database, claim.row), values
 

@@ -16,4 +16,6 @@ update taskguard_works w set
 from ended
 where w.id = %(work)s::text and w.state = 'PROCESSING'
     and w.fence = %(fence)s::bigint and w.owner = %(owner)s::text
+    -- Alone, or in the transaction that the holder's began: no COMMIT came between.
+    and (not %(begun)s::boolean or current_setting('taskguard.transaction', true) = 'begun')
 returning 1

@@ -101,6 +101,20 @@ def test_a_failed_work_is_claimed_again_by_a_later_delivery(book: Any) -> None:
     assert not book.ledger.give_back(claimed.claim)
 
 
+def test_rounds_end_by_failed(book: Any) -> None:
+    """The database ended the body's transaction: NEW at once, and FAILED once it is too often."""
+    for number in range(1, 4):
+        claimed = book.claim()
+        assert claimed.attempt == number
+        found = book.ledger.end_round(claimed.claim, f"bo\0om {number}", most=3)
+        assert found is (State.NEW if number < 3 else State.FAILED)
+        assert book.ledger.end_round(claimed.claim, "late", most=3) is None
+        view = book.ledger.view("ship order:1")
+        assert (view.state, view.crashes, view.error) == (found, 0, f"bo\\0om {number}")
+    again = book.claim(retries=1)
+    assert book.ledger.end_round(again.claim, "anew", most=3) is State.NEW
+
+
 def test_given_back_is_free_at_once(book: Any) -> None:
     """PROCESSING -> NEW, not a crash."""
     claimed = book.claim()

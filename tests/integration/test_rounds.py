@@ -1,0 +1,110 @@
+"""Bodies whose transaction the database ends each time: put off a few times, then FAILED."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard.delivery import Completed, Deferred, Delivery, MessageRef
+from taskguard.errors import TransactionFailedError, TransactionRetryError
+from taskguard.guard import Guard
+from taskguard.ledger.sql import SqlLedger
+from taskguard.policy import Policy
+
+ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else writes here for whom a body would have to wait."""
+    monkeypatch.setattr("taskguard.runner._LONGEST_PAUSE_S", 0.01)
+
+
+def deliver(shop: GuardedShop, body: Any, copy: int) -> Any:
+    queue = NotingQueue()
+    delivery = Delivery(
+        keys=("order:1",),
+        work="ship order:1",
+        task="ship",
+        message=MessageRef("m", copy=copy),
+        policy=Policy(),
+        queue=queue,
+    )
+    return shop.tg.runner.deliver(delivery, body)
+
+
+def never(guard: Guard) -> None:
+    with guard.transaction() as db:
+        write(db)
+        db.exec_driver_sql(ASK_AGAIN)
+
+
+def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> None:
+    """And says why: in the record, and to the queue."""
+    for copy in range(3):
+        assert isinstance(deliver(pg, never, copy), Deferred)
+        assert pg.states == ["NEW"]
+    with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*works requeue"):
+        deliver(pg, never, 3)
+    assert (pg.effects, pg.states) == ([], ["FAILED"])
+    view = pg.ledger.view("ship order:1")
+    assert view is not None
+    assert "TransactionRetryError" in (view.error or "")
+
+
+def test_the_count_begins_anew_with_the_queues_own_retry(pg: GuardedShop) -> None:
+    """And one that gets through is DONE, whatever was before."""
+    for copy in range(3):
+        deliver(pg, never, copy)
+    with pytest.raises(TransactionFailedError):
+        deliver(pg, never, 3)
+    for copy in range(4, 7):
+        assert isinstance(deliver(pg, never, copy), Deferred)
+
+    def ship(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+
+    assert isinstance(deliver(pg, ship, 7), Completed)
+    assert (pg.effects, pg.states) == (["x"], ["DONE"])
+
+
+def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
+    pg_url: str, make_shop: Any
+) -> None:
+    """22 bodies in 75 s, and no word of it."""
+    shop = make_shop(pg_url)
+    ledger = SqlLedger(pg_url, idle_in_transaction_s=0.2)
+    shop.tg.close()
+    shop.tg = taskguard.connect(locks=None, ledger=ledger)
+    runs: list[int] = []
+
+    def idle(guard: Guard) -> None:
+        runs.append(1)
+        with guard.transaction() as db:
+            write(db)
+            time.sleep(0.5)
+
+    for copy in range(3):
+        assert isinstance(deliver(shop, idle, copy), Deferred)
+    with pytest.raises(TransactionFailedError, match=r"idles for 0\.2 s"):
+        deliver(shop, idle, 3)
+    assert (shop.effects, shop.states, len(runs)) == ([], ["FAILED"], 16)
+    ledger.close()
+
+
+def test_a_plain_call_is_told_each_time(pg: GuardedShop) -> None:
+    """There is nobody who would put it off."""
+
+    @pg.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        never(guard)
+
+    for _ in range(6):
+        with pytest.raises(TransactionRetryError):
+            ship(1)
+    assert pg.states == ["NEW"]
