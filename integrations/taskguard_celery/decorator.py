@@ -160,6 +160,13 @@ def _deliver(
             queue.keep(error)
 
 
+def _expect(task: Task, kind: type[Exception]) -> None:
+    """Celery logs what a task throws by declaration at INFO and without a traceback."""
+    throws = tuple(task.throws or ())
+    if kind not in throws:
+        task.throws = (*throws, kind)
+
+
 def _deliver_once(
     task: Task,
     compiled: GuardedFunction,
@@ -184,7 +191,11 @@ def _deliver_once(
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
     body = Body(task, compiled, args, kwargs, delivery)
-    outcome = house.runner.deliver(delivery, body)
+    try:
+        outcome = house.runner.deliver(delivery, body)
+    except errors.WorkStillDeadError:
+        _expect(task, errors.WorkStillDeadError)
+        raise
     if body.ignored is not None and isinstance(outcome, Completed):
         raise body.ignored
     if isinstance(outcome, Answered) and is_ignored(outcome.value, delivery.message):

@@ -286,7 +286,7 @@ class _Claim:
                 finished=self.now_us,
             )
         )
-        return Answer(State.DEAD, crashes=row.crashes + 1)
+        return Answer(State.DEAD, crashes=row.crashes + 1, buried=True)
 
 
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
