@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery import Celery, Task, current_app, current_task
+from celery.local import Proxy
 
 from taskguard import GuardedFunction, errors
 
@@ -101,7 +102,8 @@ def _held_by(function: Any) -> Iterator[Any]:
 
 
 def _may_be_under(held: Any) -> bool:
-    return callable(held) and not isinstance(held, type | Task | Celery)
+    # By its real type: a proxy stands for a task or an app, and to look through it may fail.
+    return callable(held) and not issubclass(type(held), type | Task | Celery | Proxy)
 
 
 def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationError:
@@ -131,5 +133,7 @@ def task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
         if task is not None and guarded_function_of(task) is compiled:
             return task
     # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
-    tasks = current_app.tasks.values()
+    at_work = task_at_work()
+    apps = [current_app] if at_work is None else [at_work.app, current_app]
+    tasks = (task for app in apps for task in app.tasks.values())
     return next((task for task in tasks if guarded_function_of(task) is compiled), None)
