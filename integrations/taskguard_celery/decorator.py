@@ -47,6 +47,10 @@ def guarded_task(
 ) -> Callable[[Function], Function]:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
 
+    On a class of a task it stands on the method `run`, which subclasses may inherit. A worker with
+    a task whose guard cannot be recognised (a decorator over it that forgets `functools.wraps`,
+    a `run` that overrides a guarded one) does not start.
+
     Args:
         key: the key template, for example "order:<order_id>"; a list or a callable does too.
         once_per: "key": the work is done once for the key. "message": messages of one key never
@@ -162,7 +166,8 @@ def _deliver(
 
 def _expect(task: Task, kind: type[Exception]) -> None:
     """Celery logs what a task throws by declaration at INFO and without a traceback."""
-    throws = tuple(task.throws or ())
+    throws = task.throws or ()
+    throws = (throws,) if isinstance(throws, type) else tuple(throws)
     if kind not in throws:
         task.throws = (*throws, kind)
 
