@@ -24,6 +24,7 @@
   - RowMissingError                the row that the task is to move does not exist
   - RowIneligibleError             the row is in a state that is not this task's
   - WorkDeadError                  this work has killed its workers too often
+    + WorkStillDeadError           as it was known before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
   - LedgerUnavailableError         the database gave no answer, nothing is known to have happened
@@ -69,6 +70,7 @@ __all__ = [
     "TransactionUsageError",
     "WorkDeadError",
     "WorkRevokedError",
+    "WorkStillDeadError",
 ]
 
 
@@ -263,6 +265,10 @@ class WorkDeadError(TaskguardError):
     def __init__(self, message: str, *, key: str | None = None, crashes: int = 0) -> None:
         super().__init__(message, key=key)
         self.crashes = crashes
+
+
+class WorkStillDeadError(WorkDeadError):
+    """The work was DEAD before this delivery, which has been said: no new failure."""
 
 
 class WorkRevokedError(TaskguardError):

@@ -14,12 +14,12 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | released | the lease ended with the body | debug |
 | claimed | the ledger granted the work | debug |
 | takeover | the ledger granted work whose holder's lease had run out | warning |
-| duplicate | a delivery was answered from the record, or superseded | info |
+| duplicate | a delivery was answered from the record, or superseded | info; of DEAD work: warning |
 | deferred | a delivery was put off; a live copy was published first | info |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
-| dead | the work is not run any more | error |
+| dead | the work is not run any more, from now on | error |
 | lock_unavailable | the lock server gave no answer; the ledger alone decides | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 """
@@ -50,6 +50,7 @@ __all__ = [
     "RenewalFailed",
     "Renewed",
     "StaleRefused",
+    "StillDead",
     "Takeover",
     "log_event",
 ]
@@ -164,8 +165,8 @@ class Takeover(Event):
 class Duplicate(Event):
     """The delivery needed no body.
 
-    `reason` is done, superseded, revoked, skipped or mismatch; of the user's own row, missing or
-    ineligible.
+    `reason` is done, superseded, revoked, skipped, mismatch or dead; of the user's own row, missing
+    or ineligible.
     """
 
     name: ClassVar[str] = "duplicate"
@@ -175,6 +176,19 @@ class Duplicate(Event):
     )
     reason: str = "done"
     age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillDead(Duplicate):
+    """The delivery's work has been DEAD before, for `crashes` holders that vanished."""
+
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "%(task)s %(key)s is DEAD since %(age_s).0f s: %(crashes)s holders vanished "
+        "(message %(message)s)"
+    )
+    reason: str = "dead"
+    crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

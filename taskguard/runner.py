@@ -42,6 +42,7 @@ from taskguard.errors import (
     TransactionRetryError,
     WorkDeadError,
     WorkRevokedError,
+    WorkStillDeadError,
 )
 from taskguard.events import Completed as CompletedEvent
 from taskguard.events import (
@@ -51,6 +52,7 @@ from taskguard.events import (
     Failed,
     Released,
     StaleRefused,
+    StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
@@ -198,15 +200,7 @@ class Runner:
                 key=delivery.key,
             )
         if found.state is State.DEAD:
-            self._entry.emit(Dead, delivery, crashes=found.crashes)
-            raise WorkDeadError(
-                f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-                f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find "
-                "out why it kills its workers, then let it run again: "
-                f"taskguard works requeue {delivery.work!r} --reason …",
-                key=delivery.key,
-                crashes=found.crashes,
-            )
+            raise self._dead(delivery, found)
         if found.state is State.FAILED:
             if delivery.queue is not None:
                 return self._drop(delivery, "revoked")
@@ -244,6 +238,23 @@ class Runner:
             'to be expected, say on_ineligible="skip", or "defer" if the state will come.',
             key=delivery.key,
             state=found.row_state,
+        )
+
+    def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
+        """A failure once, by whom it became DEAD; then it is known."""
+        if found.buried:
+            self._entry.emit(Dead, delivery, crashes=found.crashes)
+        else:
+            age_s, crashes = found.age_s, found.crashes
+            self._entry.emit(StillDead, delivery, age_s=age_s, crashes=crashes)
+        kind = WorkDeadError if found.buried else WorkStillDeadError
+        return kind(
+            f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
+            f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out why "
+            "it kills its workers, then let it run again: "
+            f"taskguard works requeue {delivery.work!r} --reason …",
+            key=delivery.key,
+            crashes=found.crashes,
         )
 
     def _mismatch(self, delivery: Delivery) -> FingerprintMismatchError:

@@ -5,9 +5,10 @@ Read next: `decorator.py` (a delivery), `house.py` (settings), `startup.py` (wha
 
 from __future__ import annotations
 
-from taskguard_celery.decorator import guarded_function_of, guarded_task
+from taskguard_celery.decorator import guarded_task
 from taskguard_celery.house import configure, house_of
 from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
+from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.startup import check_worker, safe_defaults, warnings_for
 
 __all__ = [

@@ -4,18 +4,16 @@ Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretr
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
 before it is acknowledged; where even that fails it goes back into the queue.
 
-Read next: `queue.py` for how a copy is published.
+Read next: `queue.py` for how a copy is published, `recognition.py` for whose function it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from celery import Celery, Task, current_app, current_task
+from celery import Task, current_app
 from celery.exceptions import Ignore
 
 from taskguard import Answered, Completed, GuardedFunction, errors
@@ -24,15 +22,18 @@ from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.house import house_of
 from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.queue import CeleryQueue, NotPublishedError, put_off_unread
+from taskguard_celery.recognition import (
+    guarded_function_of,
+    mark,
+    task_at_work,
+    task_of,
+    unrecognised,
+)
+from taskguard_celery.replacing import Body, in_hand, is_ignored, take_in_hand, without_mark
 
-__all__ = ["guarded_function_of", "guarded_task"]
+__all__ = ["guarded_task"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-_MARK = "__taskguard__"
-# On a request whose message is being handled: a body that calls its own task calls a function.
-_IN_HAND = "taskguard_in_hand"
-_MOST_DECORATORS = 8
 
 
 def guarded_task(
@@ -45,6 +46,10 @@ def guarded_task(
     **options: Any,
 ) -> Callable[[Function], Function]:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
+
+    On a class of a task it stands on the method `run`, which subclasses may inherit. A worker with
+    a task whose guard cannot be recognised (a decorator over it that forgets `functools.wraps`,
+    a `run` that overrides a guarded one) does not start.
 
     Args:
         key: the key template, for example "order:<order_id>"; a list or a callable does too.
@@ -78,14 +83,15 @@ def guarded_task(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            task = _task_of(compiled, args)
+            task = task_of(compiled, args)
             if task is None:
                 _refuse_hidden(compiled)
                 return house_of(current_app).run(compiled, args, kwargs)
             request = task.request
-            if request.called_directly or vars(request).get(_IN_HAND):
+            # A body that calls its own task calls a function.
+            if request.called_directly or in_hand(request) is not None:
                 return _call(task, compiled, args, kwargs)
-            setattr(request, _IN_HAND, True)
+            take_in_hand(request)
             return _deliver(task, compiled, args, kwargs)
 
         # Celery checks arguments against this before it publishes.
@@ -93,7 +99,7 @@ def guarded_task(
         wrapper.__annotations__ = {
             name: kind for name, kind in wrapper.__annotations__.items() if name != "guard"
         }
-        setattr(wrapper, _MARK, compiled)
+        mark(wrapper, compiled)
         return wrapper  # type: ignore[return-value]
 
     return decorate
@@ -118,77 +124,9 @@ def _refuse_misplaced(function: Any) -> None:
         )
 
 
-def guarded_function_of(task: Task) -> GuardedFunction | None:
-    """What `@guarded_task` made of the task's function; None for a task that is not guarded."""
-    for function in _layers(task):
-        compiled = _marked(function)
-        if compiled is not None:
-            return compiled
-    return None
-
-
-def _marked(function: Any) -> GuardedFunction | None:
-    compiled = vars(function).get(_MARK) if hasattr(function, "__dict__") else None
-    return compiled if isinstance(compiled, GuardedFunction) else None
-
-
-def _layers(task: Task) -> Iterator[Any]:
-    """The task's function, outermost first: other decorators and pydantic may stand around it.
-
-    What `@app.task` was given, then the method `run`, which a class may have inherited.
-    """
-    for outermost in (getattr(task, "__wrapped__", None), getattr(task, "run", None)):
-        function = outermost
-        while function is not None:
-            function = getattr(function, "__func__", function)
-            yield function
-            function = getattr(function, "__wrapped__", None)
-
-
-def hidden_guard_of(task: Task) -> GuardedFunction | None:
-    """A guard of a task that is not recognised as guarded: it would run under no message.
-
-    It is under a decorator that does not say what it stands around (`functools.wraps` does), or
-    on a `run` that the task's class overrides. Not all that Python can do is looked through.
-    """
-    if guarded_function_of(task) is not None:
-        return None
-    inherited = [vars(kind)["run"] for kind in type(task).__mro__ if "run" in vars(kind)]
-    waiting: list[tuple[Any, int]] = [(each, 0) for each in (task.run, *inherited)]
-    seen: set[int] = set()
-    while waiting:
-        function, depth = waiting.pop(0)  # the nearest first
-        function = getattr(function, "__func__", function)
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        compiled = _marked(function)
-        if compiled is not None:
-            return compiled
-        if depth < _MOST_DECORATORS:
-            waiting += [(each, depth + 1) for each in _held_by(function) if _may_be_under(each)]
-    return None
-
-
-def _held_by(function: Any) -> Iterator[Any]:
-    """What a decorator's function or object holds: one of them is what it stands around."""
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not bound yet
-            yield cell.cell_contents
-    yield from getattr(function, "__defaults__", None) or ()
-    yield from (getattr(function, "__kwdefaults__", None) or {}).values()
-    if isinstance(function, functools.partial):
-        yield function.func
-    yield from getattr(function, "__dict__", {}).values()
-
-
-def _may_be_under(held: Any) -> bool:
-    return callable(held) and not isinstance(held, type | Task | Celery)
-
-
 def _refuse_hidden(compiled: GuardedFunction) -> None:
     """A body that no task answers for is not begun in the delivery of a task that has no guard."""
-    task = _task_at_work()
+    task = task_at_work()
     if task is None or task.request.called_directly or guarded_function_of(task) is not None:
         return
     error = unrecognised(task, compiled)
@@ -202,37 +140,6 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
             queue.keep(unpublished)
 
 
-def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationError:
-    """The error that says why a task's guard does nothing, and how to mend it."""
-    return errors.ConfigurationError(
-        f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
-        "its duplicates would run. A decorator over it has to use functools.wraps, or go under "
-        "it; a run() that overrides a guarded one wants @guarded_task of its own. A function that "
-        "is no task is guarded by taskguard_celery.house_of(app).guarded(…)."
-    )
-
-
-def takes_itself(task: Task) -> bool:
-    """Whether the function's first parameter is the task: `bind=True`, or a class of its own."""
-    # autoretry_for puts a plain function around it. `__bound__` says something else.
-    return inspect.ismethod(getattr(task, "_orig_run", task.run))
-
-
-def _task_at_work() -> Task | None:
-    return current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
-
-
-def _task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
-    """The task whose function this is: the one it is a method of, the one at work, or any."""
-    itself = args[0] if args and isinstance(args[0], Task) else None
-    for task in (itself, _task_at_work()):
-        if task is not None and guarded_function_of(task) is compiled:
-            return task
-    # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
-    tasks = current_app.tasks.values()
-    return next((task for task in tasks if guarded_function_of(task) is compiled), None)
-
-
 def _call(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -241,7 +148,7 @@ def _call(
     failed = failed_request(args)
     if failed is not None:
         return call_errback(house, compiled, args, kwargs, task=task, failed=failed)
-    return house.run(compiled, args, kwargs, task=task.name)
+    return without_mark(house.run(compiled, args, kwargs, task=task.name))
 
 
 def _deliver(
@@ -255,6 +162,14 @@ def _deliver(
             if queue is None:
                 raise
             queue.keep(error)
+
+
+def _expect(task: Task, kind: type[Exception]) -> None:
+    """Celery logs what a task throws by declaration at INFO and without a traceback."""
+    throws = task.throws or ()
+    throws = (throws,) if isinstance(throws, type) else tuple(throws)
+    if kind not in throws:
+        task.throws = (*throws, kind)
 
 
 def _deliver_once(
@@ -281,8 +196,17 @@ def _deliver_once(
         queue=queue,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    outcome = house.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    body = Body(task, compiled, args, kwargs, delivery)
+    try:
+        outcome = house.runner.deliver(delivery, body)
+    except errors.WorkStillDeadError:
+        _expect(task, errors.WorkStillDeadError)
+        raise
+    if body.ignored is not None and isinstance(outcome, Completed):
+        raise body.ignored
+    if isinstance(outcome, Answered) and is_ignored(outcome.value, delivery.message):
+        raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
-        return outcome.value
+        return without_mark(outcome.value)
     # Acknowledged without a result: a copy is on its way, or the message's answer is another's.
     raise Ignore(str(outcome))

@@ -19,8 +19,8 @@ from celery.result import AsyncResult
 
 from taskguard import MessageRef, Sweeper, enqueue_in, errors
 from taskguard_celery.calls import NAME, CelerySender, call_of
-from taskguard_celery.decorator import guarded_function_of, takes_itself
 from taskguard_celery.house import house_of
+from taskguard_celery.recognition import guarded_function_of, takes_itself
 
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard

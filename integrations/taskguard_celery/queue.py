@@ -45,7 +45,8 @@ _VISIBILITY_TIMEOUTS_S = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600
 # 72 s were measured with a countdown of four times the timeout.
 _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
 _MAX_DELAY_S = 30.0
-_PAUSE_BEFORE_REJECT_S = 1.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 10.0
 # Half of RabbitMQ's consumer_timeout, after which it delivers a message again.
 _MAX_WAIT_S = 900.0
 _SHARE_OF_TIME_LIMIT = 0.5
@@ -92,6 +93,7 @@ class CeleryQueue:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._waits_until_s: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
         visible_s = visibility_timeout_s(task.app)
         self.max_delay_s = (
             _MAX_DELAY_S
@@ -139,11 +141,12 @@ class CeleryQueue:
             "waiting, for its queue may limit deliveries" if stays else "back to the queue",
         )
         try:
-            time.sleep(_PAUSE_BEFORE_REJECT_S)
+            time.sleep(self._pause_s)
         except SoftTimeLimitExceeded:
             stays = False
         if not stays:
             raise PutBack(str(error), requeue=True) from None
+        self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _countdown_s(self, delay_s: float) -> float:
         """RabbitMQ delays by whole seconds, at least one, where Celery leaves delays to it."""

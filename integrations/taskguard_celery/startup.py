@@ -17,15 +17,15 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.decorator import (
+from taskguard_celery.house import build, house_of
+from taskguard_celery.message import message_of
+from taskguard_celery.queue import visibility_timeout_s
+from taskguard_celery.recognition import (
     guarded_function_of,
     hidden_guard_of,
     takes_itself,
     unrecognised,
 )
-from taskguard_celery.house import build, house_of
-from taskguard_celery.message import message_of
-from taskguard_celery.queue import visibility_timeout_s
 
 __all__ = ["check_worker", "safe_defaults", "warnings_for"]
 

@@ -168,6 +168,7 @@ class Answer:
     `row_state`); with one of these, `too_old` says that the message is.
 
     Attributes:
+        buried: the work has become DEAD by this very claim.
         owner: who completed the work; its body may still be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
@@ -176,6 +177,7 @@ class Answer:
     state: State | None
     result_json: str | None = None
     crashes: int = 0
+    buried: bool = False
     error: str | None = None
     superseded: bool = False
     too_old: bool = False

@@ -288,7 +288,7 @@ class _Claim:
                 finished=self.now_us,
             )
         )
-        return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error)
+        return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
 
 
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:

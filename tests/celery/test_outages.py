@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
 import redis
 
-from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 
 
@@ -83,22 +81,21 @@ def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: 
 
 
 def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_published(
-    shop: Any, valkey: Any
+    shop: Any,
 ) -> None:
     """autoretry_for=(Exception,): what could not be put off goes back to the queue, not to it."""
-    with Proxy(valkey.port) as proxy:
-        settings = {"broker_write_url": f"redis://127.0.0.1:{proxy.port}/2"}
-        with shop.worker({"SHOP_SETTINGS": json.dumps(settings)}) as worker:
-            first = shop.tasks.ship.delay(5, 6.0)
-            shop.wait_for_steps("began")
-            proxy.mode = Mode.CUT
-            second = shop.tasks.stubborn.delay(5)
-            wait_until(
-                lambda: worker.text().count("could not be put off") > 1,
-                timeout_s=60,
-                message="a delivery of what went back",
-            )
-            proxy.mode = Mode.PASS
-            assert first.get(timeout=60) == {"order": 5}
-            assert second.get(timeout=60) == 5
+    outage = shop.folder / "outage"
+    with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
+        first = shop.tasks.ship.delay(5, 6.0)
+        shop.wait_for_steps("began")
+        outage.touch()
+        second = shop.tasks.stubborn.delay(5)
+        wait_until(
+            lambda: worker.text().count("could not be put off") > 1,
+            timeout_s=60,
+            message="a delivery of what went back",
+        )
+        outage.unlink()
+        assert first.get(timeout=60) == {"order": 5}
+        assert second.get(timeout=60) == 5
     assert shop.effects() == Counter({"5": 2})

@@ -246,7 +246,7 @@ class MemoryLedger:
             self.works[row.id] = replace(
                 row, state=State.DEAD, crashes=row.crashes + 1, owner=FREE, finished=now_us
             )
-            return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error)
+            return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
         if decision not in CLAIMABLE:
             return answer(request, row, decision, now_us)
         owner = str(request.owner)

@@ -1,4 +1,4 @@
-"""Celery's way of a message within the test's own process: no broker, no worker, no server."""
+"""Celery's way of a message within the test's own process: no broker, no worker, no results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def local_app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     ledger.create_schema()
     with Celery("local", broker="memory://", set_as_current=False) as app:
         app.conf.update(
-            result_backend="cache+memory://",
             taskguard_locks=None,
             taskguard_ledger=ledger,
             task_acks_late=True,

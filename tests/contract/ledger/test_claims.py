@@ -84,7 +84,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     if decision in CLAIMABLE and not foreign:
         _expect_grant(book, request, answer, decision, before, key)
     elif decision is Decision.BURY:
-        assert answer == Answer(State.DEAD, crashes=before.crashes + 1)
+        assert answer == Answer(State.DEAD, crashes=before.crashes + 1, buried=True)
         assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
         assert book.work().owner == ""
     else:

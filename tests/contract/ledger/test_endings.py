@@ -174,9 +174,11 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
     third = book.claim(max_crashes=3)
     assert third.crashes == 2
     book.expire()
-    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(State.DEAD, crashes=3)
+    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(
+        State.DEAD, crashes=3, buried=True
+    )
     answer = book.ledger.claim(book.request(max_crashes=9))
-    assert (answer.state, answer.crashes) == (State.DEAD, 3)
+    assert (answer.state, answer.crashes, answer.buried) == (State.DEAD, 3, False)
     with pytest.raises(StaleTokenError):
         book.ledger.complete(third.claim, None)
     assert book.work().state == "DEAD"

@@ -1,0 +1,139 @@
+"""Which task a guard belongs to, whatever stands around it.
+
+Guarantees: a task's own function is found through decorators that use `functools.wraps`, through
+Celery's own wrappers, and as the method `run` of a class, inherited or not. What is hidden is
+found where Python's objects lead to it, so that a worker can refuse to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery, Task, current_app, current_task
+from celery.local import Proxy
+
+from taskguard import GuardedFunction, errors
+
+__all__ = [
+    "guarded_function_of",
+    "hidden_guard_of",
+    "mark",
+    "takes_itself",
+    "task_at_work",
+    "task_of",
+    "unrecognised",
+]
+
+_MARK = "__taskguard__"
+_MOST_DECORATORS = 8
+
+
+def mark(wrapper: Any, compiled: GuardedFunction) -> None:
+    """`wrapper` is what `@guarded_task` made of a function."""
+    setattr(wrapper, _MARK, compiled)
+
+
+def guarded_function_of(task: Task) -> GuardedFunction | None:
+    """What `@guarded_task` made of the task's function; None for a task that is not guarded."""
+    for function in _layers(task):
+        compiled = _marked(function)
+        if compiled is not None:
+            return compiled
+    return None
+
+
+def _marked(function: Any) -> GuardedFunction | None:
+    compiled = vars(function).get(_MARK) if hasattr(function, "__dict__") else None
+    return compiled if isinstance(compiled, GuardedFunction) else None
+
+
+def _layers(task: Task) -> Iterator[Any]:
+    """The task's function, outermost first: other decorators and pydantic may stand around it.
+
+    What `@app.task` was given, then the method `run`, which a class may have inherited.
+    """
+    for outermost in (getattr(task, "__wrapped__", None), getattr(task, "run", None)):
+        function = outermost
+        while function is not None:
+            function = getattr(function, "__func__", function)
+            yield function
+            function = getattr(function, "__wrapped__", None)
+
+
+def hidden_guard_of(task: Task) -> GuardedFunction | None:
+    """A guard of a task that is not recognised as guarded: it would run under no message.
+
+    It is under a decorator that does not say what it stands around (`functools.wraps` does), or
+    on a `run` that the task's class overrides. Not all that Python can do is looked through.
+    """
+    if guarded_function_of(task) is not None:
+        return None
+    inherited = [vars(kind)["run"] for kind in type(task).__mro__ if "run" in vars(kind)]
+    waiting: list[tuple[Any, int]] = [(each, 0) for each in (task.run, *inherited)]
+    seen: set[int] = set()
+    while waiting:
+        function, depth = waiting.pop(0)  # the nearest first
+        function = getattr(function, "__func__", function)
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        compiled = _marked(function)
+        if compiled is not None:
+            return compiled
+        if depth < _MOST_DECORATORS:
+            waiting += [(each, depth + 1) for each in _held_by(function) if _may_be_under(each)]
+    return None
+
+
+def _held_by(function: Any) -> Iterator[Any]:
+    """What a decorator's function or object holds: one of them is what it stands around."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not bound yet
+            yield cell.cell_contents
+    yield from getattr(function, "__defaults__", None) or ()
+    yield from (getattr(function, "__kwdefaults__", None) or {}).values()
+    if isinstance(function, functools.partial):
+        yield function.func
+    yield from getattr(function, "__dict__", {}).values()
+
+
+def _may_be_under(held: Any) -> bool:
+    # By its real type: a proxy stands for a task or an app, and to look through it may fail.
+    return callable(held) and not issubclass(type(held), type | Task | Celery | Proxy)
+
+
+def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationError:
+    """The error that says why a task's guard does nothing, and how to mend it."""
+    return errors.ConfigurationError(
+        f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
+        "its duplicates would run. A decorator over it has to use functools.wraps, or go under "
+        "it; a run() that overrides a guarded one wants @guarded_task of its own. A function that "
+        "is no task is guarded by taskguard_celery.house_of(app).guarded(…)."
+    )
+
+
+def takes_itself(task: Task) -> bool:
+    """Whether the function's first parameter is the task: `bind=True`, or a class of its own."""
+    # autoretry_for puts a plain function around it. `__bound__` says something else.
+    return inspect.ismethod(getattr(task, "_orig_run", task.run))
+
+
+def task_at_work() -> Task | None:
+    return current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
+
+
+def task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
+    """The task whose function this is: the one it is a method of, the one at work, or any."""
+    itself = args[0] if args and isinstance(args[0], Task) else None
+    for task in (itself, task_at_work()):
+        if task is not None and guarded_function_of(task) is compiled:
+            return task
+    # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
+    at_work = task_at_work()
+    apps = [current_app] if at_work is None else [at_work.app, current_app]
+    tasks = (task for app in apps for task in app.tasks.values())
+    return next((task for task in tasks if guarded_function_of(task) is compiled), None)

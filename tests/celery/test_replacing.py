@@ -1,0 +1,119 @@
+"""Bodies that end by `raise Ignore`, as `self.replace()` does. Without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import Empty
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery, Task, chain
+from celery.exceptions import Ignore
+
+import taskguard_celery
+from support.celery_process import deliver, local_app, next_message
+from taskguard import Guard
+from taskguard_celery import guarded_task
+
+
+@pytest.fixture
+def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    with local_app(sqlite_url, monkeypatch) as app:
+        yield app
+
+
+def state(app: Celery, work: str) -> str:
+    """What the ledger says of it."""
+    ledger: Any = taskguard_celery.house_of(app).runner.ledger
+    return str(ledger.view(work).state.value)
+
+
+def test_work_that_has_been_replaced_is_done(app: Celery) -> None:
+    """A second message of the key puts nothing in its place once more."""
+
+    @app.task(name="other", shared=False)
+    def other(order: int) -> None: ...
+
+    @app.task(name="ship", bind=True, shared=False)
+    @guarded_task(key="order:<order>")
+    def ship(self: Task, order: int) -> None:
+        raise self.replace(other.s(order))
+
+    app.finalize()
+    assert deliver(app.tasks["ship"], 1, task_id="a").info.state == "IGNORED"
+    assert next_message(app).headers["task"] == "other"
+    assert state(app, "ship order:1") == "DONE"
+    # The same message again: the result of its id, and its chain, are what took its place's.
+    assert deliver(app.tasks["ship"], 1, task_id="a").info.state == "IGNORED"
+    another = deliver(app.tasks["ship"], 1, task_id="b")
+    assert (another.info, another.retval) == (None, None)
+    assert app.tasks["ship"](1) is None
+    with pytest.raises(Empty):
+        next_message(app)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_body_that_says_ignore_is_done_with_its_writes(
+    app: Celery, sqlite_url: str, atomic: bool
+) -> None:
+    """They are committed, and Celery stores no result."""
+    began = []
+
+    @app.task(name="ship", shared=False)
+    @guarded_task(key="order:<order>", atomic=atomic)
+    def ship(order: int, guard: Guard) -> None:
+        began.append(order)
+        if atomic:
+            guard.db.execute(sa.text("create table shipped (id int)"))
+        raise Ignore
+
+    app.finalize()
+    for task_id in ("a", "b"):
+        deliver(app.tasks["ship"], 1, task_id=task_id)
+    assert began == [1]
+    assert state(app, "ship order:1") == "DONE"
+    engine = sa.create_engine(sqlite_url)
+    assert sa.inspect(engine).has_table("shipped") is atomic
+    engine.dispose()
+
+
+def test_a_transaction_that_is_left_by_ignore_is_not_done(app: Celery) -> None:
+    """Nothing of it is written, so the work stays to be done; Celery is told what the body said."""
+
+    @app.task(name="ship", shared=False)
+    @guarded_task(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction():
+            raise Ignore
+
+    app.finalize()
+    assert deliver(app.tasks["ship"], 1, task_id="a").info.state == "IGNORED"
+    assert state(app, "ship order:1") == "FAILED"
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_work_that_goes_on_in_its_own_place_is_not_done(app: Celery, deep: bool) -> None:
+    """What is in its place is the same work, which it claims; at its end it is DONE."""
+    turns = []
+
+    @app.task(name="fetch", bind=True, shared=False)
+    @guarded_task(key="feed:<feed>")
+    def fetch(self: Task, feed: int) -> str:
+        turns.append(self.request.replaced_task_nesting or 0)
+        if len(turns) < 3:
+            again = self.si(feed)
+            raise self.replace(chain(other.si(), again) if deep else again)
+        return "fetched"
+
+    @app.task(name="other", shared=False)
+    def other() -> None: ...
+
+    app.finalize()
+    deliver(app.tasks["fetch"], 1, task_id="a")
+    assert state(app, "fetch feed:1") == "FAILED"
+    for nesting in (1, 2):
+        next_message(app)
+        deliver(app.tasks["fetch"], 1, task_id="a", replaced_task_nesting=nesting)
+    assert turns == [0, 1, 2]
+    assert state(app, "fetch feed:1") == "DONE"
