@@ -115,7 +115,7 @@ MUTANTS = (
     Mutant("DEL without compare", _release_without_compare, ("S4",)),
     Mutant("INCR tokens", _counted_tokens, ("S1", "S6")),
     Mutant("acknowledge before commit", _acknowledge_first, ("L1",)),
-    Mutant("no nonce", _no_nonce, ("S2", "S3", "S4", "S8")),
+    Mutant("no nonce", _no_nonce, ("L1", "S2", "S3", "S4", "S8")),
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
     Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
