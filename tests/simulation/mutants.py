@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import taskguard.entry
 import taskguard.states
 from simulation.ledger import KeyRow
 from simulation.world import World
@@ -109,6 +110,11 @@ def _exits_uncounted(world: World) -> None:
     world.ledger.crash = crash  # type: ignore[method-assign]
 
 
+def _believe_every_lock(world: World) -> None:
+    """Whatever the lock server says, for however long: the ledger is not asked."""
+    world.patch(taskguard.entry, "_is_lease", lambda *_: True)
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -119,4 +125,5 @@ MUTANTS = (
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
     Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
+    Mutant("every lock is believed", _believe_every_lock, ("L1",)),
 )
