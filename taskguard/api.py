@@ -204,6 +204,9 @@ class TaskGuard:
         Raises:
             KeyBusyError: on entering, when the keys are taken for longer than `wait_s`.
             KeyAlreadyHeldError: this thread's own guarded body holds one of them.
+            LeaseLostError: on leaving, when the lease was lost meanwhile: what was done in the
+                block may have overlapped with another holder's doing. Not where the block is left
+                by an exception of its own; the event `lost` tells of it in either case.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')

@@ -94,7 +94,7 @@ def _standing(guard: Guard | None) -> Guard | None:
 def _current_task() -> Any:
     """The task of asyncio's that runs here; None where there is none, or no asyncio."""
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # documented
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # exported
         return None
     return asyncio.current_task()
 

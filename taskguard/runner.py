@@ -155,9 +155,33 @@ class Runner:
             self.watchdog.keep(kept)
             with running(guard):
                 yield kept.lease
-        finally:
-            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
-            self._release(delivery, kept)
+        except BaseException:
+            self._let_go_of_lock(delivery, kept)  # what is on its way is told, and not this
+            raise
+        if not self._let_go_of_lock(delivery, kept):
+            raise LeaseLostError(
+                f"The lease on {delivery.key} was lost before its block was left: "
+                f"{kept.lease.lost_reason}. What was done in it may have overlapped with another "
+                "holder's doing. Call lease.check() in the block before what matters, and hand "
+                "lease.fence to what can refuse an older one.",
+                key=delivery.key,
+                fence=kept.lease.fence or None,
+            )
+
+    def _let_go_of_lock(self, delivery: Delivery, kept: Kept) -> bool:
+        """End the plain lock's lease; whether it stood until now, as far as that is known."""
+        lease = kept.lease
+        ran_out = lease.remaining_s <= 0.0
+        ended: list[bool] = []
+        self._end_claim(kept, lambda ledger, claim: ended.append(ledger.give_back(claim)))
+        released = self._release(delivery, kept)
+        if lease.is_parents:
+            return True  # it ended nothing, and has lost nothing
+        if ran_out:
+            self.watchdog.lose(kept, "it ran out")
+        elif ended == [False] or (not kept.decided_by_ledger and released is False):
+            self.watchdog.lose(kept, "another holder took it over")
+        return not lease.is_lost
 
     def request(self, delivery: Delivery) -> ClaimRequest:
         """What a delivery would ask the ledger for, by nobody."""
@@ -582,15 +606,19 @@ class Runner:
                 self._unreported.append(claim)
                 return
 
-    def _release(self, delivery: Delivery, kept: Kept) -> None:
-        """The lock server's lease ends last. Asked again it does nothing."""
+    def _release(self, delivery: Delivery, kept: Kept) -> bool | None:
+        """The lock server's lease ends last. Asked again it does nothing.
+
+        False if the lock server knew of none; None where nobody was asked, or knew.
+        """
         if kept.released:
-            return
+            return None
         kept.released = True
         self.watchdog.drop(kept)
-        self.watchdog.let_go(kept)
+        known = self.watchdog.let_go(kept)
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         self._entry.emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
+        return known
 
     def _guard(self, delivery: Delivery, entered: Entered) -> Guard:
         kept = entered.kept

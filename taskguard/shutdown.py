@@ -13,6 +13,7 @@ that counts as a crash. It had better return, or raise an exception.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import signal
 import sys
@@ -97,9 +98,12 @@ def _takes_signal(frame: FrameType) -> bool:
     code = frame.f_code
     known = code.co_argcount + code.co_kwonlyargcount
     values = [frame.f_locals.get(name) for name in code.co_varnames[:known]]
-    if code.co_flags & 0x04:  # *args
-        values += frame.f_locals.get(code.co_varnames[known], ())
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = frame.f_locals.get(code.co_varnames[known])
+        values += rest if type(rest) is tuple else ()
+    # By type(): isinstance() would ask somebody's proxy what it stands for.
+    kinds = [type(value) for value in values]
     return any(
-        isinstance(number, int) and isinstance(interrupted, FrameType)
-        for number, interrupted in itertools.pairwise(values)
+        interrupted is FrameType and issubclass(number, int)
+        for number, interrupted in itertools.pairwise(kinds)
     )

@@ -173,19 +173,23 @@ class Watchdog:
         with self._mutex:
             self._kept.pop(id(kept), None)
 
-    def let_go(self, kept: Kept) -> None:
-        """End the lease at the lock server; an unknown outcome is left to its expiry."""
+    def let_go(self, kept: Kept) -> bool | None:
+        """End the lease at the lock server; an unknown outcome is left to its expiry.
+
+        False if the lock server knew of none; None where it was not asked, or gave no answer.
+        """
         if kept.lease.is_parents:
-            return
+            return None
         with kept.mutex:
             kept.ended = True
             if not kept.at_lock_server or self._locks is None:
-                return
+                return None
             kept.at_lock_server = False
             try:
-                self._locks.release(kept.lease.keys, kept.lease.owner)
+                return self._locks.release(kept.lease.keys, kept.lease.owner)
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", kept.lease.key, error)
+                return None
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class Watchdog:
             if answer == Renewal.RENEWED:
                 self._extend(kept, asked_at_s)
             elif answer == Renewal.TAKEN and kept.claim is not None and not kept.ended:
-                self._lose(kept, "another holder took it over")
+                self.lose(kept, "another holder took it over")
 
     def _renew_locks(self, due: list[Kept]) -> None:
         if not due or self._locks is None:
@@ -276,7 +280,7 @@ class Watchdog:
                 continue
             elif not kept.decided_by_ledger:
                 kept.at_lock_server = False
-                self._lose(kept, "the lock server no longer knows it")
+                self.lose(kept, "the lock server no longer knows it")
             else:
                 self._take_again(kept)
 
@@ -336,11 +340,12 @@ class Watchdog:
             if kept.ended or (kept.decided_by_ledger and kept.claim is None):
                 continue
             if lease.max_hold_until_s is not None and now_s >= lease.max_hold_until_s:
-                self._lose(kept, "it was held for longer than max_hold_s")
+                self.lose(kept, "it was held for longer than max_hold_s")
             elif now_s >= lease.trusted_until_s:
-                self._lose(kept, "it could not be renewed in time")
+                self.lose(kept, "it could not be renewed in time")
 
-    def _lose(self, kept: Kept, reason: str) -> None:
+    def lose(self, kept: Kept, reason: str) -> None:
+        """The lease can no longer be trusted: say so, once, and let it go."""
         if not kept.lease.mark_lost(reason):
             return
         self.drop(kept)

@@ -8,10 +8,18 @@ from __future__ import annotations
 from taskguard_rq.decorator import guarded_function_of, guarded_job
 from taskguard_rq.house import configure, house
 from taskguard_rq.outbox import enqueue, sweep
-from taskguard_rq.worker import GuardedWorker
+from taskguard_rq.worker import (
+    GuardedSimpleWorker,
+    GuardedSpawnWorker,
+    GuardedWorker,
+    GuardedWorkerMixin,
+)
 
 __all__ = [
+    "GuardedSimpleWorker",
+    "GuardedSpawnWorker",
     "GuardedWorker",
+    "GuardedWorkerMixin",
     "configure",
     "enqueue",
     "guarded_function_of",

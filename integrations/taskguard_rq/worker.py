@@ -1,10 +1,14 @@
-"""A worker that puts jobs off without a trace, and keeps a scheduler for them.
+"""Workers that put jobs off without a trace, and keep a scheduler for them.
 
 Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
 entry. The stock workers do the same by a retry, whose result record stays; it is not counted.
+`GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
+scheduler is on unless `with_scheduler=False` is said in Python.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.
+
+Does not guarantee the former for a `SpawnWorker` before RQ 3, whose children are stock workers.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rq import Queue, Worker
+from rq import Queue, SimpleWorker, Worker
 from rq.job import Job, JobStatus
+from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
 from taskguard_rq.house import house
@@ -28,12 +34,13 @@ try:  # RQ 3 has rate limits
 except ImportError:  # pragma: no cover
     release_slot: Callable[[Job], object] | None = None  # type: ignore[no-redef]
 
-__all__ = ["GuardedWorker"]
+__all__ = ["GuardedSimpleWorker", "GuardedSpawnWorker", "GuardedWorker", "GuardedWorkerMixin"]
 
 logger = logging.getLogger("taskguard")
 
 # Until RQ 3 a worker had one execution at a time, and cleaned up that one.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
+_SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_scheduler") - 1
 
 
 def _check_ledger() -> None:
@@ -55,19 +62,25 @@ def _check_ledger() -> None:
         ledger.close()
 
 
-class GuardedWorker(Worker):
-    """`rq worker --worker-class taskguard_rq.GuardedWorker`."""
+class GuardedWorkerMixin(BaseWorker):
+    """For a worker class of your own: `class OurWorker(HerokuWorker, GuardedWorkerMixin)`.
+
+    In either order: a BaseWorker itself, it always comes before RQ's.
+    """
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
 
-        A worker whose ledger's tables are missing, or may not be written, does not start.
+        `with_scheduler=False` leaves the scheduler to another worker: jobs are put off only while
+        one runs. `rq worker` has no way to say so, and gets it. A worker whose ledger's tables are
+        missing, or may not be written, does not start.
         """
         # What is wrong here may be set right by the job's module, and is the job's error otherwise.
         with contextlib.suppress(ConfigurationError):
             house()
         _check_ledger()
-        if len(args) <= 6:  # not given by position
+        by_position = len(args) > _SCHEDULER
+        if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True
         return super().work(*args, **kwargs)
 
@@ -91,3 +104,25 @@ class GuardedWorker(Worker):
             pipeline.execute()
         if release_slot is not None:
             release_slot(job)
+
+
+class GuardedWorker(GuardedWorkerMixin, Worker):
+    """`rq worker --worker-class taskguard_rq.GuardedWorker`: a fork for each job."""
+
+
+class GuardedSimpleWorker(GuardedWorkerMixin, SimpleWorker):
+    """The same without forks: jobs run in the worker itself."""
+
+
+class GuardedSpawnWorker(GuardedWorkerMixin, SpawnWorker):
+    """The same with a fresh interpreter for each job."""
+
+
+def _is_default_of_command() -> bool:
+    """Whether `rq worker` hands on its own default of --with-scheduler, which nobody typed."""
+    click = sys.modules.get("click")
+    context = None if click is None else click.get_current_context(silent=True)
+    if context is None or "with_scheduler" not in context.params:
+        return False
+    source = context.get_parameter_source("with_scheduler")
+    return source is None or source.name == "DEFAULT"

@@ -287,7 +287,8 @@ class Ledger(Protocol):
     def give_back(self, claim: Claim) -> bool:
         """PROCESSING -> NEW; ends the lease; not a crash. False if stale.
 
-        A claim without a work just ends its lease.
+        A claim without a work just ends its lease: False if that was not on its keys any more; True
+        where that cannot be told.
         """
         ...
 

@@ -276,14 +276,20 @@ class SqlLedger:
 
     def _end(self, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
         """End the lease; the work gets `values`, and the user's own row its first state."""
+        tries = 0
 
         def end() -> bool:
+            nonlocal tries
+            tries += 1
             with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
                 if claim.row is not None and row_too:
                     rows.read(db, claim.row, lock=True)  # before our own rows, as everybody does
-                db.execute(sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0))
+                freed = db.execute(
+                    sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
+                )
                 if claim.work is None:
-                    return True
+                    # A first try that got no answer may have freed them.
+                    return freed.rowcount == len(claim.keys) or tries > 1
                 changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
                 ended = changed.rowcount == 1
                 if claim.row is not None and row_too and (ended or _revoked(db, claim)):

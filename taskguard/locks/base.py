@@ -75,7 +75,10 @@ class LockProvider(Protocol):
         ...
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's and wake waiters. False if none was."""
+        """Free the keys that are still the owner's and wake waiters.
+
+        False if none was; True where that cannot be told.
+        """
         ...
 
     def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:

@@ -129,15 +129,19 @@ class RedisLocks:
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys that are still the owner's and wake one waiter of each.
 
-        False if none was: also when the reply of a first attempt got lost on the way.
+        False if none was; True if a first attempt got no reply, for it may have freed them.
         """
+        retries: list[None] = []
         names = [
             name
             for lock in self._locks(keys)
             for name in (lock, lock + b":waiters", lock + b":wake")
         ]
         arguments = [_bytes(str(owner)), _WAKE_EXPIRY_MS]
-        return bool(self._link.call(self._release, names, arguments))
+        freed = self._link.call(
+            self._release, names, arguments, on_retry=lambda: retries.append(None)
+        )
+        return bool(freed or retries)
 
     def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""

@@ -104,18 +104,34 @@ class RedisLink:
         self._patient = _Connections(lambda: kind(**patient))
         self._check(kind, options)
 
-    def call(self, script: Script, keys: list[bytes], arguments: list[bytes]) -> Any:
-        """Run a script; one round trip, two where the server does not know the script."""
+    def call(
+        self,
+        script: Script,
+        keys: list[bytes],
+        arguments: list[bytes],
+        *,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Run a script; one round trip, two where the server does not know the script.
+
+        `on_retry` is called before it is asked again, for want of an answer.
+        """
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
-            return self.ask(pack(b"EVALSHA", script.sha, *rest))
+            return self.ask(pack(b"EVALSHA", script.sha, *rest), on_retry=on_retry)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
-        return self.ask(pack(b"EVAL", script.source, *rest))
+        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry)
 
-    def ask(self, command: bytes, *, blocks: bool = False) -> Any:
+    def ask(
+        self,
+        command: bytes,
+        *,
+        blocks: bool = False,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> Any:
         """One command, one reply. `blocks`: the server may take up to `longest_block_s`."""
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
@@ -125,6 +141,7 @@ class RedisLink:
                 if left and self._may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
                     connections.close()
+                    on_retry()
                     continue
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")

@@ -222,7 +222,7 @@ FAULTS = (
             "faults/test_clocks.py": (
                 "TestLockServer::test_a_ledger_lets_one_of_them_in",
                 "TestLockServer::test_fences_grow",
-                "TestLockServer::test_a_far_deadline_is_told",
+                "TestLockServer::test_a_far_deadline_is_overruled_and_told",
                 "TestDatabase::test_forward_the_first_one_is_refused",
                 "TestDatabase::test_back_nobody_is_let_in_and_fences_grow",
             ),

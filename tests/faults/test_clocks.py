@@ -73,18 +73,33 @@ class TestLockServer:
         third = second if isinstance(second, Granted) else take(locks)
         assert third.fence > first.fence
 
-    def test_a_far_deadline_is_told(self, lock_server: Valkey, make_rivals: Any) -> None:
-        """A holder vanished, the clock went back: whoever comes is told that it takes an hour."""
+    def test_a_far_deadline_is_overruled_and_told(
+        self, lock_server: Valkey, make_rivals: Any
+    ) -> None:
+        """A holder vanished, the clock went back: the ledger knows of nobody, and decides."""
         rivals = make_rivals(locks=lock_server.url)
         take(RedisLocks(lock_server.url))
         lock_server.jump(BACK_S)
-        with pytest.raises(KeyBusyError) as caught:
-            rivals.ship_too()
-        assert caught.value.retry_after_s is not None
-        assert caught.value.retry_after_s > -BACK_S
-        (told,) = [event for event in rivals.second.events if event.name == "contended"]
-        assert told.retry_after_s == caught.value.retry_after_s
-        assert rivals.shipped() == []
+        assert rivals.ship_too() == "second"
+        (told,) = [event for event in rivals.second.events if event.name == "lock_overruled"]
+        assert told.remaining_s > -BACK_S
+        assert rivals.shipped() == ["second"]
+
+    def test_a_far_deadline_of_a_live_holder_keeps_others_out(
+        self, lock_server: Valkey, make_rivals: Any
+    ) -> None:
+        """The ledger knows of it."""
+        rivals = make_rivals(locks=lock_server.url)
+
+        def during(guard: Guard) -> None:
+            lock_server.jump(BACK_S)
+            with pytest.raises(KeyBusyError) as caught:
+                rivals.ship_too()
+            assert caught.value.retry_after_s is not None
+            assert caught.value.retry_after_s <= TTL_S
+
+        assert rivals.ship(during, ttl_s=TTL_S) == "first"
+        assert rivals.shipped() == ["first"]
 
 
 class TestDatabase:

@@ -82,7 +82,10 @@ class TestPaused:
         """Renewals get no answer: no trust is added, none is taken away before its time."""
         events: list[Event] = []
         tg = taskguard.connect(locks=impatient(server), ledger=None, listeners=(events.append,))
-        with tg.lock("order:1", ttl_s=4.0) as lease:
+        with (
+            pytest.raises(LeaseLostError, match="before its block was left"),
+            tg.lock("order:1", ttl_s=4.0) as lease,
+        ):
             server.pause()
             wait_until(lambda: "renewal_failed" in [event.name for event in events])
             deadline_s = lease.trusted_until_s

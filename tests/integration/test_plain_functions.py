@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from taskguard.errors import (
     ResultError,
     StaleTokenError,
     TransactionUsageError,
+    WorkDeadError,
 )
 from taskguard.events import Event
 from taskguard.ledger.sql import SqlLedger
@@ -126,6 +128,23 @@ def test_a_body_that_raises_writes_nothing_and_may_run_again(house: House) -> No
     assert ship(1) == "shipped"
     assert attempts == [1, 2]
     assert house.effects() == Counter({"1": 1})
+
+
+def test_a_function_that_exits_is_dead_after_max_crashes(house: House) -> None:
+    """As argparse does it: nothing of it is written, and nobody waits for its lease."""
+
+    @house.tg.guarded(key="order:<order>", max_crashes=2)
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            effect(db, order, guard)
+            sys.exit("usage: ship")
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            ship(1)
+    with pytest.raises(WorkDeadError, match="SystemExit: usage: ship"):
+        ship(1)
+    assert house.effects() == Counter()
 
 
 def test_a_stale_holder_is_refused_and_gets_the_winners_result(house: House) -> None:

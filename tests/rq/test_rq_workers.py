@@ -9,10 +9,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import rq
 from rq import Retry
 
 from support.invoices import charge, decorated, die
-from taskguard_rq import GuardedWorker
+from taskguard_rq import GuardedSimpleWorker, GuardedWorker
 
 rq_house = importlib.import_module("taskguard_rq.house")  # the package has a function of that name
 
@@ -58,9 +59,23 @@ def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
     assert len(office.steps("began")) == 1
 
 
-def test_a_job_that_was_put_off_leaves_no_trace_with_the_guarded_worker(office: Any) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "taskguard_rq.GuardedWorker",
+        "taskguard_rq.GuardedSimpleWorker",
+        "taskguard_rq.GuardedSpawnWorker",
+        "support.mixed_workers.MixedBefore",
+        "support.mixed_workers.MixedAfter",
+    ],
+)
+def test_a_job_that_was_put_off_leaves_no_trace_with_a_guarded_worker(
+    office: Any, kind: str
+) -> None:
     """No result, no execution left over, no retry counted; then it is done."""
-    office.worker()
+    if kind.endswith("GuardedSpawnWorker") and int(rq.VERSION.partition(".")[0]) < 3:
+        pytest.skip("the children of SpawnWorker are stock workers there")
+    office.worker(kind)
     with office.holding("invoice:1"):
         job = office.queue.enqueue(charge, 1)
         office.wait_for(lambda: job.get_status(refresh=True) == "scheduled", "put off")
@@ -102,6 +117,23 @@ def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(of
         office.wait_for(lambda: "--with-scheduler" in office.logs(), "the error")
     office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done")
     assert office.effects() == Counter({"1": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        ({}, True),
+        ({"with_scheduler": True}, True),
+        ({"with_scheduler": False}, False),
+    ],
+)
+def test_the_scheduler_is_on_unless_somebody_says_no(
+    office: Any, options: dict[str, bool], runs: bool
+) -> None:
+    """What is said in Python counts; `rq worker` cannot say it, and has one (see above)."""
+    worker = GuardedSimpleWorker([office.queue], connection=office.connection)
+    worker.work(burst=True, **options)
+    assert (worker.scheduler is not None) == runs
 
 
 def test_a_killed_work_horse_is_done_again(office: Any) -> None:

@@ -384,12 +384,13 @@ class MemoryLedger:
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
+            stood = self.keys_stand(claim)
             for key in claim.keys:
                 row = self.keys.get(key)
                 if row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner)):
                     self.keys[key] = replace(row, owner=FREE, lease_until=0)
             if claim.work is None:
-                return True
+                return stood
             if not self.work_stands(claim):
                 return False
             self.works[claim.work] = replace(self.works[claim.work], **values)

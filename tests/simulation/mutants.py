@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import taskguard.entry
 import taskguard.states
 from simulation.ledger import KeyRow
 from simulation.world import World
@@ -120,6 +121,11 @@ def _exits_uncounted(world: World) -> None:
     world.ledger.crash = crash  # type: ignore[method-assign]
 
 
+def _believe_every_lock(world: World) -> None:
+    """Whatever the lock server says, for however long: the ledger is not asked."""
+    world.patch(taskguard.entry, "_is_lease", lambda *_: True)
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -127,9 +133,10 @@ MUTANTS = (
     Mutant("DEL without compare", _release_without_compare, ("S4",)),
     Mutant("INCR tokens", _counted_tokens, ("S1", "S6")),
     Mutant("acknowledge before commit", _acknowledge_first, ("L1",)),
-    Mutant("no nonce", _no_nonce, ("S2", "S3", "S4", "S8")),
+    Mutant("no nonce", _no_nonce, ("L1", "S2", "S3", "S4", "S8")),
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
     Mutant("any end is DONE", _any_end_is_done, ("S2",)),
     Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
+    Mutant("every lock is believed", _believe_every_lock, ("L1",)),
 )

@@ -34,7 +34,7 @@ from taskguard.errors import (
     TransactionAbandonedError,
     TransactionFailedError,
 )
-from taskguard.events import Event, Events, Lost, StaleRefused, Takeover
+from taskguard.events import Event, Events, LockOverruled, Lost, StaleRefused, Takeover
 from taskguard.guard import Guard
 from taskguard.lease import Owner
 from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
@@ -198,7 +198,12 @@ class Worker:
         world.scheduler.spawn(self.process, self._work)
 
     def _hear(self, event: Event) -> None:
-        names = {StaleRefused: "stale commits refused", Takeover: "takeovers", Lost: "leases lost"}
+        names = {
+            StaleRefused: "stale commits refused",
+            Takeover: "takeovers",
+            Lost: "leases lost",
+            LockOverruled: "locks overruled",
+        }
         if type(event) in names:
             self.world.counts[names[type(event)]] += 1
 
@@ -416,7 +421,7 @@ class World:
             raise Crashed
         self.say(f"{process.name} {name}")
         if self.faulty:
-            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1))
+            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1, 1))
             if fault == 1:
                 self.counts["processes killed"] += 1
                 self.say(f"{process.name} KILLED")
@@ -442,6 +447,8 @@ class World:
                 self.history.trusts_are_disjoint = False
             if fault == 6:
                 self._abort_a_transaction()
+            if fault == 7:
+                self._set_the_lock_servers_clock_back()
         scheduler.step()
 
     def _duplicate(self) -> None:
@@ -452,6 +459,13 @@ class World:
             self.counts["messages duplicated"] += 1
             self.say(f"message {chosen.id}{chosen.number} DUPLICATED")
             self.broker.waiting.append(chosen)
+
+    def _set_the_lock_servers_clock_back(self) -> None:
+        """By a day: what nobody renews or frees outlives every lease."""
+        self.counts["lock server's clock set back"] += 1
+        self.say("lock server's clock SET BACK")
+        for lock in self.locks._locks.values():
+            lock.until_s += 86_400.0
 
     def _abort_a_transaction(self) -> None:
         if self.open:

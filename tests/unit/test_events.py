@@ -26,6 +26,7 @@ NAMES = [
     "failed",
     "dead",
     "lock_unavailable",
+    "lock_overruled",
 ]
 
 

@@ -124,6 +124,18 @@ def test_given_back_is_free_at_once(book: Any) -> None:
     assert (again.attempt, again.takeover, again.crashes) == (2, False, 0)
 
 
+def test_a_plain_lock_hears_at_its_end_whether_it_stood(book: Any) -> None:
+    """False if its key is another's by now, or free."""
+    held = book.claim(work=None)
+    assert book.ledger.give_back(held.claim)
+    assert not book.ledger.give_back(held.claim)
+    held = book.claim(work=None)
+    book.expire()
+    newer = book.claim(work=None)
+    assert not book.ledger.give_back(held.claim)
+    assert book.key().owner == str(newer.claim.owner)
+
+
 def test_a_body_that_ended_its_process_is_taken_over_at_once(book: Any) -> None:
     """No lease is waited for; it counts as a crash, and who tells it does so once."""
     claimed = book.claim()
