@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements
-    from taskguard.outbox import enqueue_in
+    from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
@@ -53,6 +53,7 @@ _HOMES = {
     "GuardedRow": "ledger.guarded_row",
     "Lease": "lease",
     "MessageRef": "delivery",
+    "NOT_BEFORE": "outbox",
     "Outcome": "delivery",
     "Policy": "policy",
     "Queue": "delivery",
@@ -71,6 +72,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "NOT_BEFORE",
     "UNSET",
     "Answered",
     "Codec",

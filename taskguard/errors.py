@@ -22,7 +22,7 @@
   - WorkDeadError                  this work has killed its workers too often
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
-  - LedgerUnavailableError         the database gave no answer, nothing is known to have happened
+  - LedgerUnavailableError         the database is away, nothing is known to have happened
     + CommitUnknownError           a COMMIT was sent and its outcome could not be learned yet
 
 Errors carry `key` and `fence` where they are known, chain the driver's exception as their
@@ -114,7 +114,15 @@ class MissingDriverError(ConfigurationError):
 
 
 class LedgerSchemaError(ConfigurationError):
-    """The ledger's tables do not exist, or are of another version than this library's."""
+    """The ledger's tables do not exist, or are of another version than this library's.
+
+    Attributes:
+        problem: what is wrong, without the command that mends it.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}".rstrip())
+        self.problem = problem
 
 
 class KeyArgumentError(TaskguardError, ValueError):
@@ -243,7 +251,7 @@ class LockServerUnavailableError(TaskguardError):
 
 
 class LedgerUnavailableError(TaskguardError):
-    """The ledger's database gave no answer. Nothing runs without it."""
+    """The ledger's database is not available. Nothing runs without it."""
 
 
 class CommitUnknownError(LedgerUnavailableError):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
 from taskguard.errors import ConfigurationError
-from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of
+from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
@@ -109,8 +109,8 @@ class Sweeper:
                 lease.check()
                 after = found[-1]
                 sent, refused = self._send_all(found, tally)
-                if sent:
-                    ledger.sent(sent, again_after_s=self._again_after_s)
+                for wait_s, those in _by_wait(sent):
+                    ledger.sent(those, again_after_s=self._again_after_s + wait_s)
                 if refused:
                     ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S)
         return Swept(tally.sent, tally.refused, tally.strange)
@@ -141,6 +141,14 @@ class Sweeper:
             left += len(those) - len(ours)
             calls[name] = ours
         return left
+
+
+def _by_wait(works: Sequence[Overdue]) -> list[tuple[float, list[Overdue]]]:
+    """Works by how long their messages wait before anybody may take them; mostly not at all."""
+    found: dict[float, list[Overdue]] = {}
+    for work in works:
+        found.setdefault(waits_s(json.loads(work.call)), []).append(work)
+    return list(found.items())
 
 
 class _Tally:

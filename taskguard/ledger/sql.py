@@ -41,6 +41,7 @@ from taskguard.ledger.database import Database, HotPath, LockTimeoutError
 from taskguard.ledger.engine import read_url
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
+from taskguard.ledger.identity import Identity
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
@@ -91,6 +92,7 @@ class SqlLedger:
         self._database = Database(
             database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
         )
+        self._identity = Identity(self._database)
         # Users' own tables that were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
@@ -403,8 +405,12 @@ class SqlLedger:
             db: a connection to the ledger's database; None: in a transaction of its own.
             request: keys, work, task, message and call.
             due_in_s: from when on its message counts as not sent.
+
+        Raises:
+            ConfigurationError: `db` is not of the ledger's database.
         """
         if db is not None:
+            self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
             return
 
@@ -419,7 +425,7 @@ class SqlLedger:
     ) -> None:
         """`enqueue()` in the transaction that another library has open on `foreign`.
 
-        Raises ConfigurationError if that is another kind of database.
+        Raises ConfigurationError if that is another database.
         """
         if foreign.kind != self._database.engine.dialect.name:
             raise ConfigurationError(
@@ -427,6 +433,7 @@ class SqlLedger:
                 f"is in {self._database.place}: the two do not commit together."
             )
         with on_foreign(self._database.engine, foreign) as db:
+            self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
@@ -463,8 +470,8 @@ class SqlLedger:
             version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         if version != SCHEMA_VERSION:
             raise LedgerSchemaError(
-                f"The ledger's tables have version {version}, this library wants "
-                f"{SCHEMA_VERSION}. Run `taskguard ledger create`."
+                f"The ledger's tables have version {version}, this library wants {SCHEMA_VERSION}.",
+                remedy="Run `taskguard ledger create`.",
             )
         self._check_rows(rows)
 

@@ -11,8 +11,10 @@ from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from support.claims import request
+from support.claims import request as a_request
 from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
@@ -23,6 +25,7 @@ from taskguard.errors import (
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.settings import make_ledger, make_locks
+from taskguard_sandbox.servers import free_port
 
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
@@ -73,6 +76,30 @@ def test_a_sqlite_file_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
     ledger.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "works"),
+    [
+        ("postgresql+asyncpg://u:s3cret@h/d", r"postgresql\+psycopg://u:\*\*\*@h/d"),
+        ("mysql+aiomysql://u:s3cret@h/d", r"mysql\+pymysql://u:\*\*\*@h/d"),
+        ("mysql+asyncmy://h/d", r"mysql\+pymysql://h/d"),
+        ("sqlite+aiosqlite:///d", r"sqlite:///d"),
+    ],
+)
+def test_a_driver_that_is_awaited_is_refused_with_the_url_that_works(url: str, works: str) -> None:
+    """At once, whether or not it is installed; its first call would be a TypeError."""
+    with pytest.raises(ConfigurationError, match=works) as caught:
+        make_ledger(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_engine_that_is_awaited_is_refused_with_the_url_that_works() -> None:
+    """As its URL is."""
+    engine = create_async_engine("postgresql+psycopg_async://u:s3cret@h/d")
+    for each in (engine, engine.sync_engine):
+        with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://u:\*\*\*@h/d"):
+            make_ledger(each)
+
+
 def test_another_kind_of_database_is_named() -> None:
     """And those that there are."""
     with pytest.raises(ConfigurationError, match=r"oracle.*postgresql.*mariadb.*mysql.*sqlite"):
@@ -106,6 +133,26 @@ def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
         ledger.claim(request())
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(ledger)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_database_that_cannot_be_had_names_port_and_cause(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A port where nobody listens, a database that does not exist, a password that is wrong."""
+    url = sa.make_url(request.getfixturevalue("pg_url" if kind == "postgres" else "mariadb_url"))
+    nobody = free_port()
+    for wrong, said in (
+        (url.set(port=nobody), rf":{nobody}/.*refused"),
+        (url.set(database="nosuch"), rf":{url.port}/nosuch .*(does not exist|Unknown database)"),
+    ):
+        ledger = SqlLedger(wrong.set(password=url.password or "s3cret"))
+        with pytest.raises(LedgerUnavailableError, match=said) as caught:
+            ledger.claim(a_request())
+        assert (url.password or "s3cret") not in str(caught.value)
+        assert "gave no answer" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        ledger.close()
 
 
 def test_missing_tables_name_the_command(pg_url: str, sqlite_url: str) -> None:

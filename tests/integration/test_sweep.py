@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +93,93 @@ def test_what_is_overdue_is_sent_once_and_again_after_a_while(yard: Yard) -> Non
     yard.pass_time()
     assert yard.sweep() == Swept(sent=5)
     assert sorted(yard.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
+
+
+@pytest.fixture
+def elsewhere(
+    yard: Yard, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], str]]:
+    """Makes another database of the yard's kind, on the same server."""
+    kind = yard.engine.dialect.name
+    made: list[tuple[Any, str]] = []
+
+    def make() -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+        names = {"postgresql": "postgres", "mariadb": "mariadb", "mysql": "mysql"}
+        url = yard.engine.url
+        server = request.getfixturevalue(names[kind])
+        if kind == "mysql" and url.port != server.port:
+            server = request.getfixturevalue("mariadb")
+        name = f"elsewhere_{uuid.uuid4().hex[:8]}"
+        made.append((server, name))
+        return str(server.create_database(name))
+
+    yield make
+    for server, name in made:
+        server.drop_database(name)
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_a_transaction_on_another_database_is_refused(
+    yard: Yard, elsewhere: Callable[[], str], tables: bool
+) -> None:
+    """Also where taskguard's tables are there: no sweep would ever look for the work in them."""
+    url = elsewhere()
+    if tables:
+        ledger = SqlLedger(url)
+        ledger.create_schema()
+    engine = sa.create_engine(url)
+    if tables:  # a ledger itself, of another application
+        with engine.begin() as db:
+            ledger.enqueue(db, yard.house.runner.request(yard.delivery()))
+        ledger.close()
+    for _ in range(2):
+        with orm.Session(engine) as session:
+            with pytest.raises(ConfigurationError, match="not in the ledger's database"):
+                yard.enqueue(session, "2")
+            session.rollback()
+        with engine.connect() as db:
+            with pytest.raises(ConfigurationError, match="not in the ledger's database"):
+                yard.enqueue(db, "2")
+    engine.dispose()
+    assert yard.sent == []
+    assert yard.ledger.view("ship order:2") is None
+    with orm.Session(yard.engine) as session, session.begin():
+        yard.enqueue(session, "2")
+    assert yard.sent == [("2", 0, 0)]
+
+
+def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(yard: Yard) -> None:
+    """The ledger's own, another by its URL, one whose transactions keep their snapshot."""
+    url = yard.engine.url
+    with yard.ledger._database.engine.connect() as db, db.begin():
+        yard.enqueue(db, "1")  # published by a sweep
+    engine = sa.create_engine(url, isolation_level="SERIALIZABLE")
+    with orm.Session(engine) as session, session.begin():
+        yard.enqueue(session, "2")
+    engine.dispose()
+    if url.get_backend_name() == "mysql":
+        by_other_name = sa.create_engine(url.set(drivername="mariadb+pymysql"))
+        with contextlib.suppress(sa.exc.InvalidRequestError):  # it is MySQL
+            with orm.Session(by_other_name) as session, session.begin():
+                yard.enqueue(session, "3")
+        by_other_name.dispose()
+    assert yard.ledger.view("ship order:1") is not None
+    assert ("2", 0, 0) in yard.sent
+
+
+def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(yard: Yard) -> None:
+    """Processes have remembered it."""
+    for number, change in enumerate(("nothing", "purged", "made anew")):
+        if change == "purged":
+            yard.ledger.purge(older_than_s=3600.0)
+        elif change == "made anew":
+            with yard.engine.begin() as db:
+                db.execute(sa.text("delete from taskguard_keys"))
+        with orm.Session(yard.engine) as session, session.begin():
+            yard.enqueue(session, str(number))
+    assert len(yard.sent) == 3
 
 
 def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
