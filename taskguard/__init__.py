@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskguard.lease import Lease
     from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
-    from taskguard.ledger.sql import SqlLedger, ddl_statements
+    from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -67,6 +67,7 @@ _HOMES = {
     "ddl_statements": "ledger.sql",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
+    "include_name": "ledger.sql",
     "current_guard": "guard",
     "key": "keys",
 }
@@ -101,6 +102,7 @@ __all__ = [
     "errors",
     "events",
     "fenced",
+    "include_name",
     "key",
     "set_defaults",
 ]

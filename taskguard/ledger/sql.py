@@ -13,7 +13,7 @@ renewals of others. For one machine.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -21,7 +21,6 @@ import sqlalchemy as sa
 
 from taskguard.errors import (
     ConfigurationError,
-    LedgerSchemaError,
     LedgerUnavailableError,
     TransactionRetryError,
 )
@@ -57,9 +56,10 @@ from taskguard.ledger.tables import (
     standing,
 )
 from taskguard.ledger.transaction import SqlTransaction, Transactions, stale
+from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.states import Decision, State
 
-__all__ = ["SqlLedger", "ddl", "ddl_statements"]
+__all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
 
 _PUBLISH_LOCK_S = 5.0
 _SCHEMA_TRIES = 5  # of several that create tables at once MySQL lets one go on
@@ -467,12 +467,7 @@ class SqlLedger:
     def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared."""
         with self._database.transaction() as db:
-            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
-        if version != SCHEMA_VERSION:
-            raise LedgerSchemaError(
-                f"The ledger's tables have version {version}, this library wants {SCHEMA_VERSION}.",
-                remedy="Run `taskguard ledger create`.",
-            )
+            expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
         self._check_rows(rows)
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
@@ -482,7 +477,10 @@ class SqlLedger:
             self._checked.add(each)
 
     def create_schema(self) -> None:
-        """Create what is missing; asked again it does nothing."""
+        """Create what is missing; asked again it does nothing.
+
+        Raises LedgerSchemaError if there are tables of another version.
+        """
         for _ in range(_SCHEMA_TRIES):
             with contextlib.suppress(TransactionRetryError):
                 self._create_schema()
@@ -497,8 +495,23 @@ class SqlLedger:
                 db.execute(sa.schema.CreateTable(table, if_not_exists=True))
                 for index in table.indexes:
                     dialect.create_index(db, index)
-            if db.execute(sa.select(SCHEMA.c.version)).first() is None:
+            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+            if version is None:
                 db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
+            else:
+                expect_version(version)
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Bring tables of an older version to this library's. The versions before and after.
+
+        Raises LedgerSchemaError if there are no tables, or no way from theirs.
+        """
+        return upgrade(self._database)
+
+    def upgrade_statements(self) -> list[str]:
+        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        kind = self._database.engine.dialect.name
+        return statements_from(version_in(self._database), kind=kind)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -541,3 +554,13 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
         values = sa.insert(SCHEMA).from_select(["version"], new)
     version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return [*tables, version]
+
+
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+    """For Alembic's `context.configure(include_name=taskguard.include_name)`.
+
+    The ledger's tables are no part of an application's models: `alembic revision --autogenerate`
+    would drop them. Everything else is included.
+    """
+    del parent_names
+    return type_ != "table" or name not in METADATA.tables
