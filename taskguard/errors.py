@@ -19,6 +19,7 @@
   - FingerprintMismatchError       the work was first asked for with other arguments
   - RowMissingError                the row that the task is to move does not exist
   - RowIneligibleError             the row is in a state that is not this task's
+  - StoredCallError                a stored call cannot be read, or does not fit its task any more
   - WorkDeadError                  this work has killed its workers too often
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
@@ -56,6 +57,7 @@ __all__ = [
     "RowIneligibleError",
     "RowMissingError",
     "StaleTokenError",
+    "StoredCallError",
     "TaskguardError",
     "TransactionRetryError",
     "TransactionUsageError",
@@ -228,6 +230,10 @@ class RowIneligibleError(TaskguardError):
     def __init__(self, message: str, *, key: str | None = None, state: Any = None) -> None:
         super().__init__(message, key=key)
         self.state = state
+
+
+class StoredCallError(TaskguardError):
+    """A stored call that nobody can send: it cannot be read, or does not fit its task any more."""
 
 
 class WorkDeadError(TaskguardError):

@@ -41,9 +41,10 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     ): "takeover: the holder's lease ran out, which counts as a crash",
     (State.PROCESSING, State.NEW): "given back: shutdown, a stale or unknown end",
     (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
-    (State.PROCESSING, State.FAILED): "the body raised, or the work was revoked (final)",
+    (State.PROCESSING, State.FAILED): "the body raised, the work was revoked (final), or its lease "
+    "ran out and its call cannot be sent",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
-    (State.NEW, State.FAILED): "revoked (final)",
+    (State.NEW, State.FAILED): "revoked (final), or its call cannot be sent, or was in vain",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
     (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",

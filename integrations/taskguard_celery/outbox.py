@@ -193,7 +193,8 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
             swept = sweep(app, **options)
         except errors.KeyBusyError:
             return "another sweep is at it"
-        return f"sent {swept.sent}, refused {swept.refused}"
+        failed = f", failed {swept.failed}" if swept.failed else ""
+        return f"sent {swept.sent}, refused {swept.refused}{failed}"
 
     # A sweep that waited longer than this is of no use: the next one has been sent.
     app.task(name=SWEEP_TASK, ignore_result=True, expires=every_s)(run)

@@ -444,11 +444,16 @@ class SqlLedger:
             lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
         )
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float) -> int:
-        """The messages of these works were sent again."""
+    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these works were sent again; not `counted`: only tried."""
         return self._database.twice(
-            lambda: outbox.sent(self._database, works, again_after_s=again_after_s)
+            lambda: outbox.sent(self._database, works, again_after_s=again_after_s, counted=counted)
         )
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
+        text = _storable(error)
+        return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget works that ended so long ago, their messages, and keys that are free since.

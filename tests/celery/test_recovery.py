@@ -151,6 +151,30 @@ def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="kombu 5.7 sends in batches")
+def test_calls_that_do_not_fit_their_task_are_failed_and_hold_up_no_other(shop: Any) -> None:
+    """A deploy changed the signature, or the app accepts their serializer no more."""
+    put_orders(shop, *range(14))
+    with shop.engine.begin() as db:
+        change = sa.text(
+            "update taskguard_works set call = replace(call, :old, :new)"
+            " where id <> 'shop.recover order:13' and id <> 'shop.recover order:0'"
+        )
+        db.execute(change, {"old": '\\"kwargs\\": {}', "new": '\\"kwargs\\": {\\"colour\\": 1}'})
+        change = sa.text(
+            "update taskguard_works"
+            " set call = replace(call, 'application/json', 'application/x-nil')"
+            " where id = 'shop.recover order:0'"
+        )
+        assert db.execute(change).rowcount == 1
+    lose_messages(shop)
+    make_due(shop)
+    swept = sweep(shop.tasks.app)
+    assert (swept.sent, swept.refused, swept.failed) == (1, 0, 13)
+    assert "does not fit shop.recover" in str(shop.work("shop.recover", 5).error)
+    assert "cannot be read" in str(shop.work("shop.recover", 0).error)
+    assert shop.work("shop.recover", 5).state is State.FAILED
+
+
 def test_a_sweep_sends_in_batches(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis is asked once for all of them, and what is in the queue is what Celery sends."""
     app = shop.tasks.app

@@ -18,10 +18,11 @@ from sqlalchemy import orm
 import taskguard
 from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORKS
 from taskguard.policy import make_policy
+from taskguard.states import State
 
 
 class Yard:
@@ -209,12 +210,12 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
     with yard.engine.begin() as db:
         db.execute(sa.update(WORKS).where(WORKS.c.id == "ship order:2").values(call="{"))
     yard.refused = {"3"}
-    assert yard.sweep() == Swept(sent=1, refused=2)
-    assert "ship order:2 could not be sent" in caplog.text
+    assert yard.sweep() == Swept(sent=1, refused=1, failed=1)
+    assert "ship order:2 is FAILED: its stored call cannot be read" in caplog.text
     yard.refused = set()
     assert yard.sweep() == Swept()
     yard.pass_time()
-    assert yard.sweep() == Swept(sent=2, refused=1)
+    assert yard.sweep() == Swept(sent=2)
 
 
 def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
@@ -227,6 +228,102 @@ def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
     assert yard.sweep() == Swept(sent=18)
     yard.pass_time()
     assert yard.sweep().sent >= 10
+
+
+def test_calls_that_cannot_be_sent_hold_up_no_other(yard: Yard) -> None:
+    """Only the connection's errors mean that the broker is away; the rest is each call's own."""
+    bad, good = [str(order) for order in range(100, 130)], [str(order) for order in range(200, 205)]
+    put_orders(yard, *bad, *good)
+    send = yard.send
+
+    def picky(call: dict[str, Any], message: MessageRef) -> None:
+        if call["order"] in bad:
+            raise ValueError("this one's queue says no")
+        send(call, message)
+
+    yard.send = picky  # type: ignore[method-assign]
+    assert yard.sweep(batch=7) == Swept(sent=5, refused=30)
+    assert sorted(order for order, _, _ in yard.sent) == good
+
+
+def test_a_call_that_nobody_can_read_is_failed_with_its_reason(yard: Yard) -> None:
+    """Ten of them would else stand before all others in each sweep; requeued, it is tried again."""
+    put_orders(yard, "1", "2")
+    send = yard.send
+
+    def read(call: dict[str, Any], message: MessageRef) -> None:
+        if call["order"] == "1":
+            raise StoredCallError("its stored call cannot be read: pickle")
+        send(call, message)
+
+    yard.send = read  # type: ignore[method-assign]
+    assert yard.sweep() == Swept(sent=1, failed=1)
+    view = yard.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.state, view.final) == (State.FAILED, False)
+    assert "pickle" in str(view.error)
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=1), "the other, as before"
+    yard.send = send  # type: ignore[method-assign]
+    assert yard.ledger.requeue("ship order:1", reason="readable now")
+    assert yard.sweep() == Swept(sent=1)
+
+
+def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(yard: Yard) -> None:
+    """Its task is gone, or refuses its arguments; a claim or an operator begins the count anew."""
+    put_orders(yard, "1", "2")
+    for _ in range(2):
+        assert yard.sweep(max_sends=3) == Swept(sent=2)
+        yard.pass_time()
+
+    class Gone(BaseException):
+        pass
+
+    def vanish(guard: Guard) -> None:
+        raise Gone
+
+    with pytest.raises(Gone):
+        yard.house.runner.deliver(yard.delivery("2"), vanish)
+    yard.pass_time()
+    assert yard.sweep(max_sends=3) == Swept(sent=2)
+    yard.pass_time()
+    assert yard.sweep(max_sends=3) == Swept(sent=1, failed=1)
+    view = yard.ledger.view("ship order:1")
+    assert view is not None
+    assert view.state is State.FAILED
+    assert "sent 3 times" in str(view.error)
+    assert view.finished_s is not None
+    assert yard.ledger.requeue("ship order:1", reason="deployed again")
+    assert yard.sweep(max_sends=3).sent == 1
+    yard.pass_time()
+    assert yard.sweep(max_sends=3).failed == 0
+    call = json.loads(str(yard.ledger.view("ship order:1").call))  # type: ignore[union-attr]
+    assert (call["queue"], call["order"]) == ("test", "1")
+
+
+def test_a_message_that_comes_after_all_is_run(yard: Yard) -> None:
+    """FAILED by a sweep is not final: the queue was slow, and had it all the time."""
+    put_orders(yard, "1")
+    assert yard.sweep(max_sends=1) == Swept(sent=1)
+    yard.pass_time()
+    assert yard.sweep(max_sends=1) == Swept(failed=1)
+    ran: list[int] = []
+    yard.house.runner.deliver(yard.delivery("1"), lambda guard: ran.append(guard.attempt))
+    assert ran == [1]
+    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
+
+
+def test_what_was_claimed_meanwhile_is_not_failed(yard: Yard) -> None:
+    """The sweep has read the work, and its holder has it now."""
+    put_orders(yard, "1")
+    (found,) = yard.ledger.overdue(limit=1)
+
+    def body(guard: Guard) -> None:
+        assert yard.ledger.abandon(found, error="too late") is False
+
+    yard.house.runner.deliver(yard.delivery("1"), body)
+    assert yard.ledger.abandon(found, error="too late") is False
+    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
 
 class Batches:
