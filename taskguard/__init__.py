@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from taskguard.lease import Lease
     from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
-    from taskguard.ledger.sql import SqlLedger, ddl_statements
+    from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
     from taskguard.ledger.upgrades import upgrade_statements
-    from taskguard.outbox import enqueue_in
+    from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
@@ -54,6 +54,7 @@ _HOMES = {
     "GuardedRow": "ledger.guarded_row",
     "Lease": "lease",
     "MessageRef": "delivery",
+    "NOT_BEFORE": "outbox",
     "Outcome": "delivery",
     "Policy": "policy",
     "Queue": "delivery",
@@ -67,12 +68,14 @@ _HOMES = {
     "ddl_statements": "ledger.sql",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
+    "include_name": "ledger.sql",
     "current_guard": "guard",
     "key": "keys",
     "upgrade_statements": "ledger.upgrades",
 }
 
 __all__ = [
+    "NOT_BEFORE",
     "UNSET",
     "Answered",
     "Codec",
@@ -101,6 +104,7 @@ __all__ = [
     "errors",
     "events",
     "fenced",
+    "include_name",
     "key",
     "set_defaults",
     "upgrade_statements",

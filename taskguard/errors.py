@@ -23,11 +23,12 @@
   - FingerprintMismatchError       the work was first asked for with other arguments
   - RowMissingError                the row that the task is to move does not exist
   - RowIneligibleError             the row is in a state that is not this task's
+  - StoredCallError                a stored call cannot be read, or does not fit its task any more
   - WorkDeadError                  this work has killed its workers too often
     + WorkStillDeadError           as it was known before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
-  - LedgerUnavailableError         the database gave no answer, nothing is known to have happened
+  - LedgerUnavailableError         the database is away, nothing is known to have happened
     + CommitUnknownError           a COMMIT was sent and its outcome could not be learned yet
 
 Errors carry `key` and `fence` where they are known, chain the driver's exception as their
@@ -63,6 +64,7 @@ __all__ = [
     "RowIneligibleError",
     "RowMissingError",
     "StaleTokenError",
+    "StoredCallError",
     "TaskguardError",
     "TransactionAbandonedError",
     "TransactionFailedError",
@@ -124,7 +126,15 @@ class MissingDriverError(ConfigurationError):
 
 
 class LedgerSchemaError(ConfigurationError):
-    """The ledger's tables do not exist, or are of another version than this library's."""
+    """The ledger's tables do not exist, or are of another version than this library's.
+
+    Attributes:
+        problem: what is wrong, without the command that mends it.
+    """
+
+    def __init__(self, problem: str, *, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}".rstrip())
+        self.problem = problem
 
 
 class KeyArgumentError(TaskguardError, ValueError):
@@ -255,6 +265,10 @@ class RowIneligibleError(TaskguardError):
         self.state = state
 
 
+class StoredCallError(TaskguardError):
+    """A stored call that nobody can send: it cannot be read, or does not fit its task any more."""
+
+
 class WorkDeadError(TaskguardError):
     """This work's holders vanished `max_crashes` times; it is not run any more.
 
@@ -280,7 +294,7 @@ class LockServerUnavailableError(TaskguardError):
 
 
 class LedgerUnavailableError(TaskguardError):
-    """The ledger's database gave no answer. Nothing runs without it."""
+    """The ledger's database is not available. Nothing runs without it."""
 
 
 class CommitUnknownError(LedgerUnavailableError):

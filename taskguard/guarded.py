@@ -70,7 +70,7 @@ class GuardedFunction:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise self._never_runs("a generator: nobody would iterate over it")
         if inspect.iscoroutinefunction(function):
-            raise self._never_runs("async: Celery and RQ do not await tasks")
+            raise self._never_runs("async, and nothing here would await it")
         self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
@@ -179,7 +179,8 @@ class GuardedFunction:
 
     def _never_runs(self, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{self.name} is {what}, so its body would never run. Guard a plain function."
+            f"{self.name} is {what}, so its body would never run. Guard a plain function; one that "
+            "has to await something may call asyncio.run() in its body."
         )
 
 

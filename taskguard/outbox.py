@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
 from taskguard.ledger.foreign import ForeignConnection
 
-__all__ = ["AGAIN_AFTER_S", "Send", "enqueue_in", "outbox_of"]
+__all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
 
 logger = logging.getLogger("taskguard")
 
@@ -30,6 +31,9 @@ Send = Callable[[dict[str, Any], MessageRef], None]
 
 AGAIN_AFTER_S = 3_600.0
 """After so long without a claim a message that was sent counts as lost, in seconds."""
+
+NOT_BEFORE = "not_before_s"
+"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
 # The message of a work that was just committed is sent by its process; from then on by a sweep.
 _DUE_IN_S = 5.0
@@ -162,11 +166,18 @@ def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
         # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
         if not own and ledger.view(delivery.work) is None:
             return
-        send(json.loads(delivery.call or "null"), delivery.message)
+        call = json.loads(delivery.call or "null")
+        send(call, delivery.message)
         if own:
-            ledger.sent(found, again_after_s=AGAIN_AFTER_S)
+            ledger.sent(found, again_after_s=AGAIN_AFTER_S + waits_s(call))
     except Exception as error:  # noqa: BLE001  # committed is committed
         logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
+
+
+def waits_s(call: Any) -> float:
+    """How long a message that was sent now is not to be taken by anybody, in seconds."""
+    until_s = call.get(NOT_BEFORE) if isinstance(call, dict) else None
+    return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 
 
 def outbox_of(house: TaskGuard) -> Any:

@@ -75,8 +75,8 @@ def check_namespace(given: object) -> str:
         raise ConfigurationError(f"namespace={given!r}: use letters, digits and -_.~@+:/ only.")
     if len(given.encode()) > _MAX_NAMESPACE_BYTES:
         raise ConfigurationError(
-            f"namespace={given[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most; it stands before "
-            "every key."
+            f"namespace={given[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most; it stands "
+            "before every key."
         )
     return given
 

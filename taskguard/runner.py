@@ -274,8 +274,8 @@ class Runner:
         kind = WorkDeadError if found.buried else WorkStillDeadError
         return kind(
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-            f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out why "
-            "it kills its workers, then let it run again: "
+            f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
+            "why it kills its workers, then let it run again: "
             f"taskguard works requeue {delivery.work!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,

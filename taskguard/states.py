@@ -44,9 +44,10 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (
         State.PROCESSING,
         State.FAILED,
-    ): "the body raised, its transaction failed too often, or revoked (final)",
+    ): "the body raised, its transaction failed too often, the work was revoked (final), or its "
+    "lease ran out and its call cannot be sent",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
-    (State.NEW, State.FAILED): "revoked (final)",
+    (State.NEW, State.FAILED): "revoked (final), or its call cannot be sent, or was in vain",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
     (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",

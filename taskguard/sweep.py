@@ -6,6 +6,10 @@ Guarantees: a work whose call is stored is sent again until somebody claims it, 
 it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
 sweeps at once send nothing twice: a lease of the house keeps them apart.
 
+A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
+FAILED with the reason, and holds up no other. Only an error of the connection means that the broker
+is away.
+
 Does not guarantee that nothing is sent twice: a message that still waits in its queue is
 indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
 duplicate, as any other.
@@ -15,6 +19,7 @@ Read next: `ledger/outbox.py` for what is overdue.
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +28,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
-from taskguard.errors import ConfigurationError
-from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of
+from taskguard.errors import ConfigurationError, StoredCallError
+from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
 
     _Calls = list[tuple[Overdue, dict[str, Any]]]
+    _IsAway = Callable[[Exception], bool]
 
 __all__ = ["Sweeper", "Swept"]
 
@@ -37,8 +43,8 @@ logger = logging.getLogger("taskguard")
 
 KEY = "taskguard:sweep"
 _TTL_S = 30.0
-# A broker that refuses so many in a row is thought to be away. What it refused goes behind the
-# rest: these may be calls that can never be sent.
+# A broker whose connection fails so many times in a row is away. What was refused goes behind the
+# rest.
 _REFUSALS = 10
 _REFUSED_AGAIN_S = 30.0
 
@@ -50,6 +56,7 @@ class Swept:
     Attributes:
         sent: messages sent.
         refused: calls that could not be sent; see the log. They are tried again in half a minute.
+        failed: works that are FAILED now, for their calls cannot be sent, or were sent in vain.
         strange: calls of a queue that this sweep cannot send to, or of another application, by its
             namespace.
     """
@@ -57,6 +64,7 @@ class Swept:
     sent: int = 0
     refused: int = 0
     strange: int = 0
+    failed: int = 0
 
 
 class Sweeper:
@@ -66,14 +74,17 @@ class Sweeper:
         house: locks and ledger.
         senders: how to send, by the name of the queue that a stored call carries. One that has
             `batch()`, a context manager, gives by it a faster sender: what that was given was
-            taken if the block ends without an error.
+            taken if the block ends without an error. `is_away(error)`, where it has that, tells
+            that the connection failed; StoredCallError that nobody can send this call.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
             least 1. Not much shorter than messages wait in their queue: each would be sent once
             more.
         batch: works read, sent together, and noted as sent, at a time.
+        max_sends: a work whose message was sent so often without a claim is FAILED: its task is
+            gone, or refuses its arguments. With `again_after_s` of an hour 24 are a day.
 
     Raises:
-        ConfigurationError: `again_after_s` is too short.
+        ConfigurationError: `again_after_s` is too short, or `max_sends` is less than 1.
     """
 
     def __init__(
@@ -83,7 +94,10 @@ class Sweeper:
         *,
         again_after_s: float = AGAIN_AFTER_S,
         batch: int = 500,
+        max_sends: int = 24,
     ) -> None:
+        if max_sends < 1:
+            raise ConfigurationError(f"max_sends={max_sends!r}: at least one.")
         if again_after_s < 1:
             raise ConfigurationError(
                 f"again_after_s={again_after_s!r}: a sweep would find what it has just sent."
@@ -92,6 +106,7 @@ class Sweeper:
         self._senders = senders
         self._again_after_s = again_after_s
         self._batch = batch
+        self._max_sends = max_sends
 
     def sweep(self) -> Swept:
         """Once over everything that is overdue now.
@@ -108,30 +123,40 @@ class Sweeper:
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
-                sent, refused = self._send_all(found, tally)
-                if sent:
-                    ledger.sent(sent, again_after_s=self._again_after_s)
+                sent, refused, hopeless = self._send_all(found, tally)
+                for wait_s, those in _by_wait(sent):
+                    ledger.sent(those, again_after_s=self._again_after_s + wait_s)
                 if refused:
-                    ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S)
-        return Swept(tally.sent, tally.refused, tally.strange)
+                    ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S, counted=False)
+                for work, reason in hopeless:
+                    if ledger.abandon(work, error=reason):
+                        logger.error("%s is FAILED: %s", work.work, reason)
+                        tally.failed += 1
+        return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
     def _send_all(
         self, works: Sequence[Overdue], tally: _Tally
-    ) -> tuple[list[Overdue], list[Overdue]]:
-        """Those that were sent, and those that were refused."""
-        calls, refused = _calls_of(works)
+    ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
+        """Those that were sent, those that were refused, and those never to be tried again."""
+        calls, hopeless = _calls_of(works)
         tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
-        tally.refused += len(refused)
+        refused: list[Overdue] = []
         for name, those in calls.items():
             send = self._senders.get(name)
             if send is None:  # another sweep's
                 tally.strange += len(those)
                 continue
-            for work, was_sent in _send_together(those, send, tally.in_a_row):
-                (sent if was_sent else refused).append(work)
-                tally.count(was_sent=was_sent)
-        return sent, refused
+            in_vain = [work for work, _ in those if work.sends >= self._max_sends]
+            hopeless += [(work, _sent_in_vain(work)) for work in in_vain]
+            tried = [each for each in those if each[0].sends < self._max_sends]
+            for work, outcome in _send_together(tried, send, tally.in_a_row):
+                if isinstance(outcome, str):
+                    hopeless.append((work, outcome))
+                    continue
+                (sent if outcome is _Outcome.SENT else refused).append(work)
+                tally.count(outcome)
+        return sent, refused, hopeless
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
         """Take other applications' calls out: these are for brokers of theirs."""
@@ -143,76 +168,110 @@ class Sweeper:
         return left
 
 
+def _by_wait(works: Sequence[Overdue]) -> list[tuple[float, list[Overdue]]]:
+    """Works by how long their messages wait before anybody may take them; mostly not at all."""
+    found: dict[float, list[Overdue]] = {}
+    for work in works:
+        found.setdefault(waits_s(json.loads(work.call)), []).append(work)
+    return list(found.items())
+
+
+class _Outcome(enum.Enum):
+    """What became of a call that could be read."""
+
+    SENT = enum.auto()
+    REFUSED = enum.auto()  # by its queue, or whatever is wrong with this one
+    AWAY = enum.auto()  # the connection failed
+
+
 class _Tally:
     """What a sweep has done so far."""
 
     def __init__(self) -> None:
-        self.sent = self.refused = self.strange = 0
-        self.in_a_row = 0  # refused by a broker
+        self.sent = self.refused = self.strange = self.failed = 0
+        self.in_a_row = 0  # failures of the connection
 
     @property
     def gave_up(self) -> bool:
         """Whether the broker is thought to be away."""
         return self.in_a_row >= _REFUSALS
 
-    def count(self, *, was_sent: bool) -> None:
-        if was_sent:
+    def count(self, outcome: _Outcome) -> None:
+        if outcome is _Outcome.SENT:
             self.sent += 1
-            self.in_a_row = 0
         else:
             self.refused += 1
-            self.in_a_row += 1
+        self.in_a_row = self.in_a_row + 1 if outcome is _Outcome.AWAY else 0
 
 
-def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[Overdue]]:
-    """By queue; and those that cannot be read."""
+def _sent_in_vain(work: Overdue) -> str:
+    return (
+        f"its message was sent {work.sends} times, and nobody claimed it: no worker knows "
+        f"{work.task}, or it refuses its arguments, or none is there"
+    )
+
+
+def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
+    """By queue; and those that cannot be read, with the reason."""
     calls: dict[str, _Calls] = {}
-    unreadable: list[Overdue] = []
+    unreadable: list[tuple[Overdue, str]] = []
     for work in works:
         try:
             call = json.loads(work.call)
             calls.setdefault(call["queue"], []).append((work, call))
-        except Exception:
-            logger.exception("%s could not be sent", work.work)
-            unreadable.append(work)
+        except (ValueError, TypeError, KeyError) as error:
+            unreadable.append((work, f"its stored call cannot be read: {error!r}"))
     return calls, unreadable
 
 
-def _send_together(calls: _Calls, send: Send, in_a_row: int) -> list[tuple[Overdue, bool]]:
+def _send_together(
+    calls: _Calls, send: Send, in_a_row: int
+) -> list[tuple[Overdue, _Outcome | str]]:
     """In a batch. Where that fails nobody knows what arrived, so each is sent by itself.
 
     So one that can never be sent holds up no other, and some are sent twice.
     """
+    is_away = _away_of(send)
     try:
         with _batch_of(send) as together:
-            outcomes = _send_each(calls, together, in_a_row)
+            outcomes = _send_each(calls, together, in_a_row, is_away)
     except Exception as error:  # noqa: BLE001  # one by one it is told of which
         reason = error.__cause__ or error
         logger.warning("%d messages are sent one by one: %s", len(calls), reason)
-        outcomes = _send_each(calls, send, in_a_row)
+        outcomes = _send_each(calls, send, in_a_row, is_away)
     return outcomes
 
 
-def _send_each(calls: _Calls, send: Send, in_a_row: int) -> list[tuple[Overdue, bool]]:
-    """Whether each was sent, until the broker is thought to be away."""
-    outcomes: list[tuple[Overdue, bool]] = []
+def _away_of(send: Any) -> _IsAway:
+    """How to tell that an error is the connection's; of a plain function by the error's class."""
+    told: _IsAway | None = getattr(send, "is_away", None)
+    return told or (lambda error: isinstance(error, OSError))
+
+
+def _send_each(
+    calls: _Calls, send: Send, in_a_row: int, is_away: _IsAway
+) -> list[tuple[Overdue, _Outcome | str]]:
+    """What became of each, until the broker is thought to be away; a text: never to be sent."""
+    outcomes: list[tuple[Overdue, _Outcome | str]] = []
     for work, call in calls:
         if in_a_row >= _REFUSALS:
             break
-        was_sent = _try(work, call, send)
-        in_a_row = 0 if was_sent else in_a_row + 1
-        outcomes.append((work, was_sent))
+        outcome = _try(work, call, send, is_away)
+        in_a_row = in_a_row + 1 if outcome is _Outcome.AWAY else 0
+        outcomes.append((work, outcome))
     return outcomes
 
 
-def _try(work: Overdue, call: dict[str, Any], send: Send) -> bool:
+def _try(work: Overdue, call: dict[str, Any], send: Send, is_away: _IsAway) -> _Outcome | str:
     try:
         send(call, work.message)
-    except Exception:
+    except StoredCallError as error:
+        return str(error)
+    except Exception as error:
         # Whatever is wrong with one call, the others are to be sent.
         logger.exception("%s could not be sent", work.work)
-        return False
-    return True
+        return _Outcome.AWAY if is_away(error) else _Outcome.REFUSED
+    return _Outcome.SENT
 
 
 def _batch_of(send: Any) -> AbstractContextManager[Send]:

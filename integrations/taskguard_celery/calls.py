@@ -13,9 +13,10 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.canvas import Signature
+from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
-from taskguard import MessageRef
+from taskguard import MessageRef, errors
 from taskguard_celery.message import COPY_HEADER
 
 __all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
@@ -82,14 +83,34 @@ class CelerySender:
             yield send
 
     def _send(self, call: dict[str, Any], message: MessageRef, **options: Any) -> None:
-        body = base64.b64decode(call["body"]) if call["base64"] else call["body"]
-        accepted = {*(self._app.conf.accept_content or ()), "json"}
-        fields = loads(  # type: ignore[no-untyped-call]  # kombu has no types
-            body,
-            call["kind"],
-            call["encoding"],
-            accept=prepare_accept_content(accepted),  # type: ignore[no-untyped-call]
-        )
-        signature = Signature.from_dict(fields, app=self._app)
+        signature = self._read(call)
         headers = {**(signature.options.get("headers") or {}), COPY_HEADER: message.copy}
-        signature.apply_async(retries=message.retries, headers=headers, **options)
+        try:
+            signature.apply_async(retries=message.retries, headers=headers, **options)
+        except TypeError as error:
+            raise errors.StoredCallError(
+                f"its stored call does not fit {signature.task} any more: {error}"
+            ) from error
+
+    def _read(self, call: dict[str, Any]) -> Signature:
+        accepted = {*(self._app.conf.accept_content or ()), "json"}
+        try:
+            body = base64.b64decode(call["body"]) if call["base64"] else call["body"]
+            fields = loads(  # type: ignore[no-untyped-call]  # kombu has no types
+                body,
+                call["kind"],
+                call["encoding"],
+                accept=prepare_accept_content(accepted),  # type: ignore[no-untyped-call]
+            )
+            return Signature.from_dict(fields, app=self._app)
+        except Exception as error:
+            # Nothing has been asked of the broker yet, and a later sweep reads the same.
+            raise errors.StoredCallError(f"its stored call cannot be read: {error!r}") from error
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the connection to the broker failed, not one queue or one message."""
+        cause = error.__cause__ if isinstance(error, OperationalError) else error
+        if cause is None:
+            return True
+        with self._app.connection_for_write() as connection:
+            return isinstance(cause, (*connection.connection_errors, OSError))

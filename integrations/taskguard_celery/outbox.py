@@ -11,13 +11,16 @@ crash in between left unpublished, a sweep publishes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery, Task, uuid
+from celery import Celery, Signature, Task, uuid
 from celery.app.utils import find_app
+from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
+from celery.utils.time import maybe_make_aware
 
-from taskguard import MessageRef, Sweeper, enqueue_in, errors
+from taskguard import NOT_BEFORE, MessageRef, Sweeper, enqueue_in, errors
 from taskguard_celery.calls import NAME, CelerySender, call_of
 from taskguard_celery.house import house_of
 from taskguard_celery.recognition import guarded_function_of, takes_itself
@@ -51,7 +54,7 @@ class Enqueued:
 
 
 def enqueue(
-    task: Task,
+    task: Task | Signature,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -65,45 +68,107 @@ def enqueue(
     Connection of your own, by `.send()` on what is returned, or by the next sweep.
 
     Args:
-        task: a task that is guarded.
-        args: its positional arguments.
+        task: a task that is guarded, or its signature: `enqueue(ship.s(42).set(priority=9))`.
+        args: its positional arguments; they go before those of a signature.
         kwargs: its keyword arguments.
         session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
             `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
             itself, before its message is sent, so that one that the queue loses is found by a
             sweep.
-        options: as for `apply_async()`, but for `countdown`, `eta` and `expires`.
+        options: as for `apply_async()`, but for `expires`. `countdown` counts from now on. The
+            message is sent at once all the same, and waits at the worker or the broker.
 
     Raises:
-        ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be.
+        ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be; a
+            chain, a group or a chord, with what to enqueue instead.
         KeyArgumentError: an argument cannot be part of a key.
     """
+    signature = _signature_of(task, args, kwargs, options)
+    task, args, kwargs = _task_of(signature), tuple(signature.args), dict(signature.kwargs)
     compiled = guarded_function_of(task)
     if compiled is None:
         raise errors.ConfigurationError(
             f"{task.name} is not guarded, so its duplicates would run. Put @guarded_task under "
             "@app.task."
         )
-    if options.keys() & {"countdown", "eta"}:
-        raise errors.ConfigurationError("enqueue() sends at once: countdown and eta do not fit.")
-    if options.get("expires") is not None or task.expires is not None:
+    if signature.options.get("expires") is not None or task.expires is not None:
         raise errors.ConfigurationError(
             f"{task.name} expires, and what is enqueued is sent until somebody runs it. Let the "
             "body look how old its work is."
         )
-    task_id = options.pop("task_id", None) or uuid()
-    signature = task.signature(tuple(args), dict(kwargs or {}), task_id=task_id, **options)
+    task_id = signature.options.get("task_id") or uuid()
+    signature.options["task_id"] = task_id
+    not_before = _fix_time(task.app, signature)
+    call = call_of(task.app, signature, task.serializer)
+    if not_before is not None:
+        call[NOT_BEFORE] = not_before
     house = house_of(task.app)
     delivery = house.delivery(
         compiled,
-        (task, *args) if takes_itself(task) else tuple(args),
-        kwargs or {},
+        (task, *args) if takes_itself(task) else args,
+        kwargs,
         task=task.name,
         message=MessageRef(task_id),
-        call=call_of(task.app, signature, task.serializer),
+        call=call,
     )
     send = enqueue_in(session, house, delivery, CelerySender(task.app))
     return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
+
+
+_INSTEAD = {
+    "chain": "its first task is enqueued with the rest as its link: enqueue(first.s(…), link=rest)",
+    "group": "its tasks are enqueued one by one, in the same transaction",
+    "chord": "a guarded task is enqueued whose body calls it",
+}
+
+
+def _signature_of(
+    task: Task | Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Signature:
+    if isinstance(task, Task):
+        return task.signature(tuple(args), dict(kwargs or {}), **options)
+    if not isinstance(task, Signature):
+        raise errors.ConfigurationError(
+            f"enqueue() takes a Celery task or its signature, not {type(task).__name__}."
+        )
+    kind = task.get("subtask_type")
+    if kind:
+        instead = _INSTEAD.get(kind, "a guarded task is enqueued whose body calls it")
+        raise errors.ConfigurationError(
+            f"A {kind} is several tasks, and a work in the ledger is one of them: {instead}."
+        )
+    return task.clone(tuple(args), dict(kwargs or {}), **options)
+
+
+def _task_of(signature: Signature) -> Task:
+    try:
+        return signature.type
+    except NotRegistered:
+        raise errors.ConfigurationError(
+            f"{signature.task} is not known in this process, so nobody can tell its key: import "
+            "the module that defines it."
+        ) from None
+
+
+def _fix_time(app: Celery, signature: Signature) -> float | None:
+    """When the task may run first, in seconds since 1970; None: at once.
+
+    A countdown becomes an eta: what a sweep sends later must not wait once more.
+    """
+    options = signature.options
+    countdown, eta = options.pop("countdown", None), options.get("eta")
+    if countdown is not None:
+        eta = datetime.now(UTC) + timedelta(seconds=float(countdown))
+    elif isinstance(eta, str):
+        eta = datetime.fromisoformat(eta)
+    if eta is None:
+        return None
+    eta = maybe_make_aware(eta, app.timezone)
+    options["eta"] = eta.isoformat()  # every serializer has text
+    return float(eta.timestamp())
 
 
 def sweep(app: Celery, **options: Any) -> Swept:
@@ -128,7 +193,8 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
             swept = sweep(app, **options)
         except errors.KeyBusyError:
             return "another sweep is at it"
-        return f"sent {swept.sent}, refused {swept.refused}"
+        failed = f", failed {swept.failed}" if swept.failed else ""
+        return f"sent {swept.sent}, refused {swept.refused}{failed}"
 
     # A sweep that waited longer than this is of no use: the next one has been sent.
     app.task(name=SWEEP_TASK, ignore_result=True, expires=every_s)(run)

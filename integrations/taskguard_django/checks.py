@@ -64,7 +64,7 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
         conf.ledger().check_schema()
     except errors.LedgerSchemaError as error:
         hint = "Run `manage.py migrate`."
-        return [checks.Warning(str(error), hint=hint, id="taskguard.W002")]
+        return [checks.Warning(error.problem, hint=hint, id="taskguard.W002")]
     except errors.TaskguardError as error:
         return [checks.Warning(str(error), id="taskguard.W003")]
     return []

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from taskguard import Guard, current_guard
+from taskguard import Guard, current_guard, errors
 from taskguard_django.connection import connection
 
 __all__ = ["atomic", "checkpoint"]
@@ -41,7 +41,7 @@ def atomic(using: str | None = None, *, guard: Guard | None = None) -> Iterator[
             committed already, or Django would roll back (`set_rollback(True)`).
         ConfigurationError: another database than the ledger's.
     """
-    guard = current_guard() if guard is None else guard
+    guard = _guard_here("atomic") if guard is None else guard
     on = connection(using)
     with guard.transaction(on):
         yield guard
@@ -57,9 +57,20 @@ def checkpoint(
 
     A later holder finds it in `guard.progress` and goes on from there.
     """
-    guard = current_guard() if guard is None else guard
+    guard = _guard_here("checkpoint") if guard is None else guard
     on = connection(using)
     with guard.checkpoint(progress, on):
         yield guard
     if on.hook_error is not None:
         raise on.hook_error
+
+
+def _guard_here(called: str) -> Guard:
+    try:
+        return current_guard()
+    except errors.TransactionUsageError:
+        raise errors.TransactionUsageError(
+            f"taskguard_django.{called}() was called outside a guarded body. Call it in the body "
+            "itself, in the thread that runs it, or hand the body's guard in: guard=guard. "
+            "Elsewhere Django's own transaction.atomic() is what you want."
+        ) from None

@@ -16,11 +16,12 @@ from functools import cache, partial
 from typing import Any
 
 from redis import Redis
+from redis import exceptions as redis_errors
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 
-from taskguard import MessageRef
+from taskguard import MessageRef, errors
 
 __all__ = ["NAME", "RQSender", "call_of"]
 
@@ -117,9 +118,16 @@ class RQSender:
         return others
 
     def _restored(self, call: dict[str, Any], serializer: Any) -> Job:
-        job = Job(call["id"], connection=self._connection, serializer=serializer)
-        job.restore({name: base64.b64decode(text) for name, text in call["fields"].items()})
+        try:
+            job = Job(call["id"], connection=self._connection, serializer=serializer)
+            job.restore({name: base64.b64decode(text) for name, text in call["fields"].items()})
+        except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+            raise errors.StoredCallError(f"its stored job cannot be read: {error!r}") from error
         return job
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether the connection to Redis failed, not one queue or one job."""
+        return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
 
 def _is_plain(job: Job) -> bool:

@@ -1,6 +1,7 @@
 """The command `taskguard`.
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
+taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version, or print the SQL
 taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
 taskguard sweep --celery shop:app               send the messages of overdue works again
 taskguard relay --celery shop:app               the same every second, until it is stopped
@@ -38,6 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
     create.set_defaults(run_alone=_create)
+    upgrade = actions.add_parser(
+        "upgrade",
+        help="bring tables of an older version to this one's",
+        description="Stop the workers first. Asked again it does nothing.",
+    )
+    add_url(upgrade)
+    upgrade.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    upgrade.set_defaults(run_alone=_upgrade)
     purge = commands.add_parser(
         "purge",
         help="forget works that ended long ago",
@@ -88,6 +97,17 @@ def _create(arguments: argparse.Namespace) -> None:
     with contextlib.closing(_ledger(arguments.url)) as ledger:
         ledger.create_schema()
         print(f"created: {ledger!r}")
+
+
+def _upgrade(arguments: argparse.Namespace) -> None:
+    with contextlib.closing(_ledger(arguments.url)) as ledger:
+        if arguments.sql:
+            for statement in ledger.upgrade_statements():
+                print(f"{statement};\n")
+            return
+        before, after = ledger.upgrade_schema()
+        how = f"version {after} already" if before == after else f"version {before} -> {after}"
+        print(f"{how}: {ledger!r}")
 
 
 def _purge(ledger: Any, arguments: argparse.Namespace) -> None:

@@ -103,6 +103,10 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
     if quiet and swept == type(swept)():
         return
     print(f"sent: {swept.sent:,}, refused: {swept.refused:,}", flush=True)
+    if swept.failed:
+        print(
+            f"failed: {swept.failed:,}; `taskguard works list --state FAILED` says why", flush=True
+        )
     if swept.strange:
         print(f"of other queues or applications, left: {swept.strange:,}", flush=True)
     if swept.refused and not quiet:

@@ -6,7 +6,7 @@
 | `<order.id>` | an attribute of it |
 | `<payload[sku]>`, `<ids[0]>` | an item: a dict's key, or a list's index (`-1` is the last) |
 | `<when:%Y-%m-%d>`, `<number:05d>` | a date, time or number in a format |
-| `<email|hash>` | a digest of its text, which is then in no key, log or metric |
+| `<email|hash>` | a digest of its text, which is then in no key, log or metric; of a list too |
 | `<phone|str>` | the `str()` of an object of any class that defines one |
 | `<<` | a literal `<` |
 
@@ -35,7 +35,9 @@ from taskguard.keys.values import (
     RefusedValueError,
     digest,
     escape,
+    is_structure,
     shorten,
+    structure_digest,
     text_of,
 )
 
@@ -80,7 +82,10 @@ class Placeholder:
     def fill(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
         """The text for the key that this placeholder makes of the call's arguments."""
         try:
-            text = allowance.take(self._text(values))
+            value = self._value(values)
+            if self.hidden and self.spec is None and is_structure(value):
+                return structure_digest(value, allowance)
+            text = allowance.take(self._said(value))
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
             problem = refusal
@@ -91,17 +96,20 @@ class Placeholder:
     def text(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
         """What the argument says, as it is: for a column of a table, not for a key."""
         try:
-            return allowance.take(self._text(values))
+            return allowance.take(self._said(self._value(values)))
         except RefusedValueError as refusal:
             problem = refusal
         raise problem.named(self.source, task=task) from problem.__cause__
 
-    def _text(self, values: Mapping[str, object]) -> str:
+    def _value(self, values: Mapping[str, object]) -> object:
         if self.name not in values:  # only where the task takes **kwargs
             raise RefusedValueError("is not among the arguments of this call")
         value = values[self.name]
         for step in self.path:
             value = step(value)
+        return value
+
+    def _said(self, value: object) -> str:
         if self.spec is not None:
             return format_value(value, self.spec)
         return text_of(value, by_str=self.by_str)

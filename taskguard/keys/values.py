@@ -31,6 +31,7 @@ from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, ROUND_HALF_EVEN, Context, Deci
 from enum import Enum
 from math import isfinite
 from numbers import Integral
+from operator import itemgetter
 from typing import Any, cast
 from uuid import UUID
 
@@ -47,7 +48,9 @@ __all__ = [
     "digest",
     "encode_value",
     "escape",
+    "is_structure",
     "shorten",
+    "structure_digest",
     "text_of",
     "unwrap",
 ]
@@ -59,6 +62,9 @@ MAX_TEXT_CHARS = 65_536
 # Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
+_MAX_DEPTH = 20
+# No text in UTF-8 begins with it: a list's digest is no text's.
+_STRUCTURE = b"\xff"
 # Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
 _SHORTENED = "%~"
 
@@ -97,13 +103,17 @@ class Allowance:
 
     def take(self, text: str) -> str:
         """`text`, if the call may have that too."""
-        self._left_chars -= len(text)
+        self.spend(len(text))
+        return text
+
+    def spend(self, chars: int) -> None:
+        """So many, if the call may have them."""
+        self._left_chars -= chars
         if self._left_chars < 0:
             raise RefusedValueError(
                 f"makes the texts of this call's keys more than {MAX_TEXT_CHARS:,} characters"
                 " together: pass ids, or hashes"
             )
-        return text
 
 
 def encode_value(value: object, *, task: str | None = None, placeholder: str = "value") -> str:
@@ -151,6 +161,56 @@ def escape(text: str) -> str:
 def digest(text: str) -> str:
     """Stands for `text` where that must not be seen: SHA-256, its first 128 bits in hex."""
     return _sha256(_utf8(text))
+
+
+def is_structure(value: object) -> bool:
+    """Whether it is what JSON has as an array or an object."""
+    return issubclass(type(value), list | tuple | dict)
+
+
+def structure_digest(value: object, allowance: Allowance) -> str:
+    """Stands for a list or a dict, in any depth: equal contents, as JSON carries them, alone give
+    the same. A dict's order does not count; a list's does.
+    """
+    pieces: list[str] = []
+    _write(value, pieces, allowance, 0)
+    return _sha256(_STRUCTURE + "".join(pieces).encode())
+
+
+def _write(value: object, pieces: list[str], allowance: Allowance, depth: int) -> None:
+    """Escaped texts and signs that no escaped text has: nothing reads the same as another."""
+    if depth > _MAX_DEPTH:
+        raise RefusedValueError(f"is nested more than {_MAX_DEPTH} deep: pass an id, or a hash")
+    kind = type(value)
+    if is_structure(value):  # all of it at once, before any work: each item has a sign of its own
+        allowance.spend(2 + len(cast("Sequence[object]", value)))
+    if issubclass(kind, dict):
+        pieces.append("{")
+        entries = [(_entry_name(key), item) for key, item in dict.items(cast("Any", value))]
+        for name, item in sorted(entries, key=itemgetter(0)):
+            pieces.append(f"{allowance.take(name)}:")
+            _write(item, pieces, allowance, depth + 1)
+        pieces.append("}")
+    elif is_structure(value):
+        pieces.append("[")
+        for item in cast("Sequence[object]", value):
+            _write(item, pieces, allowance, depth + 1)
+        pieces.append("]")
+    elif value is None:
+        pieces.append("!")
+    elif issubclass(kind, str) and not str.__len__(cast("str", value)):
+        pass  # the comma alone
+    else:
+        pieces.append(allowance.take(escape(text_of(value))))
+    pieces.append(",")
+
+
+def _entry_name(key: object) -> str:
+    if not issubclass(type(key), str | int) or issubclass(type(key), bool):
+        raise RefusedValueError(
+            f"has a key of class {type(key).__name__}, which JSON does not carry: use text"
+        )
+    return "" if key == "" else escape(text_of(key))
 
 
 def shorten(key: str, *, limit_bytes: int = MAX_KEY_BYTES) -> str:
@@ -236,8 +296,9 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
         )
     if issubclass(kind, (Mapping, AbstractSet, Sequence)):
         raise RefusedValueError(
-            f"is a {kind.__name__}, not a single value: name one item, as in <payload[sku]>, or let"
-            " a callable return one key for each item"
+            f"is a {kind.__name__}, not a single value: name one item, as in <payload[sku]>, let"
+            " a callable return one key for each item, or write |hash into the placeholder of a"
+            " list or dict"
         )
     if not by_str:
         raise RefusedValueError(

@@ -30,6 +30,10 @@ _ASK_LEVEL = "select current_setting('default_transaction_isolation')"
 _BEGIN = f"begin isolation level {READ_COMMITTED}"
 
 
+# libpq explains itself at length.
+_MOST_SAID = 300
+
+
 class LockTimeoutError(LedgerUnavailableError):
     """Another transaction holds the row."""
 
@@ -85,7 +89,9 @@ class Database:
     def place(self) -> str:
         """Where it is, without user and password."""
         url = self.engine.url
-        return f"{url.drivername} {url.host or ''}/{url.database or ''}"
+        host = url.host or _first(url.query.get("host"))
+        port = url.port or _first(url.query.get("port"))
+        return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 
     @property
     def hot_path(self) -> HotPath | None:
@@ -314,7 +320,8 @@ class Database:
             return LockTimeoutError("Another transaction holds the row.")
         if fault is Fault.NO_TABLE:
             return LedgerSchemaError(
-                f"The ledger's tables do not exist in {self.place}. Run `taskguard ledger create`."
+                f"The ledger's tables do not exist in {self.place}.",
+                remedy="Run `taskguard ledger create`.",
             )
         if fault is Fault.REFUSED:
             said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
@@ -326,7 +333,23 @@ class Database:
             )
         if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
-        return LedgerUnavailableError(f"The database {self.place} gave no answer ({kind}).")
+        return LedgerUnavailableError(
+            f"The database {self.place} is not available ({kind}: {self._said(origin)})."
+        )
+
+    def _said(self, origin: Any) -> str:
+        """A driver's error in one line: its cause, and never the password."""
+        parts = [str(part) for part in getattr(origin, "args", ())] or [str(origin)]
+        said = " ".join(" ".join(parts).split()).rstrip(".")
+        password = str(self.engine.url.password or "")
+        if password and password in said:
+            return "the driver's words have the password in them"
+        return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
+
+
+def _first(option: Any) -> str:
+    """Of an option in a URL's query, which may be there several times."""
+    return str(option[0] if isinstance(option, tuple) else option or "")
 
 
 class _DriverCall:

@@ -55,8 +55,11 @@ _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
     """An engine for a URL; an Engine stays what it is."""
     if isinstance(database, sa.Engine):
+        _refuse_async(database.url, database.dialect)
         _engines.add(database)
         return database
+    if hasattr(database, "sync_engine"):
+        _refuse_async(database.url, database.dialect)
     url = read_url(database)
     backend = url.get_backend_name()
     if backend not in _EXTRAS:
@@ -65,6 +68,7 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
             "mysql+pymysql:// or sqlite:///."
         )
     try:
+        _refuse_async(url, url.get_dialect())
         engine = _create(url, lock_timeout_s)
     except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
         raise MissingDriverError(
@@ -89,6 +93,25 @@ def read_url(given: Any) -> sa.URL:
             "a password are percent-encoded (urllib.parse.quote)."
         )
     return url
+
+
+_SYNCHRONOUS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+    "sqlite": "sqlite",
+}
+
+
+def _refuse_async(url: sa.URL, dialect: Any) -> None:
+    """A driver that is awaited answers no plain call."""
+    if getattr(dialect, "is_async", False):
+        works = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
+        raise ConfigurationError(
+            f"The ledger is not reached by {url.drivername}, whose calls have to be awaited: give "
+            f"it {works.render_as_string(hide_password=True)}. The application's own Engine may "
+            "stay as it is."
+        )
 
 
 def _splits_a_password(url: sa.URL, given: Any) -> bool:

@@ -2,7 +2,8 @@
 
 Guarantees: what `write` wrote stands or falls with the user's transaction; a work is overdue from
 the moment on that its holder's lease, or the time its message was given, has passed, until
-somebody claims it, ends it or says that its message was sent again. Reading what is overdue, and
+somebody claims it, ends it or says that its message was sent again; how often that was, since the
+last claim, stands at the beginning of the call. Reading what is overdue, and
 saying that it was sent again, locks one batch for a moment, and waits for no row that is locked.
 
 Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
@@ -11,6 +12,7 @@ Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +25,12 @@ from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, MESSAGES, WORKS
 from taskguard.states import Place, State
 
-__all__ = ["Overdue", "overdue", "sent", "write"]
+__all__ = ["Overdue", "abandon", "overdue", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
-_COLUMNS = ("id", "task", "message", "retries", "call", "due")
+_COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
+# How often it was sent, and after how many claims: a claim begins the count anew.
+_COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -42,6 +46,8 @@ class Overdue:
             ones would be superseded.
         call: how the message is sent again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
+        attempts: how often it was claimed.
+        sends: how often its message was sent since the last claim, as far as that is noted.
     """
 
     work: str
@@ -49,6 +55,12 @@ class Overdue:
     message: MessageRef
     call: str
     due_us: int
+    attempts: int = 0
+
+    @property
+    def sends(self) -> int:
+        count = _COUNT.match(self.call)
+        return int(count[1]) if count and int(count[2]) == self.attempts else 0
 
 
 def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_in_s: float) -> None:
@@ -150,14 +162,17 @@ def _message_of(row: Any) -> str:
 def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, copy = max(claimed, recorded.get((message, row.id), (0, 0)))
-    return Overdue(row.id, row.task, MessageRef(message, retries, copy), row.call, row.due)
+    ref = MessageRef(message, retries, copy)
+    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
 
 
-def sent(database: Database, works: Sequence[Overdue], *, again_after_s: float) -> int:
+def sent(
+    database: Database, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+) -> int:
     """Their messages were sent again: they are overdue again after so long. Returns how many.
 
     One that was claimed or ended meanwhile is left: it says itself when it is due. So is one whose
-    row somebody has locked for that.
+    row somebody has locked for that. `counted`: False if they were only tried.
     """
     these = sa.and_(
         WORKS.c.id.in_([work.work for work in works]),
@@ -168,6 +183,60 @@ def sent(database: Database, works: Sequence[Overdue], *, again_after_s: float) 
         again = database.now_us(db) + int(again_after_s * 1e6)
         free = sa.select(WORKS.c.id).where(these).order_by(WORKS.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)
-        ids = db.execute(free).scalars().all()
-        db.execute(sa.update(WORKS).where(WORKS.c.id.in_(ids)).values(due=again))
+        ids = set(db.execute(free).scalars().all())
+        for (begin, length), those in _by_count(works, counted=counted).items():
+            mine = [work.work for work in those if work.work in ids]
+            if mine:
+                values: dict[str, Any] = {"due": again}
+                if begin:
+                    rest = sa.func.substr(WORKS.c.call, length + 1, type_=sa.Text())
+                    values["call"] = sa.literal(begin, sa.Text()).concat(rest)
+                db.execute(sa.update(WORKS).where(WORKS.c.id.in_(mine)).values(**values))
         return len(ids)
+
+
+def _by_count(works: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
+    """Works by how their calls are to begin, and how long the beginning is that this replaces."""
+    found: dict[tuple[str, int], list[Overdue]] = {}
+    for work in works:
+        begin, length = "", 0
+        if counted and work.call.startswith("{"):
+            begin = f'{{"sent": [{work.sends + 1}, {work.attempts}], '
+            length = _length_of_count(work.call)
+        found.setdefault((begin, length), []).append(work)
+    return found
+
+
+def _length_of_count(call: str) -> int:
+    count = _COUNT.match(call)
+    return len(count[0]) if count else 1
+
+
+def abandon(database: Database, work: Overdue, *, error: str) -> bool:
+    """NEW, or PROCESSING beyond its lease -> FAILED: its call cannot be sent, or was in vain.
+
+    False if somebody claimed or ended it meanwhile, or it was sent by another sweep. Not final: a
+    message of it that comes all the same is run, and a person requeues it, which counts anew.
+    """
+    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= database.now())
+    call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
+    with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
+        changed = db.execute(
+            sa.update(WORKS)
+            .where(
+                WORKS.c.id == work.work,
+                WORKS.c.due == work.due_us,
+                WORKS.c.attempts == work.attempts,
+                sa.or_(WORKS.c.state == State.NEW.value, left),
+            )
+            .values(
+                state=State.FAILED.value,
+                owner=FREE,
+                lease_until=0,
+                error=error,
+                call=call,
+                due=None,
+                finished=database.now(),
+            )
+        )
+        return changed.rowcount == 1

@@ -13,7 +13,7 @@ renewals of others. For one machine.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -22,7 +22,6 @@ import sqlalchemy as sa
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
-    LedgerSchemaError,
     LedgerUnavailableError,
     TransactionRetryError,
 )
@@ -42,6 +41,7 @@ from taskguard.ledger.database import Database, HotPath, LockTimeoutError
 from taskguard.ledger.engine import read_url
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
+from taskguard.ledger.identity import Identity
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.refusals import stale
@@ -59,9 +59,10 @@ from taskguard.ledger.tables import (
     standing,
 )
 from taskguard.ledger.transaction import SqlTransaction, Transactions
+from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.states import Decision, State
 
-__all__ = ["SqlLedger", "ddl", "ddl_statements"]
+__all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
 
 _PUBLISH_LOCK_S = 5.0
 _LARGE_CALL_CHARS = 100_000  # smaller ones fit everywhere
@@ -95,6 +96,7 @@ class SqlLedger:
         self._database = Database(
             database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
         )
+        self._identity = Identity(self._database)
         # Users' own tables that were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
@@ -468,9 +470,11 @@ class SqlLedger:
 
         Raises:
             CallTooLargeError: the call cannot be stored there.
+            ConfigurationError: `db` is not of the ledger's database.
         """
         self._check_call(request)
         if db is not None:
+            self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
             return
 
@@ -485,7 +489,7 @@ class SqlLedger:
     ) -> None:
         """`enqueue()` in the transaction that another library has open on `foreign`.
 
-        Raises ConfigurationError if that is another kind of database.
+        Raises ConfigurationError if that is another database.
         """
         if foreign.kind != self._database.engine.dialect.name:
             raise ConfigurationError(
@@ -494,6 +498,7 @@ class SqlLedger:
             )
         self._check_call(request)
         with on_foreign(self._database.engine, foreign) as db:
+            self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
@@ -504,11 +509,16 @@ class SqlLedger:
             lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
         )
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float) -> int:
-        """The messages of these works were sent again."""
+    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these works were sent again; not `counted`: only tried."""
         return self._database.twice(
-            lambda: outbox.sent(self._database, works, again_after_s=again_after_s)
+            lambda: outbox.sent(self._database, works, again_after_s=again_after_s, counted=counted)
         )
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
+        text = _storable(error)
+        return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget works that ended so long ago, their messages, and keys that are free since.
@@ -530,8 +540,7 @@ class SqlLedger:
         Also unless the ledger's user may do to them what claims, completions and deferrals do.
         """
         with self._database.transaction() as db:
-            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
-        _expect_version(version)
+            expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
         check_privileges(self._database)
         self._check_rows(rows)
 
@@ -543,7 +552,10 @@ class SqlLedger:
             self._checked.add(each)
 
     def create_schema(self) -> None:
-        """Create what is missing; asked again it does nothing."""
+        """Create what is missing; asked again it does nothing.
+
+        Raises LedgerSchemaError if there are tables of another version.
+        """
         for _ in range(_SCHEMA_TRIES):
             with contextlib.suppress(TransactionRetryError):
                 self._create_schema()
@@ -562,7 +574,19 @@ class SqlLedger:
             if version is None:
                 db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
             else:
-                _expect_version(version)
+                expect_version(version)
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Bring tables of an older version to this library's. The versions before and after.
+
+        Raises LedgerSchemaError if there are no tables, or no way from theirs.
+        """
+        return upgrade(self._database)
+
+    def upgrade_statements(self) -> list[str]:
+        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        kind = self._database.engine.dialect.name
+        return statements_from(version_in(self._database), kind=kind)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -573,22 +597,6 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
     where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
-
-
-def _expect_version(version: int | None) -> None:
-    if version == SCHEMA_VERSION:
-        return
-    todo = "Run `taskguard ledger create`."
-    if version is not None and version < SCHEMA_VERSION:
-        todo = (
-            "Stop the workers and run the statements that CHANGELOG.md names for it (with Django, "
-            "`manage.py migrate`)."
-        )
-    elif version is not None:
-        todo = "Upgrade the library."
-    raise LedgerSchemaError(
-        f"The ledger's tables have version {version}, this library wants {SCHEMA_VERSION}. {todo}"
-    )
 
 
 def _storable(text: str) -> str:
@@ -621,3 +629,13 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
         values = sa.insert(SCHEMA).from_select(["version"], new)
     version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
     return [*tables, version]
+
+
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+    """For Alembic's `context.configure(include_name=taskguard.include_name)`.
+
+    The ledger's tables are no part of an application's models: `alembic revision --autogenerate`
+    would drop them. Everything else is included.
+    """
+    del parent_names
+    return type_ != "table" or name not in METADATA.tables

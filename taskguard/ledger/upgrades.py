@@ -1,19 +1,59 @@
-"""From one version of the ledger's tables to the next: statements for a person, or a migration.
+"""From one version of the ledger's tables to the next: each step is data.
 
-Guarantees: run while no worker runs, by one who may alter the tables, they leave those that
-`create_schema` would make, with all works in them; run once more they change nothing. They stand
-here as they were written then, whatever the tables become later.
+A change of `tables.py` raises SCHEMA_VERSION and adds a `Step` with its SQL for each kind of
+database, in the order in which it is run; a test asks for every version and kind.
+
+Guarantees: on PostgreSQL and SQLite a step is there as a whole, with its version, or not at all,
+and two upgrades at once wait for each other. On MariaDB and MySQL each statement commits by itself,
+and a step that stopped halfway begins again with its first: its statements have to bear that
+(`IF NOT EXISTS`), or say in `why` what a person does then.
+
+Does not stop workers: those of another version refuse the tables when they start, not while they
+run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import sqlalchemy as sa
 
-__all__ = ["upgrade_statements"]
+from taskguard.errors import LedgerSchemaError
+from taskguard.ledger.database import Database
+from taskguard.ledger.tables import SCHEMA, SCHEMA_VERSION
 
-# To version 2: the numbers of a message belong to its work, for an id may be used for two; and
-# works by message are named by message and key.
-_MYSQL = (
+__all__ = [
+    "STEPS",
+    "Step",
+    "expect_version",
+    "statements_from",
+    "upgrade",
+    "upgrade_statements",
+    "version_in",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How tables become those of version `to`, from those of the version before it.
+
+    Attributes:
+        to: the version that they have then.
+        why: what changes, in a sentence.
+        statements: SQL by kind of database: "postgresql", "mariadb", "mysql", "sqlite".
+    """
+
+    to: int
+    why: str
+    statements: Mapping[str, tuple[str, ...]]
+
+
+_NOTE = "UPDATE taskguard_schema SET version = "
+
+# MODIFY and the UPDATE change nothing when run again; the column comes last.
+_MYSQL_TO_2 = (
     "DELETE FROM taskguard_messages WHERE char_length(message) > 255 OR char_length(work) > 512",
     (
         "ALTER TABLE taskguard_messages MODIFY message VARCHAR(255) CHARACTER SET utf8mb4 COLLATE "
@@ -24,44 +64,132 @@ _MYSQL = (
         "UPDATE taskguard_works SET id = concat(id, ' ', `key`) "
         "WHERE right(id, char_length(message) + 8) = concat('message:', message)"
     ),
+    "ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER",
 )
-_TO_2 = {
-    "postgresql": (
-        (
-            "ALTER TABLE taskguard_messages DROP CONSTRAINT taskguard_messages_pkey, "
-            "ADD PRIMARY KEY (message, work)"
-        ),
-        (
-            "UPDATE taskguard_works SET id = id || ' ' || key "
-            "WHERE right(id, length(message) + 8) = 'message:' || message"
-        ),
+
+# Version 1 is the first.
+STEPS: tuple[Step, ...] = (
+    Step(
+        to=2,
+        why="the numbers of a message belong to its work, for an id may be used for two; works by "
+        "message are named by message and key; rounds that the database ended are counted",
+        statements={
+            "postgresql": (
+                (
+                    "ALTER TABLE taskguard_messages DROP CONSTRAINT taskguard_messages_pkey, "
+                    "ADD PRIMARY KEY (message, work)"
+                ),
+                (
+                    "UPDATE taskguard_works SET id = id || ' ' || key "
+                    "WHERE right(id, length(message) + 8) = 'message:' || message"
+                ),
+                "ALTER TABLE taskguard_works ADD COLUMN IF NOT EXISTS rounds INTEGER",
+            ),
+            "mariadb": tuple(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
+            "mysql": tuple(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL_TO_2),
+            "sqlite": (
+                (
+                    "CREATE TABLE taskguard_messages_2 (message TEXT NOT NULL, work TEXT NOT NULL, "
+                    "retries INTEGER NOT NULL, copy INTEGER NOT NULL, updated BIGINT NOT NULL, "
+                    "PRIMARY KEY (message, work))"
+                ),
+                (
+                    "INSERT INTO taskguard_messages_2 (message, work, retries, copy, updated) "
+                    "SELECT message, work, retries, copy, updated FROM taskguard_messages"
+                ),
+                "DROP TABLE taskguard_messages",
+                "ALTER TABLE taskguard_messages_2 RENAME TO taskguard_messages",
+                (
+                    "UPDATE taskguard_works SET id = id || ' ' || key "
+                    "WHERE substr(id, -(length(message) + 8)) = 'message:' || message"
+                ),
+                "ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER",
+            ),
+        },
     ),
-    "mariadb": tuple(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL),
-    "mysql": tuple(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL),
-    "sqlite": (
-        (
-            "CREATE TABLE taskguard_messages_2 (message TEXT NOT NULL, work TEXT NOT NULL, "
-            "retries INTEGER NOT NULL, copy INTEGER NOT NULL, updated BIGINT NOT NULL, "
-            "PRIMARY KEY (message, work))"
-        ),
-        (
-            "INSERT INTO taskguard_messages_2 (message, work, retries, copy, updated) "
-            "SELECT message, work, retries, copy, updated FROM taskguard_messages"
-        ),
-        "DROP TABLE taskguard_messages",
-        "ALTER TABLE taskguard_messages_2 RENAME TO taskguard_messages",
-        (
-            "UPDATE taskguard_works SET id = id || ' ' || key "
-            "WHERE substr(id, -(length(message) + 8)) = 'message:' || message"
-        ),
-    ),
-}
+)
 
 
-def upgrade_statements(url: str) -> list[str]:
-    """What makes tables of version 1 those of version 2, one statement after the other.
+def expect_version(version: int | None) -> None:
+    """Raise LedgerSchemaError, with the command that helps, unless tables are this library's."""
+    if version == SCHEMA_VERSION:
+        return
+    if version is None:
+        raise LedgerSchemaError(
+            "The ledger's tables were not made to their end.",
+            remedy="Run `taskguard ledger create`.",
+        )
+    problem = (
+        f"The ledger's tables have version {version}, this library wants version {SCHEMA_VERSION}."
+    )
+    if version > SCHEMA_VERSION:
+        raise LedgerSchemaError(
+            problem, remedy="Another process has a newer library: install that one here, too."
+        )
+    if _path(version) is None:
+        raise LedgerSchemaError(problem, remedy="There is no way from one to the other.")
+    raise LedgerSchemaError(
+        problem,
+        remedy="Stop the workers, then run `taskguard ledger upgrade` (--sql prints what it does).",
+    )
 
-    Of the URL only the kind of database matters; of a MariaDB say `mariadb+pymysql://`.
+
+def statements_from(version: int, *, kind: str) -> list[str]:
+    """The SQL of an upgrade, with the versions that it notes. Raises LedgerSchemaError: no path."""
+    path = _path(version)
+    if path is None:
+        expect_version(version)
+    found: list[str] = []
+    for step in path or ():
+        found += step.statements[kind]
+        found.append(f"{_NOTE}{step.to}")
+    return found
+
+
+def upgrade_statements(url: str, *, version: int = 1) -> list[str]:
+    """The SQL that makes tables of `version` those of today, one statement after the other.
+
+    Of the URL only the kind of database matters; of a MariaDB say `mariadb+pymysql://`. Raises
+    LedgerSchemaError where there is no way.
     """
-    kind = sa.make_url(url).get_backend_name()
-    return [*_TO_2[kind], "UPDATE taskguard_schema SET version = 2"]
+    return statements_from(version, kind=sa.make_url(url).get_backend_name())
+
+
+def upgrade(database: Database) -> tuple[int, int]:
+    """Run what is missing; asked again it does nothing. The versions before and after."""
+    kind = database.engine.dialect.name
+    before = version = version_in(database)
+    while version < SCHEMA_VERSION:
+        with database.transaction() as db:
+            database.dialect.lock_schema(db)
+            version = _read(db)  # another upgrade may have been faster
+            for step in (_path(version) or ())[:1]:
+                for statement in step.statements[kind]:
+                    ddl: Any = sa.DDL  # SQLAlchemy has no types for it
+                    db.execute(ddl(statement.replace("%", "%%")))
+                db.execute(sa.update(SCHEMA).values(version=step.to))
+                version = step.to
+    return before, version
+
+
+def version_in(database: Database) -> int:
+    """The tables' version, if there is a way from it; else raises LedgerSchemaError."""
+    with database.transaction() as db:
+        version = _read(db)
+    if version > SCHEMA_VERSION or _path(version) is None:
+        expect_version(version)
+    return version
+
+
+def _read(db: sa.Connection) -> int:
+    version: int | None = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+    if version is None:
+        expect_version(None)
+    return version or 0
+
+
+def _path(version: int) -> tuple[Step, ...] | None:
+    """The steps to this library's version; None if one is missing."""
+    steps = {step.to: step for step in STEPS}
+    wanted = range(version + 1, SCHEMA_VERSION + 1)
+    return tuple(steps[to] for to in wanted) if all(to in steps for to in wanted) else None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import kombu
 import pytest
 import redis
 import sqlalchemy as sa
-from celery import chain
+from celery import chain, chord, group
+from celery.signals import before_task_publish
 from sqlalchemy import orm
 
 from support.waiting import wait_until
@@ -149,6 +151,30 @@ def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="kombu 5.7 sends in batches")
+def test_calls_that_do_not_fit_their_task_are_failed_and_hold_up_no_other(shop: Any) -> None:
+    """A deploy changed the signature, or the app accepts their serializer no more."""
+    put_orders(shop, *range(14))
+    with shop.engine.begin() as db:
+        change = sa.text(
+            "update taskguard_works set call = replace(call, :old, :new)"
+            " where id <> 'shop.recover order:13' and id <> 'shop.recover order:0'"
+        )
+        db.execute(change, {"old": '\\"kwargs\\": {}', "new": '\\"kwargs\\": {\\"colour\\": 1}'})
+        change = sa.text(
+            "update taskguard_works"
+            " set call = replace(call, 'application/json', 'application/x-nil')"
+            " where id = 'shop.recover order:0'"
+        )
+        assert db.execute(change).rowcount == 1
+    lose_messages(shop)
+    make_due(shop)
+    swept = sweep(shop.tasks.app)
+    assert (swept.sent, swept.refused, swept.failed) == (1, 0, 13)
+    assert "does not fit shop.recover" in str(shop.work("shop.recover", 5).error)
+    assert "cannot be read" in str(shop.work("shop.recover", 0).error)
+    assert shop.work("shop.recover", 5).state is State.FAILED
+
+
 def test_a_sweep_sends_in_batches(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis is asked once for all of them, and what is in the queue is what Celery sends."""
     app = shop.tasks.app
@@ -311,8 +337,76 @@ def _refuse(*_: Any, **__: Any) -> None:
     raise ConnectionError("the broker is away")
 
 
+def test_a_signature_is_enqueued_with_its_options(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments, links, priority and route of `ship.s()`, and those that are given beside it."""
+    sent: list[dict[str, Any]] = []
+
+    def note(headers: Any = None, properties: Any = None, body: Any = None, **_: Any) -> None:
+        sent.append({"headers": headers, "properties": properties, "body": body})
+
+    before_task_publish.connect(note)
+    tasks = shop.tasks
+    try:
+        with orm.Session(shop.engine) as session, session.begin():
+            enqueue(tasks.recover.s(1).set(priority=7), session=session, link=tasks.add.s(41))
+            enqueue(tasks.recover.s(), (2,), {"seconds": 0.0}, session=session)
+    finally:
+        before_task_publish.disconnect(note)
+    (one, two) = sorted(sent, key=lambda each: str(each["body"][0]))
+    assert (one["properties"]["priority"], list(one["body"][0])) == (7, [1])
+    assert one["body"][2]["callbacks"][0]["task"] == "shop.add"
+    assert (list(two["body"][0]), two["body"][1]) == ([2], {"seconds": 0.0})
+    with shop.worker():
+        shop.wait_for_effects(2)
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1": 1, "2": 1})
+
+
+@pytest.mark.parametrize("by", ["countdown", "eta", "naive eta", "of the signature"])
+def test_a_countdown_is_waited_once_whoever_sends_the_message(shop: Any, by: str) -> None:
+    """It counts from the enqueueing on; until then no sweep takes the message for lost."""
+    tasks, wait = shop.tasks, timedelta(hours=2)
+    before = datetime.now(UTC)
+    task: Any = tasks.recover.s(1)
+    options: dict[str, Any] = {
+        "countdown": {"countdown": 7200},
+        "eta": {"eta": before + wait},
+        "naive eta": {"eta": (before + wait).replace(tzinfo=None)},
+    }.get(by, {})
+    if not options:
+        task = task.set(countdown=7200)
+    etas: list[datetime] = []
+
+    def note(headers: Any = None, **_: Any) -> None:
+        etas.append(datetime.fromisoformat(headers["eta"]))
+
+    before_task_publish.connect(note)
+    try:
+        with orm.Session(shop.engine) as session, session.begin():
+            enqueue(task, session=session, **options)
+        with shop.engine.begin() as db:
+            now_us, due = db.execute(
+                sa.text(
+                    "select extract(epoch from clock_timestamp()) * 1e6, due from taskguard_works"
+                )
+            ).one()
+            assert int(due) - int(now_us) > 2.9 * 3600e6, "an hour after its time"
+        make_due(shop)
+        assert sweep(tasks.app).sent == 1  # as if its process had died before it could send it
+        with shop.engine.begin() as db:
+            again = db.execute(sa.text("select due from taskguard_works")).scalar_one()
+        assert int(again) - int(now_us) > 2.9 * 3600e6
+    finally:
+        before_task_publish.disconnect(note)
+    assert len(etas) == 2
+    assert etas[0] == etas[1]
+    assert wait <= etas[0] - before < wait + timedelta(minutes=5)
+
+
 def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
-    """An unguarded one would run for each duplicate; a countdown or an expiry swept over."""
+    """An unguarded one would run for each duplicate; an expiry would be swept over."""
 
     @shop.tasks.app.task(name="plain", shared=False)
     def plain() -> None:
@@ -321,7 +415,21 @@ def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
     with shop.engine.connect() as db:
         with pytest.raises(ConfigurationError, match="not guarded"):
             enqueue(plain, session=db)
-        with pytest.raises(ConfigurationError, match="countdown"):
-            enqueue(shop.tasks.recover, (1,), session=db, countdown=5)
+        with pytest.raises(ConfigurationError, match="plain is not guarded"):
+            enqueue(plain.s(), session=db)
+        recover = shop.tasks.recover
+        for canvas, instead in (
+            (chain(recover.s(1), recover.s(2)), "chain .* link=rest"),
+            (group(recover.s(1), recover.s(2)), "group .* one by one"),
+            (chord([recover.s(1)], recover.s(2)), "chord .* whose body calls it"),
+        ):
+            with pytest.raises(ConfigurationError, match=instead):
+                enqueue(canvas, session=db)
+        with pytest.raises(ConfigurationError, match=r"shop\.elsewhere .* import"):
+            enqueue(shop.tasks.app.signature("shop.elsewhere"), session=db)
+        with pytest.raises(ConfigurationError, match="a Celery task or its signature"):
+            enqueue(print, session=db)
+        with pytest.raises(ConfigurationError, match="expires"):
+            enqueue(shop.tasks.recover.s(1).set(expires=60), session=db)
         with pytest.raises(ConfigurationError, match="expires"):
             enqueue(shop.tasks.recover, (1,), session=db, expires=60)

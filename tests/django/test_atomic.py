@@ -411,7 +411,7 @@ def test_outside_a_guarded_body_it_is_refused(house: House) -> None:
     """There is nothing to be DONE."""
     from taskguard_django import atomic
 
-    with pytest.raises(TransactionUsageError, match="current_guard"), atomic():
+    with pytest.raises(TransactionUsageError, match=r"taskguard_django\.atomic"), atomic():
         write()
     assert house.effects == []
 
@@ -545,3 +545,15 @@ def test_no_plain_call_is_lost_at_a_higher_level(pg: House, level: str) -> None:
         thread.join()
     assert not errors
     assert (pg.effects, pg.states) == (["24"], ["DONE"] * 24)
+
+
+@pytest.mark.parametrize("called", ["atomic", "checkpoint"])
+def test_outside_a_body_the_error_names_what_was_called(called: str) -> None:
+    """And not `current_guard()`, which nobody here has written."""
+    import taskguard_django
+
+    arguments = ({"page": 1},) if called == "checkpoint" else ()
+    with pytest.raises(TransactionUsageError, match=rf"taskguard_django\.{called}\(\)") as caught:
+        with getattr(taskguard_django, called)(*arguments):
+            pass
+    assert "current_guard" not in str(caught.value)

@@ -130,6 +130,9 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
         assert found() == ["taskguard.W001"]
         call_command("migrate", "taskguard", "zero", verbosity=0)
         assert found() == ["taskguard.W001", "taskguard.W002"]
+        (warning,) = [each for each in run_checks(databases=["default"]) if "W002" in str(each.id)]
+        assert "migrate" in str(warning.hint)
+        assert "taskguard ledger" not in str(warning), "one command, not two"
 
 
 def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:

@@ -11,8 +11,14 @@ from urllib.parse import quote
 
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
 
+import taskguard
 from support.claims import request
+from support.claims import request as a_request
+from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
@@ -20,9 +26,12 @@ from taskguard.errors import (
     LedgerUnavailableError,
     MissingDriverError,
 )
+from taskguard.ledger import upgrades
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.sql import SqlLedger, ddl
+from taskguard.ledger.tables import SCHEMA_VERSION
 from taskguard.settings import make_ledger, make_locks
+from taskguard_sandbox.servers import free_port
 
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
@@ -73,6 +82,30 @@ def test_a_sqlite_file_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
     ledger.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "works"),
+    [
+        ("postgresql+asyncpg://u:s3cret@h/d", r"postgresql\+psycopg://u:\*\*\*@h/d"),
+        ("mysql+aiomysql://u:s3cret@h/d", r"mysql\+pymysql://u:\*\*\*@h/d"),
+        ("mysql+asyncmy://h/d", r"mysql\+pymysql://h/d"),
+        ("sqlite+aiosqlite:///d", r"sqlite:///d"),
+    ],
+)
+def test_a_driver_that_is_awaited_is_refused_with_the_url_that_works(url: str, works: str) -> None:
+    """At once, whether or not it is installed; its first call would be a TypeError."""
+    with pytest.raises(ConfigurationError, match=works) as caught:
+        make_ledger(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_engine_that_is_awaited_is_refused_with_the_url_that_works() -> None:
+    """As its URL is."""
+    engine = create_async_engine("postgresql+psycopg_async://u:s3cret@h/d")
+    for each in (engine, engine.sync_engine):
+        with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://u:\*\*\*@h/d"):
+            make_ledger(each)
+
+
 def test_another_kind_of_database_is_named() -> None:
     """And those that there are."""
     with pytest.raises(ConfigurationError, match=r"oracle.*postgresql.*mariadb.*mysql.*sqlite"):
@@ -108,8 +141,28 @@ def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
     assert "secret" not in repr(ledger)
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_database_that_cannot_be_had_names_port_and_cause(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """A port where nobody listens, a database that does not exist, a password that is wrong."""
+    url = sa.make_url(request.getfixturevalue("pg_url" if kind == "postgres" else "mariadb_url"))
+    nobody = free_port()
+    for wrong, said in (
+        (url.set(port=nobody), rf":{nobody}/.*refused"),
+        (url.set(database="nosuch"), rf":{url.port}/nosuch .*(does not exist|Unknown database)"),
+    ):
+        ledger = SqlLedger(wrong.set(password=url.password or "s3cret"))
+        with pytest.raises(LedgerUnavailableError, match=said) as caught:
+            ledger.claim(a_request())
+        assert (url.password or "s3cret") not in str(caught.value)
+        assert "gave no answer" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+        ledger.close()
+
+
 def test_missing_tables_name_the_command(pg_url: str, sqlite_url: str) -> None:
-    """At the check of a start, and at a claim; an older version as well."""
+    """At the check of a start, and at a claim."""
     for url in (pg_url, sqlite_url):
         ledger = SqlLedger(url)
         for ask in (ledger.check_schema, lambda ledger=ledger: ledger.claim(request())):
@@ -118,13 +171,121 @@ def test_missing_tables_name_the_command(pg_url: str, sqlite_url: str) -> None:
         ledger.create_schema()
         ledger.create_schema()
         ledger.check_schema()
-        engine = sa.create_engine(url)
-        with engine.begin() as db:
-            db.execute(sa.text("update taskguard_schema set version = 0"))
-        engine.dispose()
-        with pytest.raises(LedgerSchemaError, match="version 0"):
-            ledger.check_schema()
         ledger.close()
+
+
+@pytest.fixture(params=DATABASES)
+def older(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database whose tables are one version behind, by a step that adds a column."""
+    url: str = request.getfixturevalue(request.param)
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    ledger.close()
+    add = ("ALTER TABLE taskguard_works ADD COLUMN colour VARCHAR(9) DEFAULT '5%'",)
+    step = upgrades.Step(
+        to=SCHEMA_VERSION + 1,
+        why="works have colours",
+        statements=dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), add),
+    )
+    monkeypatch.setattr(upgrades, "STEPS", (*upgrades.STEPS, step))
+    monkeypatch.setattr(upgrades, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    return url
+
+
+def test_older_tables_are_upgraded_by_the_command_that_is_named(
+    older: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`create` does not help there, and does not say that it did; asked again nothing happens."""
+    ledger = SqlLedger(older)
+    for ask in (ledger.check_schema, ledger.create_schema):
+        with pytest.raises(LedgerSchemaError, match="taskguard ledger upgrade") as caught:
+            ask()
+        assert "ledger create" not in str(caught.value)
+    assert main(["ledger", "create", "--url", older]) == 1
+    assert "created" not in capsys.readouterr().out
+    assert main(["ledger", "upgrade", "--url", older, "--sql"]) == 0
+    printed = capsys.readouterr().out
+    assert "ADD COLUMN colour" in printed
+    with pytest.raises(LedgerSchemaError):
+        ledger.check_schema()  # printed, not run
+    for said in (f"version {SCHEMA_VERSION} -> {SCHEMA_VERSION + 1}", "already"):
+        assert main(["ledger", "upgrade", "--url", older]) == 0
+        assert said in capsys.readouterr().out
+    ledger.check_schema()
+    ledger.create_schema()
+    assert isinstance(ledger.claim(a_request()), Claimed)
+    ledger.close()
+    engine = sa.create_engine(older)
+    with engine.connect() as db:
+        assert db.execute(sa.text("select colour from taskguard_works")).scalars().all() == ["5%"]
+    engine.dispose()
+
+
+def test_the_printed_upgrade_is_the_one_that_is_run(older: str) -> None:
+    """Statement by statement, by a person."""
+    ledger = SqlLedger(older)
+    engine = sa.create_engine(older)
+    with engine.begin() as db:
+        for statement in ledger.upgrade_statements():
+            db.execute(sa.DDL(statement.replace("%", "%%")))
+    engine.dispose()
+    ledger.check_schema()
+    assert ledger.upgrade_statements() == []
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "told"), [(0, "no way"), (99, "newer library"), (None, "taskguard ledger create")]
+)
+def test_tables_that_no_upgrade_helps_name_none(
+    sqlite_url: str, version: int | None, told: str
+) -> None:
+    """Too old, newer than this library, or left by a `create` that was stopped."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    engine = sa.create_engine(sqlite_url)
+    with engine.begin() as db:
+        db.execute(sa.text("delete from taskguard_schema"))
+        if version is not None:
+            db.execute(sa.text(f"insert into taskguard_schema values ({version})"))
+    engine.dispose()
+    for ask in (ledger.check_schema, ledger.upgrade_schema, ledger.upgrade_statements):
+        with pytest.raises(LedgerSchemaError, match=told) as caught:
+            ask()
+        assert "ledger upgrade" not in str(caught.value)
+    ledger.close()
+
+
+def test_every_version_since_the_first_has_its_step() -> None:
+    """For each kind of database: whoever changes a table writes the way to it."""
+    assert [step.to for step in upgrades.STEPS] == list(range(2, SCHEMA_VERSION + 1))
+    for step in upgrades.STEPS:
+        assert set(step.statements) == {"postgresql", "mariadb", "mysql", "sqlite"}
+        assert step.why
+
+
+def test_alembics_autogenerate_leaves_the_ledgers_tables(sqlite_url: str) -> None:
+    """With `include_name=taskguard.include_name`; without it, each would be dropped."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    ledger.close()
+    models = sa.MetaData()
+    sa.Table("orders", models, sa.Column("id", sa.Integer, primary_key=True))
+    engine = sa.create_engine(sqlite_url)
+
+    def found(**options: Any) -> set[tuple[str, str]]:
+        with engine.connect() as db:
+            context = MigrationContext.configure(db, opts=options)
+            changes = compare_metadata(context, models)
+            return {(change[0], change[1].name) for change in changes}
+
+    with engine.begin() as db:
+        db.execute(sa.text("create table forgotten (id int)"))
+    dropped = {name for change, name in found() if change == "remove_table"}
+    assert dropped >= {"taskguard_works", "taskguard_keys", "forgotten"}
+    left = found(include_name=taskguard.include_name)
+    assert left == {("add_table", "orders"), ("remove_table", "forgotten")}
+    engine.dispose()
 
 
 def test_the_printed_tables_are_those_that_are_created(pg_url: str) -> None:

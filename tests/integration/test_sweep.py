@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +18,11 @@ from sqlalchemy import orm
 import taskguard
 from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORKS
 from taskguard.policy import make_policy
+from taskguard.states import State
 
 
 class Yard:
@@ -92,6 +96,93 @@ def test_what_is_overdue_is_sent_once_and_again_after_a_while(yard: Yard) -> Non
     assert sorted(yard.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
 
 
+@pytest.fixture
+def elsewhere(
+    yard: Yard, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], str]]:
+    """Makes another database of the yard's kind, on the same server."""
+    kind = yard.engine.dialect.name
+    made: list[tuple[Any, str]] = []
+
+    def make() -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
+        names = {"postgresql": "postgres", "mariadb": "mariadb", "mysql": "mysql"}
+        url = yard.engine.url
+        server = request.getfixturevalue(names[kind])
+        if kind == "mysql" and url.port != server.port:
+            server = request.getfixturevalue("mariadb")
+        name = f"elsewhere_{uuid.uuid4().hex[:8]}"
+        made.append((server, name))
+        return str(server.create_database(name))
+
+    yield make
+    for server, name in made:
+        server.drop_database(name)
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_a_transaction_on_another_database_is_refused(
+    yard: Yard, elsewhere: Callable[[], str], tables: bool
+) -> None:
+    """Also where taskguard's tables are there: no sweep would ever look for the work in them."""
+    url = elsewhere()
+    if tables:
+        ledger = SqlLedger(url)
+        ledger.create_schema()
+    engine = sa.create_engine(url)
+    if tables:  # a ledger itself, of another application
+        with engine.begin() as db:
+            ledger.enqueue(db, yard.house.runner.request(yard.delivery()))
+        ledger.close()
+    for _ in range(2):
+        with orm.Session(engine) as session:
+            with pytest.raises(ConfigurationError, match="not in the ledger's database"):
+                yard.enqueue(session, "2")
+            session.rollback()
+        with engine.connect() as db:
+            with pytest.raises(ConfigurationError, match="not in the ledger's database"):
+                yard.enqueue(db, "2")
+    engine.dispose()
+    assert yard.sent == []
+    assert yard.ledger.view("ship order:2") is None
+    with orm.Session(yard.engine) as session, session.begin():
+        yard.enqueue(session, "2")
+    assert yard.sent == [("2", 0, 0)]
+
+
+def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(yard: Yard) -> None:
+    """The ledger's own, another by its URL, one whose transactions keep their snapshot."""
+    url = yard.engine.url
+    with yard.ledger._database.engine.connect() as db, db.begin():
+        yard.enqueue(db, "1")  # published by a sweep
+    engine = sa.create_engine(url, isolation_level="SERIALIZABLE")
+    with orm.Session(engine) as session, session.begin():
+        yard.enqueue(session, "2")
+    engine.dispose()
+    if url.get_backend_name() == "mysql":
+        by_other_name = sa.create_engine(url.set(drivername="mariadb+pymysql"))
+        with contextlib.suppress(sa.exc.InvalidRequestError):  # it is MySQL
+            with orm.Session(by_other_name) as session, session.begin():
+                yard.enqueue(session, "3")
+        by_other_name.dispose()
+    assert yard.ledger.view("ship order:1") is not None
+    assert ("2", 0, 0) in yard.sent
+
+
+def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(yard: Yard) -> None:
+    """Processes have remembered it."""
+    for number, change in enumerate(("nothing", "purged", "made anew")):
+        if change == "purged":
+            yard.ledger.purge(older_than_s=3600.0)
+        elif change == "made anew":
+            with yard.engine.begin() as db:
+                db.execute(sa.text("delete from taskguard_keys"))
+        with orm.Session(yard.engine) as session, session.begin():
+            yard.enqueue(session, str(number))
+    assert len(yard.sent) == 3
+
+
 def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
     """Its lease has run out and its broker has forgotten the message."""
 
@@ -119,12 +210,12 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
     with yard.engine.begin() as db:
         db.execute(sa.update(WORKS).where(WORKS.c.id == "ship order:2").values(call="{"))
     yard.refused = {"3"}
-    assert yard.sweep() == Swept(sent=1, refused=2)
-    assert "ship order:2 could not be sent" in caplog.text
+    assert yard.sweep() == Swept(sent=1, refused=1, failed=1)
+    assert "ship order:2 is FAILED: its stored call cannot be read" in caplog.text
     yard.refused = set()
     assert yard.sweep() == Swept()
     yard.pass_time()
-    assert yard.sweep() == Swept(sent=2, refused=1)
+    assert yard.sweep() == Swept(sent=2)
 
 
 def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
@@ -137,6 +228,102 @@ def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
     assert yard.sweep() == Swept(sent=18)
     yard.pass_time()
     assert yard.sweep().sent >= 10
+
+
+def test_calls_that_cannot_be_sent_hold_up_no_other(yard: Yard) -> None:
+    """Only the connection's errors mean that the broker is away; the rest is each call's own."""
+    bad, good = [str(order) for order in range(100, 130)], [str(order) for order in range(200, 205)]
+    put_orders(yard, *bad, *good)
+    send = yard.send
+
+    def picky(call: dict[str, Any], message: MessageRef) -> None:
+        if call["order"] in bad:
+            raise ValueError("this one's queue says no")
+        send(call, message)
+
+    yard.send = picky  # type: ignore[method-assign]
+    assert yard.sweep(batch=7) == Swept(sent=5, refused=30)
+    assert sorted(order for order, _, _ in yard.sent) == good
+
+
+def test_a_call_that_nobody_can_read_is_failed_with_its_reason(yard: Yard) -> None:
+    """Ten of them would else stand before all others in each sweep; requeued, it is tried again."""
+    put_orders(yard, "1", "2")
+    send = yard.send
+
+    def read(call: dict[str, Any], message: MessageRef) -> None:
+        if call["order"] == "1":
+            raise StoredCallError("its stored call cannot be read: pickle")
+        send(call, message)
+
+    yard.send = read  # type: ignore[method-assign]
+    assert yard.sweep() == Swept(sent=1, failed=1)
+    view = yard.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.state, view.final) == (State.FAILED, False)
+    assert "pickle" in str(view.error)
+    yard.pass_time()
+    assert yard.sweep() == Swept(sent=1), "the other, as before"
+    yard.send = send  # type: ignore[method-assign]
+    assert yard.ledger.requeue("ship order:1", reason="readable now")
+    assert yard.sweep() == Swept(sent=1)
+
+
+def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(yard: Yard) -> None:
+    """Its task is gone, or refuses its arguments; a claim or an operator begins the count anew."""
+    put_orders(yard, "1", "2")
+    for _ in range(2):
+        assert yard.sweep(max_sends=3) == Swept(sent=2)
+        yard.pass_time()
+
+    class Gone(BaseException):
+        pass
+
+    def vanish(guard: Guard) -> None:
+        raise Gone
+
+    with pytest.raises(Gone):
+        yard.house.runner.deliver(yard.delivery("2"), vanish)
+    yard.pass_time()
+    assert yard.sweep(max_sends=3) == Swept(sent=2)
+    yard.pass_time()
+    assert yard.sweep(max_sends=3) == Swept(sent=1, failed=1)
+    view = yard.ledger.view("ship order:1")
+    assert view is not None
+    assert view.state is State.FAILED
+    assert "sent 3 times" in str(view.error)
+    assert view.finished_s is not None
+    assert yard.ledger.requeue("ship order:1", reason="deployed again")
+    assert yard.sweep(max_sends=3).sent == 1
+    yard.pass_time()
+    assert yard.sweep(max_sends=3).failed == 0
+    call = json.loads(str(yard.ledger.view("ship order:1").call))  # type: ignore[union-attr]
+    assert (call["queue"], call["order"]) == ("test", "1")
+
+
+def test_a_message_that_comes_after_all_is_run(yard: Yard) -> None:
+    """FAILED by a sweep is not final: the queue was slow, and had it all the time."""
+    put_orders(yard, "1")
+    assert yard.sweep(max_sends=1) == Swept(sent=1)
+    yard.pass_time()
+    assert yard.sweep(max_sends=1) == Swept(failed=1)
+    ran: list[int] = []
+    yard.house.runner.deliver(yard.delivery("1"), lambda guard: ran.append(guard.attempt))
+    assert ran == [1]
+    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
+
+
+def test_what_was_claimed_meanwhile_is_not_failed(yard: Yard) -> None:
+    """The sweep has read the work, and its holder has it now."""
+    put_orders(yard, "1")
+    (found,) = yard.ledger.overdue(limit=1)
+
+    def body(guard: Guard) -> None:
+        assert yard.ledger.abandon(found, error="too late") is False
+
+    yard.house.runner.deliver(yard.delivery("1"), body)
+    assert yard.ledger.abandon(found, error="too late") is False
+    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
 
 class Batches:

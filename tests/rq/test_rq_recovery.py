@@ -304,6 +304,25 @@ def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> No
     assert office.queue.count == 5
 
 
+def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office: Any) -> None:
+    """With the reason; the other is put into its queue."""
+    queue = Queue("office", connection=office.connection)
+    with orm.Session(office.engine) as session, session.begin():
+        for number in (1, 2):
+            enqueue(queue, invoices.charge, (number,), session=session)
+    office.connection.flushdb()
+    make_due(office)
+    with office.engine.begin() as db:
+        works = db.execute(sa.text("select id from taskguard_works order by id")).scalars().all()
+        bad = sa.text(
+            "update taskguard_works set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
+        )
+        assert db.execute(bad, {"id": works[0]}).rowcount == 1
+    done = sweep(office.connection)
+    assert (done.sent, done.failed) == (1, 1)
+    assert queue.count == 1
+
+
 @pytest.mark.parametrize("url", ["redis://:s3/cret@127.0.0.1", "s3cret@127.0.0.1:6379"])
 def test_a_url_of_the_queues_that_cannot_be_read_is_told_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str]

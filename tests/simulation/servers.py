@@ -177,6 +177,7 @@ class PortLedger(Boundary):
 
     def crash(self, claim: Claim, error: str) -> bool:
         return self._ask("crash", lambda: self.world.ledger.crash(claim, error))
+
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
         return self._ask("end_round", lambda: self.world.ledger.end_round(claim, reason, most=most))
 

@@ -27,6 +27,7 @@ def back_to_version_1(engine: sa.Engine) -> None:
     with engine.begin() as db:
         MESSAGES.drop(db)
         old.create(db)
+        db.execute(sa.text("alter table taskguard_works drop column rounds"))
         db.execute(sa.update(SCHEMA).values(version=1))
         number = {"retries": 0, "copy": 3, "updated": 1}
         db.execute(sa.insert(old).values(message="m", work="ship order:1", **number))
@@ -35,14 +36,14 @@ def back_to_version_1(engine: sa.Engine) -> None:
 
 
 def shape_of(engine: sa.Engine) -> dict[str, Any]:
-    """Columns, indexes and primary keys of the ledger's tables."""
+    """Columns, in whatever order, indexes and primary keys of the ledger's tables."""
     inspector = sa.inspect(engine)
     return {
         table: (
-            [
+            sorted(
                 (column["name"], str(column["type"]), column["nullable"])
                 for column in inspector.get_columns(table)
-            ],
+            ),
             [index["name"] for index in inspector.get_indexes(table)],
             inspector.get_pk_constraint(table)["constrained_columns"],
         )

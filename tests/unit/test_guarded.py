@@ -17,6 +17,17 @@ def ship(order_id: int, express: bool = False, *, guard: Any = None) -> None:
     """A function to guard."""
 
 
+def test_an_async_function_is_refused_without_a_word_of_queues() -> None:
+    """A plain function has none: neither Celery nor RQ is to blame."""
+
+    async def ship(order: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.run") as caught:
+        GuardedFunction(ship, key="order:<order>")
+    assert "Celery" not in str(caught.value)
+    assert "RQ" not in str(caught.value)
+
+
 def test_the_signature_is_the_callers() -> None:
     """`guard` is not part of it."""
     assert str(inspect.signature(ship)).count("guard") == 1
