@@ -152,10 +152,11 @@ def test_a_database_that_cannot_be_had_names_port_and_cause(
         (url.set(port=nobody), rf":{nobody}/.*refused"),
         (url.set(database="nosuch"), rf":{url.port}/nosuch .*(does not exist|Unknown database)"),
     ):
-        ledger = SqlLedger(wrong.set(password=url.password or "s3cret"))
+        # The servers of these tests ask for no password; MariaDB refuses one that nobody asked for.
+        ledger = SqlLedger(wrong.set(password="s3cret") if kind == "postgres" else wrong)
         with pytest.raises(LedgerUnavailableError, match=said) as caught:
             ledger.claim(a_request())
-        assert (url.password or "s3cret") not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
         assert "gave no answer" not in str(caught.value)
         assert "\n" not in str(caught.value)
         ledger.close()

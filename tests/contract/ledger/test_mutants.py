@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 from contract.ledger.conftest import Book
 
+from taskguard.errors import LedgerSchemaError
 from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
 from taskguard.ledger.base import Claimed
 from taskguard.ledger.database import Database
@@ -261,7 +261,7 @@ def test_a_ledger_without_a_check_does_not_pass(
 @pytest.mark.parametrize(
     ("new", "error", "says"),
     [
-        ("wiht asked", psycopg.errors.SyntaxError, "syntax error"),
+        ("wiht asked", LedgerSchemaError, "syntax error"),
         ("with  asked", pytest.fail.Exception, "DID NOT RAISE"),
     ],
 )
