@@ -28,7 +28,7 @@ import psutil
 import pytest
 
 from support.exploration import Exploration
-from support.needs import need
+from support.needs import need, need_redis_in_memory
 from support.waiting import wait_until
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
@@ -74,6 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="taskguard-templates-")
         config.add_cleanup(folder.cleanup)
         os.environ[TEMPLATES_VARIABLE] = folder.name
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The plugin's fixtures want its lock server in memory."""
+    if "taskguard_memory" in getattr(item, "fixturenames", ()):
+        need_redis_in_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)

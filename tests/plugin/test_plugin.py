@@ -17,17 +17,10 @@ import sqlalchemy as sa
 import taskguard
 from pytest_taskguard import EffectsError, Memory
 from support import plugin_tasks as tasks
-from support.needs import need_redis_in_memory
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.ledger.sql import SqlLedger
-
-
-@pytest.fixture(autouse=True)
-def redis_in_memory() -> None:
-    """Where the plugin's lock server can run."""
-    need_redis_in_memory()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

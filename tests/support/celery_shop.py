@@ -121,20 +121,20 @@ class Shop:
 
     # -- waiting
 
-    def wait_for_effects(self, count: int, *, timeout_s: float = 60) -> None:
+    def wait_for_effects(self, count: int, *, timeout_s: float = 180) -> None:
         wait_until(
             lambda: sum(self.effects().values()) >= count,
             timeout_s=timeout_s,
             message=lambda: f"{count} effects, there are {dict(self.effects())}",
         )
 
-    def wait_for_steps(self, name: str, count: int = 1, *, timeout_s: float = 60) -> list[Step]:
+    def wait_for_steps(self, name: str, count: int = 1, *, timeout_s: float = 180) -> list[Step]:
         wait_until(
             lambda: len(self.steps(name)) >= count, timeout_s=timeout_s, message=f"{count} {name}"
         )
         return self.steps(name)
 
-    def wait_for_quiet(self, *, timeout_s: float = 60) -> None:
+    def wait_for_quiet(self, *, timeout_s: float = 180) -> None:
         """Until the Redis broker has no message left."""
         with self.broker() as broker:
             wait_until(

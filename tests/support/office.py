@@ -85,7 +85,7 @@ class Office:
             return [(row.item, row.pid) for row in rows]
 
     def wait_for(
-        self, condition: Callable[[], Any], message: str, *, timeout_s: float = 60
+        self, condition: Callable[[], Any], message: str, *, timeout_s: float = 180
     ) -> None:
         try:
             wait_until(condition, timeout_s=timeout_s, message=message)

@@ -117,10 +117,13 @@ class Shop:
         return Runner(locks=MemoryLocks(), ledger=self.ledger, events=Events(self.events.append))
 
     def step(self, name: str = "ship", **options: Any) -> Step:
-        """A task; options of the row and of the task by name."""
+        """A task; options of the row and of the task by name.
+
+        Its lease is long: what a test lets run out is not to be renewed a moment later.
+        """
         names = ("once_per", "fingerprint", "max_crashes", "retention_s", "ttl_s", "atomic")
         task = {each: options.pop(each) for each in names if each in options}
-        return Step(self, name, own_row(**options), **task)
+        return Step(self, name, own_row(**options), **{"ttl_s": 600.0, **task})
 
     def put(self, order: int, status: str, fence: int | None = None) -> None:
         """The order as its owner writes it, by whatever way: it has no transaction of ours."""
