@@ -68,6 +68,7 @@ class Work(models.Model):
     owner = models.TextField(blank=True)
     lease_until = models.BigIntegerField()
     attempts = models.IntegerField()
+    rounds = models.IntegerField(null=True)
     crashes = models.IntegerField()
     crashed_owner = models.TextField(blank=True)
     fingerprint = models.TextField(null=True)

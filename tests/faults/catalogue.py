@@ -223,6 +223,7 @@ FAULTS = (
                 "TestLockServer::test_a_ledger_lets_one_of_them_in",
                 "TestLockServer::test_fences_grow",
                 "TestLockServer::test_a_far_deadline_is_overruled_and_told",
+                "TestLockServer::test_a_far_deadline_of_a_live_holder_keeps_others_out",
                 "TestDatabase::test_forward_the_first_one_is_refused",
                 "TestDatabase::test_back_nobody_is_let_in_and_fences_grow",
             ),

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 import taskguard
 from support.clock import FakeClock
+from support.waiting import wait_until
 from taskguard import TaskGuard
 from taskguard.errors import LeaseLostError
 from taskguard.events import Event
@@ -102,4 +103,5 @@ def test_a_lost_lease_is_told_once(house: House) -> None:
     with suppress(LeaseLostError), house.tg.lock("a", ttl_s=0.3) as lease:
         house.take_away()
         assert lease.lost.wait(60)
+    wait_until(house.lost, message="it is told, by one of the two")
     assert len(house.lost()) == 1

@@ -10,7 +10,6 @@ import pytest
 import sqlalchemy as sa
 from rq import Repeat
 
-import taskguard
 from support.invoices import book, charge, report, strange
 from taskguard_rq.decorator import message_of
 
@@ -43,8 +42,7 @@ def test_a_requeue_is_the_same_message(office: Any) -> None:
 
 def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None:
     """RQ's scheduler, and a worker that lost its horse, save a whole job as they once read it."""
-    tg = taskguard.connect(locks=office.environment["TASKGUARD_LOCKS_URL"], ledger=None)
-    with tg.lock("invoice:9"):
+    with office.holding("invoice:9"):
         job = office.queue.enqueue(charge, 9)
         before = job.get_meta(refresh=True)
         office.worker()
@@ -141,11 +139,11 @@ def test_a_missing_setting_fails_the_job_and_loses_it_not(
 
 
 def test_missing_tables_put_the_job_off_until_they_are_there(office: Any) -> None:
-    """The log names the command; once it was run the work is done."""
+    """Gone while a worker runs. The log names the command; once it was run the work is done."""
+    office.worker()
     with office.engine.begin() as db:
         db.execute(sa.text("alter table taskguard_works rename to hidden"))
     job = office.queue.enqueue(charge, 8)
-    office.worker()
     office.wait_for(lambda: "taskguard ledger create" in office.logs(), "the command")
     assert not failed(job)
     with office.engine.begin() as db:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import celery._state
 import kombu.pools
 import pytest
 import redis
@@ -156,6 +157,8 @@ class Shop:
         app.backend.client.connection_pool.disconnect()
         kombu.pools.reset()
         app.close()
+        if celery._state._tls.current_app is app:  # a closed one takes no shared tasks any more
+            celery._state._set_current_app(None)
         for engine in self.tasks._engines.values():
             engine.dispose()
         self.engine.dispose()

@@ -56,9 +56,10 @@ class SQLite(OnConflict):
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
         del idle_s
-        # A savepoint outside of a transaction would be one, which its RELEASE commits.
+        # A savepoint outside of a transaction would be one, which its RELEASE commits. IMMEDIATE:
+        # one that reads first and then writes is refused where another writes, without waiting.
         if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
-            db.exec_driver_sql("begin")
+            db.exec_driver_sql("begin immediate")
         db.exec_driver_sql("savepoint taskguard")
 
     def ended(self, db: sa.Connection) -> bool:
