@@ -17,10 +17,17 @@ import sqlalchemy as sa
 import taskguard
 from pytest_taskguard import EffectsError, Memory
 from support import plugin_tasks as tasks
+from support.needs import need_redis_in_memory
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.ledger.sql import SqlLedger
+
+
+@pytest.fixture(autouse=True)
+def redis_in_memory() -> None:
+    """What the plugin is made of; some tests here make it themselves."""
+    need_redis_in_memory()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
