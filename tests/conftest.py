@@ -43,6 +43,7 @@ from taskguard_sandbox.servers import (
     Valkey,
 )
 
+_OF_DEBIAN = {"debian_redis", "mariadb", "mariadb_url", "mysql", "mysql_url", "rabbitmq"}
 ServerT = TypeVar("ServerT", bound=Server)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -74,6 +75,17 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="taskguard-templates-")
         config.add_cleanup(folder.cleanup)
         os.environ[TEMPLATES_VARIABLE] = folder.name
+
+
+@pytest.hookimpl(tryfirst=True)  # before it is looked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What has a server that only Debian has needs it, whether it says so or not."""
+    for item in items:
+        asked = set(getattr(item, "fixturenames", ()))
+        if hasattr(item, "callspec"):
+            asked |= {each for each in item.callspec.params.values() if isinstance(each, str)}
+        if asked & _OF_DEBIAN:
+            item.add_marker("debian")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -101,6 +101,7 @@ def test_no_plain_call_is_lost(shop: GuardedShop) -> None:
     assert shop.states == ["DONE"] * 72
 
 
+@pytest.mark.debian
 def test_behind_a_pooler_each_statement_says_its_level(
     level: str, postgres: Postgres, pg_url: str, make_shop: Any
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
     assert "secret" not in repr(ledger)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.debian)])
 def test_a_database_that_cannot_be_had_names_port_and_cause(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

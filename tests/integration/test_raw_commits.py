@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -47,11 +47,13 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["own", "engine"])
-def shop(request: pytest.FixtureRequest, way: str, make_shop: Any) -> GuardedShop:
+def shop(request: pytest.FixtureRequest, way: str, make_shop: Any) -> Iterator[GuardedShop]:
     """On connections of the ledger's own, and on an Engine of the user's."""
     url = request.getfixturevalue(WAYS[way][0])
-    made: GuardedShop = make_shop(url, sa.create_engine(url) if request.param == "engine" else None)
-    return made
+    engine = sa.create_engine(url)
+    made: GuardedShop = make_shop(url, engine if request.param == "engine" else None)
+    yield made
+    engine.dispose()
 
 
 @pytest.mark.parametrize("keys", [1, 2])
