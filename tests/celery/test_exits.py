@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kombu
 import pytest
 
 from support.waiting import wait_until
@@ -12,6 +13,8 @@ from support.waiting import wait_until
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_body_that_exits_is_dead_after_max_crashes(shop: Any, pool: str) -> None:
     """`sys.exit()`: each one is a crash, at once, and the record says how they ended."""
+    if kombu.VERSION < (5, 7):
+        pytest.skip("kombu before 5.7 looks for expired deliveries only every 100 s")
     shop.tasks.leave.delay(1, "exit")
     # Celery's threads leave the message to the visibility timeout.
     with shop.worker({"SHOP_VISIBILITY_S": "2"}, pool=pool) as worker:
