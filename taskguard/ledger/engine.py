@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "make_engine", "read_url"]
+__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "listen_once", "make_engine", "read_url"]
 
 LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
@@ -50,6 +50,7 @@ _EXTRAS = {  # by backend
     "sqlite": "sqlite",
 }
 _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
+_listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDictionary()
 
 
 def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
@@ -78,6 +79,18 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
         ) from error
     _engines.add(engine)
     return engine
+
+
+def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
+    """Listen to it, unless this listener does so already.
+
+    `sqlalchemy.event.contains` goes by the engine's address, and now and then takes a new engine
+    for one that is gone, whose place in memory it has.
+    """
+    heard = _listening.setdefault(engine, set())
+    if (event, listener) not in heard:
+        heard.add((event, listener))
+        sa.event.listen(engine, event, listener)
 
 
 def read_url(given: Any) -> sa.URL:

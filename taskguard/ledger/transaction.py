@@ -40,6 +40,7 @@ from taskguard.ledger.database import (
     LockTimeoutError,
     driver_of,
 )
+from taskguard.ledger.engine import listen_once
 from taskguard.ledger.foreign import beneath
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import (
@@ -213,8 +214,7 @@ class Transactions:
             "handle_error": _note_error,
         }
         for event, listener in listeners.items():
-            if not sa.event.contains(database.engine, event, listener):
-                sa.event.listen(database.engine, event, listener)
+            listen_once(database.engine, event, listener)
 
     @property
     def database(self) -> Database:

@@ -31,6 +31,7 @@ from sqlalchemy.dialects.mysql import insert
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Claim, MessageRef
 from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
+from taskguard.ledger.engine import listen_once
 from taskguard.ledger.tables import MESSAGES, WORKS, standing
 
 __all__ = ["MySQL"]
@@ -86,8 +87,7 @@ class MySQL(Dialect):
         return self.own
 
     def watch(self, engine: sa.Engine) -> None:
-        if not sa.event.contains(engine, "handle_error", _throw_away):
-            sa.event.listen(engine, "handle_error", _throw_away)
+        listen_once(engine, "handle_error", _throw_away)
 
     def now(self) -> Any:
         # The time of the statement's start, so read after row locks in a statement of its own.

@@ -1,0 +1,46 @@
+"""Engines: what is listened to on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.engine import listen_once
+
+
+def test_every_engine_is_listened_to() -> None:
+    """Also one that lies where another lay: SQLAlchemy's register may still have that one."""
+    begun: list[int] = []
+
+    def listener(_: sa.Connection) -> None:
+        begun.append(1)
+
+    kept: list[Any] = []  # as a traceback keeps parts of an Engine that is gone
+    for _ in range(300):
+        engine = sa.create_engine("sqlite://")
+        listen_once(engine, "begin", listener)
+        with engine.connect() as connection, connection.begin():
+            kept.append(connection.dispatch)
+        engine.dispose()
+        del connection, engine
+    assert len(begun) == 300
+
+
+def test_it_is_listened_once() -> None:
+    """However often it is asked for; each listener for itself."""
+    engine = sa.create_engine("sqlite://")
+    begun: list[str] = []
+
+    def one(_: sa.Connection) -> None:
+        begun.append("one")
+
+    def other(_: sa.Connection) -> None:
+        begun.append("other")
+
+    for listener in (one, other, one):
+        listen_once(engine, "begin", listener)
+    with engine.begin():
+        pass
+    assert begun == ["one", "other"]
+    engine.dispose()
