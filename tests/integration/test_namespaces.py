@@ -35,6 +35,17 @@ def ledger_url(sqlite_url: str) -> str:
     return sqlite_url
 
 
+@pytest.fixture
+def rq_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """RQ's settings of this process, for one test."""
+    settings = importlib.import_module("taskguard_rq.house")
+    monkeypatch.setattr(settings, "_settings", {})
+    monkeypatch.setattr(settings, "_made", made := [])
+    yield
+    for tg in made:
+        tg.close()
+
+
 @contextmanager
 def application(ledger: str, locks: Any, namespace: Any = taskguard.UNSET) -> Iterator[TaskGuard]:
     tg = taskguard.connect(locks=locks, ledger=ledger, namespace=namespace)
@@ -120,19 +131,19 @@ def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: 
         taskguard.connect(locks="memory://", ledger=sqlite_url, namespace=wrong)
 
 
+@pytest.mark.usefixtures("rq_house")
 def test_celery_rq_and_the_environment_say_it(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`taskguard_namespace`, `configure()` of either, TASKGUARD_NAMESPACE."""
     monkeypatch.setenv("TASKGUARD_LEDGER_URL", ledger_url)
     monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
-    settings = importlib.import_module("taskguard_rq.house")
-    monkeypatch.setattr(settings, "_settings", {})
-    monkeypatch.setattr(settings, "_made", [])
+    apps: list[Celery] = []
 
     def celery_app(**conf: Any) -> Any:
         app = Celery("namespaced", set_as_current=False)
         app.conf.update(conf)
+        apps.append(app)
 
         @app.task(name="namespaced.ship", shared=False)
         @guarded_task(key="order:<order>")
@@ -154,6 +165,8 @@ def test_celery_rq_and_the_environment_say_it(
     ship = celery_app()
     taskguard_celery.configure(ship.app, namespace="")
     assert ship(1) == "order:1"
+    for app in apps:
+        taskguard_celery.house_of(app).close()
 
 
 @pytest.mark.parametrize("namespace", [None, "CELERY"])
@@ -195,6 +208,7 @@ def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
     assert taskguard_celery.house_of(app).namespace == "shop"
 
 
+@pytest.mark.usefixtures("rq_house")
 def test_listeners_are_added_to_the_one_that_logs(
     ledger_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +230,7 @@ def test_listeners_are_added_to_the_one_that_logs(
         assert heard
         lines = [each for each in caplog.records if hasattr(each, "taskguard")]
         assert len(lines) == len(heard), "each event once"
+        tg.close()
 
 
 def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> None:
