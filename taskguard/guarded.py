@@ -107,12 +107,12 @@ class GuardedFunction:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        task: str | None = None,
+        namespace: str,
         message: MessageRef,
+        task: str | None = None,
         published_at_s: float | None = None,
         queue: Queue | None = None,
         call: Mapping[str, Any] | None = None,
-        namespace: str = "",
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
 

@@ -196,7 +196,7 @@ def _deliver_once(
         queue=queue,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    body = Body(task, compiled, args, kwargs, delivery)
+    body = Body(house, task, compiled, args, kwargs, delivery)
     try:
         outcome = house.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:

@@ -12,12 +12,23 @@ import itertools
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from celery import Task
 from celery.app.task import Context
 
-from taskguard import Answered, Completed, Deferred, GuardedFunction, MessageRef, TaskGuard, errors
+from taskguard import (
+    Answered,
+    Completed,
+    Deferred,
+    Delivery,
+    Guard,
+    GuardedFunction,
+    MessageRef,
+    TaskGuard,
+    errors,
+)
 from taskguard_celery.queue import longest_wait_s
 
 __all__ = ["call_errback", "failed_request"]
@@ -53,12 +64,23 @@ def call_errback(
     failed: Context,
 ) -> Any:
     """Call the errback `task`, once its key is free. Raises what its body does, or KeyBusyError."""
+
+    def delivery(message: MessageRef) -> Delivery:
+        return house.delivery(
+            compiled, args, kwargs, task=task.name, message=message, queue=_InPlace()
+        )
+
     try:
         at_work = task.app.current_worker_task
         if at_work is None:
             # The worker's own process, on behalf of a killed child: everything would wait with it.
             return house.run(compiled, args, kwargs, task=task.name)
-        return _call(house, compiled, args, kwargs, task.name, longest_wait_s(at_work))
+        return _call(
+            house,
+            delivery,
+            lambda guard: compiled.call(args, kwargs, guard),
+            wait_s=longest_wait_s(at_work),
+        )
     except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
         logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback
         raise
@@ -66,17 +88,16 @@ def call_errback(
 
 def _call(
     house: TaskGuard,
-    compiled: GuardedFunction,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
+    delivery_of: Callable[[MessageRef], Delivery],
+    body: Callable[[Guard], Any],
+    *,
     wait_s: float,
 ) -> Any:
     until_s = time.monotonic() + wait_s
     message = MessageRef(f"errback:{uuid.uuid4()}")
     while True:
-        delivery = compiled.delivery(args, kwargs, task=name, message=message, queue=_InPlace())
-        outcome = house.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+        delivery = delivery_of(message)
+        outcome = house.runner.deliver(delivery, body)
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         if not isinstance(outcome, Deferred):

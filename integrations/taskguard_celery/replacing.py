@@ -16,7 +16,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import before_task_publish
 
-from taskguard import Delivery, Guard, GuardedFunction, MessageRef, errors
+from taskguard import Delivery, Guard, GuardedFunction, MessageRef, TaskGuard, errors
 from taskguard_celery.recognition import guarded_function_of, takes_itself, task_at_work
 
 __all__ = ["Body", "in_hand", "is_ignored", "take_in_hand", "without_mark"]
@@ -60,12 +60,14 @@ class Body:
 
     def __init__(
         self,
+        house: TaskGuard,
         task: Task,
         compiled: GuardedFunction,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         delivery: Delivery,
     ) -> None:
+        self._house = house
         self._task = task
         self._compiled = compiled
         self._args = args
@@ -102,7 +104,7 @@ class Body:
         if takes_itself(task):
             args = (task, *args)
         try:
-            there = compiled.delivery(args, kwargs, task=name, message=MessageRef(""))
+            there = self._house.delivery(compiled, args, kwargs, task=name, message=MessageRef(""))
         except (errors.TaskguardError, TypeError):
             # A step of a chain gets its first argument later. Run twice rather than not at all.
             return bool(name == self._task.name)

@@ -47,33 +47,34 @@ def lock_not_given(claim: Claim) -> TransactionRetryError:
 
 
 def ended_in_block(claim: Claim) -> TransactionUsageError:
-    return TransactionUsageError(
+    return _misused(
+        claim,
         f"The guarded transaction of {key_of(claim)} was ended or left in the block (by commit(), "
         "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
         "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
-        key=key_of(claim),
-        fence=claim.fence,
     )
 
 
 def failed_in_block(claim: Claim) -> TransactionUsageError:
-    return TransactionUsageError(
+    return _misused(
+        claim,
         f"A statement in the guarded transaction of {key_of(claim)} failed, and the body caught "
         "that: PostgreSQL takes no more of it, and nothing was written. Let the error go on, or "
         "put the part that may fail into begin_nested().",
-        key=key_of(claim),
-        fence=claim.fence,
     )
 
 
 def too_long_in_block(claim: Claim, size: int, limit: int) -> TransactionUsageError:
-    return TransactionUsageError(
+    return _misused(
+        claim,
         f"A statement of {size:,} bytes in the guarded transaction of {key_of(claim)} is beyond "
         f"what the server takes (max_allowed_packet, {limit:,} bytes); it ended the connection, "
         "and nothing was written. Write in smaller parts, or raise that setting.",
-        key=key_of(claim),
-        fence=claim.fence,
     )
+
+
+def _misused(claim: Claim, text: str) -> TransactionUsageError:
+    return TransactionUsageError(text, key=key_of(claim), fence=claim.fence)
 
 
 def broken_in_block(claim: Claim, *, idle_s: float | None = None) -> TransactionRetryError:

@@ -39,8 +39,10 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
         yield app
 
 
-def test_an_errback_that_finds_its_key_taken_waits(app: Any) -> None:
-    """Within the delivery that failed, until the key is free."""
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_an_errback_that_finds_its_key_taken_waits(app: Any, namespace: str) -> None:
+    """Within the delivery that failed, until the key is free: its own application's key."""
+    app.conf.taskguard_namespace = namespace
     house = taskguard_celery.house_of(app)
     happened: list[GuardEvent] = []
     house.events.listen(happened.append)
@@ -63,6 +65,7 @@ def test_an_errback_that_finds_its_key_taken_waits(app: Any) -> None:
             lambda: any(each.name == "contended" for each in happened) or failed.done(),
             message="the errback has found its key taken",
         )
+        assert not failed.done()
         free.set()
         holder.result()
         failed.result()

@@ -49,6 +49,6 @@ def vanish(task: Any, *args: Any) -> None:
     runner = taskguard_celery.house_of(task.app).runner
     assert compiled is not None
     assert runner.ledger is not None
-    delivery = compiled.delivery(args, {}, task=task.name, message=MessageRef("gone"))
+    delivery = compiled.delivery(args, {}, task=task.name, namespace="", message=MessageRef("gone"))
     request = dataclasses.replace(runner.request(delivery), owner=new_owner("gone"), ttl_s=0.0)
     runner.ledger.claim(request)

@@ -93,8 +93,13 @@ def test_a_transaction_that_is_left_by_ignore_is_not_done(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_work_that_goes_on_in_its_own_place_is_not_done(app: Celery, deep: bool) -> None:
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_work_that_goes_on_in_its_own_place_is_not_done(
+    app: Celery, deep: bool, namespace: str
+) -> None:
     """What is in its place is the same work, which it claims; at its end it is DONE."""
+    app.conf.taskguard_namespace = namespace
+    work = "fetch shop:feed:1" if namespace else "fetch feed:1"
     turns = []
 
     @app.task(name="fetch", bind=True, shared=False)
@@ -111,9 +116,9 @@ def test_work_that_goes_on_in_its_own_place_is_not_done(app: Celery, deep: bool)
 
     app.finalize()
     deliver(app.tasks["fetch"], 1, task_id="a")
-    assert state(app, "fetch feed:1") == "FAILED"
+    assert state(app, work) == "FAILED"
     for nesting in (1, 2):
         next_message(app)
         deliver(app.tasks["fetch"], 1, task_id="a", replaced_task_nesting=nesting)
     assert turns == [0, 1, 2]
-    assert state(app, "fetch feed:1") == "DONE"
+    assert state(app, work) == "DONE"

@@ -81,6 +81,7 @@ class Step:
         delivery = self.compiled.delivery(
             (order,),
             arguments,
+            namespace="",
             task=self.name,
             message=MessageRef(message, **numbers),
             queue=self.shop.queue if queue else None,
@@ -93,7 +94,12 @@ class Step:
     def request(self, message: str, *, call: Any, order: Any = 7) -> Any:
         """What enqueueing it would write."""
         delivery = self.compiled.delivery(
-            (order,), {}, task=self.name, message=MessageRef(message), call=call
+            (order,),
+            {},
+            namespace="",
+            task=self.name,
+            message=MessageRef(message),
+            call=call,
         )
         return self.shop.runner.request(delivery)
 

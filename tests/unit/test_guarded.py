@@ -48,14 +48,17 @@ def test_the_signature_is_the_callers() -> None:
 def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
     """By key, by message, or by a template of its own."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
-    delivery = compiled.delivery((42,), {}, task="shop.ship", message=M1)
+    delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("order:42",), work)
 
 
 def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
     """By message the work is the message's and the key's."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
-    works = {compiled.delivery((order,), {}, task="t", message=M1).work for order in (1, 2, 2)}
+    works = {
+        compiled.delivery((order,), {}, task="t", namespace="", message=M1).work
+        for order in (1, 2, 2)
+    }
     assert works == {"t message:m1 order:1", "t message:m1 order:2"}
 
 
@@ -64,7 +67,7 @@ def test_work_shared_by_name_and_apart_by_namespace() -> None:
     compiled = GuardedFunction(
         ship, key="order:<order_id>", work="shipping", options={"namespace": "eu"}
     )
-    delivery = compiled.delivery((42,), {}, task="shop.ship", message=M1)
+    delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("eu:order:42",), "shipping eu:order:42")
 
 
@@ -74,7 +77,7 @@ def test_several_keys_make_one_work() -> None:
     compiled = GuardedFunction(
         ship, key=["z:<order_id>", "a:<order_id>"], options={"namespace": "eu"}
     )
-    delivery = compiled.delivery((42,), {}, task="t", message=M1)
+    delivery = compiled.delivery((42,), {}, task="t", namespace="", message=M1)
     assert delivery.keys == ("eu:a:42", "eu:z:42")
     assert delivery.work == "t eu:z:42%,a:42"
 
@@ -104,7 +107,7 @@ def test_calls_with_other_arguments_are_other_work(
         "message": {"key": several, "once_per": "message"},
     }[option]
     compiled = GuardedFunction(move, **options)
-    seen = [compiled.delivery(args, {}, message=M1) for args in (one, other, one)]
+    seen = [compiled.delivery(args, {}, namespace="", message=M1) for args in (one, other, one)]
     names = [each.work for each in seen]
     assert names[0] != names[1]
     assert names[0] == names[2]
@@ -114,14 +117,16 @@ def test_calls_with_other_arguments_are_other_work(
 def test_a_fingerprint_of_several_texts_is_theirs_in_their_order() -> None:
     """As a callable returns them."""
     compiled = GuardedFunction(move, key="all", fingerprint=LISTS[3][0])
-    seen = [compiled.delivery(args, {}, message=M1) for args in ((1, 2), (2, 1), (1, 2))]
+    seen = [
+        compiled.delivery(args, {}, namespace="", message=M1) for args in ((1, 2), (2, 1), (1, 2))
+    ]
     assert seen[0].fingerprint == seen[2].fingerprint != seen[1].fingerprint
 
 
 def test_a_set_has_no_order() -> None:
     """It is not the same in two processes, so a callable's set names the work sorted."""
     compiled = GuardedFunction(move, key=lambda **_: {"c", "a", "b", "d"})
-    delivery = compiled.delivery((1, 2), {}, task="t", message=M1)
+    delivery = compiled.delivery((1, 2), {}, task="t", namespace="", message=M1)
     assert delivery.work == "t a%;b%;c%;d"
 
 
@@ -147,7 +152,7 @@ def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str)
     for last in ("a", "b", "a"):
         message = MessageRef(f"{LONG}-{last}")
         args = ([*ids[:1], f"{ids[1]}{last}", *ids[2:]],)
-        works.append(compiled.delivery(args, {}, task=name, message=message).work)
+        works.append(compiled.delivery(args, {}, task=name, namespace="", message=message).work)
     assert works[0] == works[2] != works[1]
     for work in works:
         assert work is not None
@@ -163,7 +168,7 @@ def test_ids_that_are_short_stay_as_they_are() -> None:
     assert len(long.encode()) <= 200
     assert MessageRef(long).id == long != MessageRef("ü" * 102).id
     compiled = GuardedFunction(ship, key="order:<order_id>")
-    delivery = compiled.delivery((42,), {}, task="t" * 491, message=M1)
+    delivery = compiled.delivery((42,), {}, task="t" * 491, namespace="", message=M1)
     assert delivery.work == "t" * 491 + " order:42"
 
 

@@ -70,7 +70,9 @@ def ship(order_id: Any, tenant: str = "t") -> None:
 def ids(declared: GuardedRow, *args: Any, **options: Any) -> tuple[Any, ...]:
     """The values of the row's id for one call."""
     options = {"key": "order:<order_id>:<tenant>", **options}
-    delivery = GuardedFunction(ship, row=declared, **options).delivery(args, {}, message=M1)
+    delivery = GuardedFunction(ship, row=declared, **options).delivery(
+        args, {}, namespace="", message=M1
+    )
     assert delivery.row is not None
     return delivery.row.id
 
