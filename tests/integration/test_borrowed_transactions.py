@@ -200,8 +200,6 @@ def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
     pg: House, tables: bool
 ) -> None:
     """A schema a tenant, with or without a ledger's tables; its own for itself are no trouble."""
-    if sa.__version__ == "2.0.30":
-        pytest.skip("SQLAlchemy 2.0.30 refuses the Engine itself: no such event 'engine_connect'")
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema tenant"))
         for table in ("works", "keys") if tables else ():
