@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -129,8 +128,8 @@ def test_a_missing_setting_fails_the_job_and_loses_it_not(
     text = job.latest_result().exc_string
     assert says in text
     assert "secret" not in text + office.logs()
-    os.kill(worker.pid, 15)
-    worker.wait(30)
+    worker.process.terminate()
+    worker.process.wait(30)
     office.environment.update(right)
     office.worker()
     job.requeue()

@@ -96,7 +96,7 @@ def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -
     job = office.queue.enqueue(charge, 6, 60.0, retry=Retry(max=3))
     worker = office.worker()
     office.wait_for(lambda: office.steps("began"), "the body")
-    os.kill(worker.pid, signal.SIGKILL)
+    worker.process.kill()
     os.kill(office.steps("began")[0][1], signal.SIGKILL)
     # What RQ does about 90 s later: the job's execution is taken for dead.
     office.connection.zadd(

@@ -62,7 +62,7 @@ def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, 
     job = office.queue.enqueue(invoices.recover, 1, 60)
     worker = office.worker()
     wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
-    office.kill_tree(worker)
+    worker.kill()
     if left == "nothing":
         office.connection.flushdb()
     else:

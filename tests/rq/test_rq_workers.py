@@ -152,7 +152,7 @@ def test_an_orphaned_horse_is_harmless(office: Any) -> None:
     job = office.queue.enqueue(charge, 4, 4.0)
     worker = office.worker()
     office.wait_for(lambda: office.steps("began"), "the body")
-    os.kill(worker.pid, signal.SIGKILL)
+    worker.process.kill()
     office.connection.rpush(office.queue.key, job.id)
     office.worker()
     office.wait_for(office.effects, "the effect")

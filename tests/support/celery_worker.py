@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from support.families import kill_family
+from support.families import Family
 from support.waiting import wait_until
 
 HERE = Path(__file__).resolve().parent.parent
@@ -50,7 +50,7 @@ class CeleryWorker:
             sys.executable, "-m", "celery", "-A", "support.shop", "worker", "-P", pool,
             "-c", str(concurrency), "-l", "INFO", "--without-gossip", "--without-mingle",
         ]  # fmt: skip
-        self.process: subprocess.Popen[bytes] | None = None
+        self._family: Family | None = None
 
     def __enter__(self) -> Self:
         self._launch()
@@ -71,10 +71,9 @@ class CeleryWorker:
         return self.text()
 
     def _launch(self) -> None:
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                self._command, stdout=out, stderr=out, env=self._environment, cwd=HERE.parent
-            )
+        self._family = Family(
+            self._command, environment=self._environment, log=self.log, cwd=HERE.parent
+        )
 
     def __exit__(
         self,
@@ -87,7 +86,6 @@ class CeleryWorker:
             print(self.text()[-8000:])
 
     def _ready(self) -> bool:
-        assert self.process is not None
         assert self.process.poll() is None, self.text()[-4000:]
         return " ready." in self.text()
 
@@ -100,8 +98,13 @@ class CeleryWorker:
         return len(re.findall(r"Task \S+ (?:succeeded|ignored)", self.text()))
 
     @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The parent."""
+        assert self._family is not None
+        return self._family.process
+
+    @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     def children(self) -> list[int]:
@@ -114,15 +117,10 @@ class CeleryWorker:
 
     def wait(self, timeout_s: float = 60) -> int:
         """The exit status, once it ended by itself."""
-        assert self.process is not None
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to the parent and what is left of its children."""
-        self._end()
+        """SIGKILL to the parent and all that it has started."""
+        if self._family is not None:
+            self._family.kill()
         self._scratch.cleanup()
-
-    def _end(self) -> None:
-        if self.process is None:
-            return
-        kill_family(self.process)

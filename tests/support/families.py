@@ -1,42 +1,73 @@
-"""A process with all that it has started."""
+"""A process with all that it has started, also what outlives it.
+
+Guarantees: by a mark in their environment they are known, whoever's children they are by now: a
+scheduler or a work horse whose worker was killed would go on, in the next test's queue.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import subprocess
-from typing import Any
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import psutil
 
 from support.waiting import wait_until
 
-__all__ = ["kill_family"]
+__all__ = ["Family"]
+
+_MARK = "TASKGUARD_TEST_FAMILY"
 
 
-def kill_family(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL to a process of the test's and its descendants; returns when they have ended.
+class Family:
+    """A process that is started at once, and its descendants.
 
-    Each is stopped before its children are looked for: none has the time to start another, which
-    would be nobody's child, and go on.
+    Attributes:
+        process: the first of them.
     """
-    if process.poll() is not None:
-        return  # its number may be somebody else's by now
-    family = [psutil.Process(process.pid)]
-    for member in family:  # grows meanwhile
+
+    def __init__(
+        self, command: list[str], *, environment: Mapping[str, str], log: Path, cwd: Path
+    ) -> None:
+        self._mark = uuid.uuid4().hex
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, cwd=cwd, env={**environment, _MARK: self._mark}
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to all that live; returns when they have ended.
+
+        They are stopped before it is looked for others: none has the time to start another.
+        """
+        found: set[psutil.Process] = set()
+        while more := set(self._members()) - found:
+            _signal(more, signal.SIGSTOP)
+            found |= more
+        _signal(found, signal.SIGKILL)
+        self.process.wait(30)
+        # Not waited for as processes: they are init's, which may take a second to collect them.
+        wait_until(lambda: all(map(_ended, found)), timeout_s=30, message=f"{found} have ended")
+
+    def _members(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            # Of what has ended nothing is told, nor of other users' processes.
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(_MARK) == self._mark and not _ended(process):
+                    yield process
+
+
+def _signal(processes: set[psutil.Process], number: int) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            member.send_signal(signal.SIGSTOP)
-            family += member.children()
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.send_signal(signal.SIGKILL)
-    process.wait(30)
-    # Not waited for as processes: they are init's now, which may take a second to collect them.
-    wait_until(lambda: all(map(_ended, family)), timeout_s=30, message=f"{family} have ended")
+            process.send_signal(number)
 
 
 def _ended(process: psutil.Process) -> bool:
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return bool(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 from rq import Queue
 
 import taskguard
-from support.families import kill_family
+from support.families import Family
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 
@@ -39,34 +38,28 @@ class Office:
             # No unique index: a double effect has to be seen.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
             db.execute(sa.text("create table steps (item text, name text, pid int)"))
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: list[Family] = []
 
-    def worker(self, kind: str = "taskguard_rq.GuardedWorker", *options: str) -> Any:
-        """Start a worker process; it is killed at the end of the test."""
+    def worker(self, kind: str = "taskguard_rq.GuardedWorker", *options: str) -> Family:
+        """Start a worker; at the end of the test it is killed, with all that it has started."""
         log = self.folder / f"worker-{len(self._workers)}.log"
         command = [sys.executable, "-m", "rq.cli", "worker", "invoices", "-u", self.broker]
         command += ["--worker-class", kind, *options]
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                command,
-                stdout=out,
-                stderr=out,
-                cwd=HERE.parent,
-                env={
-                    **os.environ,
-                    **self.environment,
-                    "PYTHONPATH": str(HERE),
-                    # What a killed worker leaves behind goes with the test's folder.
-                    "TMPDIR": str(self.folder),
-                },
-            )
-        self._workers.append(process)
+        environment = {
+            **os.environ,
+            **self.environment,
+            "PYTHONPATH": str(HERE),
+            # What a killed worker leaves behind goes with the test's folder.
+            "TMPDIR": str(self.folder),
+        }
+        worker = Family(command, environment=environment, log=log, cwd=HERE.parent)
+        self._workers.append(worker)
         wait_until(
             lambda: "Listening on invoices" in log.read_text(errors="replace"),
             timeout_s=60,
             message=f"worker ready, see {log}",
         )
-        return process
+        return worker
 
     def logs(self) -> str:
         return "".join(
@@ -104,13 +97,9 @@ class Office:
         finally:
             other.close()
 
-    def kill_tree(self, worker: subprocess.Popen[bytes]) -> None:
-        """A worker and its horse, as when their machine goes."""
-        kill_family(worker)
-
     def close(self) -> None:
         for worker in self._workers:
-            kill_family(worker)
+            worker.kill()
         self.connection.close()
         self.engine.dispose()
         self.ledger.close()

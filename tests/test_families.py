@@ -1,0 +1,34 @@
+"""What tests start is ended with all that it has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from support.families import Family
+from support.waiting import wait_until
+
+# A child that outlives its parent, and has let its session go.
+_ORPHAN = """
+import os, sys, time
+if not os.fork():
+    os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
+    """A scheduler whose worker is gone would go on in the next test's queue."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", _ORPHAN]
+    family = Family(command, environment=os.environ, log=log, cwd=tmp_path)
+    assert family.process.wait(30) == 0
+    wait_until(lambda: log.read_text().endswith("\n"), message="the orphan's number")
+    orphan = psutil.Process(int(log.read_text()))
+    assert orphan.is_running()
+    family.kill()
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
