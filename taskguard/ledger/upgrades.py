@@ -52,7 +52,7 @@ class Step:
 
 _NOTE = "UPDATE taskguard_schema SET version = "
 
-# MODIFY and the UPDATE change nothing when run again; the column comes last.
+# MODIFY and the UPDATE change nothing when run again.
 _MYSQL_TO_2 = (
     "DELETE FROM taskguard_messages WHERE char_length(message) > 255 OR char_length(work) > 512",
     (
@@ -64,7 +64,18 @@ _MYSQL_TO_2 = (
         "UPDATE taskguard_works SET id = concat(id, ' ', `key`) "
         "WHERE right(id, char_length(message) + 8) = concat('message:', message)"
     ),
-    "ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER",
+)
+# MySQL knows no IF NOT EXISTS here.
+_MYSQL_ADDS_ROUNDS = (
+    (
+        "SET @taskguard_step = (SELECT if(count(*) = 0, "
+        "'ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER', 'DO 0') "
+        "FROM information_schema.columns WHERE table_schema = database() "
+        "AND table_name = 'taskguard_works' AND column_name = 'rounds')"
+    ),
+    "PREPARE taskguard_step FROM @taskguard_step",
+    "EXECUTE taskguard_step",
+    "DEALLOCATE PREPARE taskguard_step",
 )
 
 # Version 1 is the first.
@@ -85,8 +96,14 @@ STEPS: tuple[Step, ...] = (
                 ),
                 "ALTER TABLE taskguard_works ADD COLUMN IF NOT EXISTS rounds INTEGER",
             ),
-            "mariadb": tuple(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
-            "mysql": tuple(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL_TO_2),
+            "mariadb": (
+                *(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
+                "ALTER TABLE taskguard_works ADD COLUMN IF NOT EXISTS rounds INTEGER",
+            ),
+            "mysql": (
+                *(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL_TO_2),
+                *_MYSQL_ADDS_ROUNDS,
+            ),
             "sqlite": (
                 (
                     "CREATE TABLE taskguard_messages_2 (message TEXT NOT NULL, work TEXT NOT NULL, "

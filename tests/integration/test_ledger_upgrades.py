@@ -53,6 +53,32 @@ def test_tables_of_version_1_become_todays(url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.parametrize("name", ["mariadb_url", "mysql_url"])
+def test_a_step_that_stopped_anywhere_begins_again(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    """Each statement commits by itself there: `taskguard ledger upgrade` goes on all the same."""
+    url = request.getfixturevalue(name)
+    engine = sa.create_engine(url)
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    shape = shape_of(engine)
+    statements = upgrade_statements(url)
+    for stopped_before in range(1, len(statements)):
+        back_to_version_1(engine)
+        with engine.begin() as db:
+            for statement in statements[:stopped_before]:
+                db.exec_driver_sql(statement.replace("%", "%%"))
+        assert main(["ledger", "upgrade", "--url", url]) == 0, statements[stopped_before]
+        assert shape_of(engine) == shape
+        ledger.check_schema()
+        with engine.begin() as db:
+            assert db.exec_driver_sql("select count(*) from taskguard_messages").scalar() == 1
+            db.exec_driver_sql("delete from taskguard_works")
+    ledger.close()
+    engine.dispose()
+
+
 def test_the_command_does_not_say_that_it_created_what_is_of_another_version(
     sqlite_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
