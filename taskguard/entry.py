@@ -153,8 +153,11 @@ class Entry:
             return Entered(kept, found)
         if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
             self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
-        else:
-            self.watchdog.let_go(kept)
+            return found
+        answered_by_record = not kept.at_lock_server
+        self.watchdog.let_go(kept)
+        if answered_by_record and isinstance(found, Answer):
+            return _until_body_ends(found, lease.ttl_s)
         return found
 
     def _note_claim(
@@ -251,6 +254,19 @@ class Entry:
     def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
+    """DONE is committed, and no lock server tells whether its body has ended.
+
+    A body's end leaves a result then, be it null. Whose holder died in between is answered after
+    `ttl_s`, and so is one that goes on for longer.
+    """
+    left_s = ttl_s - found.age_s
+    ended = found.result_json is not None or found.owner is None or left_s <= 0
+    if found.state is not State.DONE or ended:
+        return found
+    return Busy(None, left_s, same_work=True, started=True)
 
 
 def _is_lease(delivery: Delivery, held: Held) -> bool:

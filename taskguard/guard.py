@@ -161,6 +161,7 @@ class Guard:
     Attributes:
         attempt: 1 for the first holder of this work, higher for later ones.
         completed: whether DONE is committed.
+        answered: whether the record says what the body returned.
         ended: whether its body, or its lock, was left.
         enclosing: the guard that was around this one when it began, perhaps ended since.
     """
@@ -193,6 +194,7 @@ class Guard:
         self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self._called: dict[str, Any] = {}
         self.completed = False
+        self.answered = False
         # By what a transaction was left, and which: until a later one of the body's commits.
         self._left: tuple[str, BaseException] | None = None
 

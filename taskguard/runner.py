@@ -81,6 +81,8 @@ _LATE_ANSWER_S = 3_600.0
 # Claims whose end got no answer, kept until the ledger answers again.
 _MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
+# As JSON, stored where a body has ended and duplicates have nothing else to know it by.
+_NO_RESULT = "null"
 # Without tables it is as if the database were away: a person has to mend it.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 
@@ -386,6 +388,7 @@ class Runner:
             self._after_exit(delivery, kept, guard, error)
             raise
         finally:
+            self._end_answer(delivery, kept, guard)
             self._release(delivery, kept)
 
     def _body(
@@ -398,7 +401,7 @@ class Runner:
                 with running(guard):
                     value = self._call(delivery, kept, guard, body)
                 guard.refuse_end()
-                return self._complete(delivery, guard, value)
+                return self._complete(delivery, kept, guard, value)
             except TransactionRetryError as error:
                 broken += isinstance(error, ConnectionBrokenError)
                 if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
@@ -423,7 +426,7 @@ class Runner:
         finally:
             kept.leave_body()
 
-    def _complete(self, delivery: Delivery, guard: Guard, value: Any) -> Any:
+    def _complete(self, delivery: Delivery, kept: Kept, guard: Guard, value: Any) -> Any:
         """DONE for a body that did not commit it, and its value for one that did."""
         if guard.has_result:
             value = guard.result
@@ -433,13 +436,28 @@ class Runner:
             # with locks only there is nobody who could refuse the second run's effects.
             return value
         if not guard.completed:
-            self.ledger.complete(claim, self._storable(delivery, value))
+            text = self._storable(delivery, value)
+            if text is None and not kept.at_lock_server:
+                text = _NO_RESULT
+            self.ledger.complete(claim, text)
+            guard.answered = True
             guard.note_completed()
         elif value is not None and not guard.has_result:
             text = self._storable(delivery, value)
             if text is not None:
                 self._store_late(delivery, claim, text)
+                guard.answered = True
         return value
+
+    def _end_answer(self, delivery: Delivery, kept: Kept, guard: Guard) -> None:
+        """No result will come for a body that committed DONE and has ended.
+
+        A lock server knows that, by the lease; without one duplicates wait for the record.
+        """
+        claim = guard.claim
+        if guard.completed and not (guard.answered or guard.has_result or kept.at_lock_server):
+            if claim is not None and not kept.lease.is_parents:
+                self._store_late(delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
         assert self.ledger is not None  # noqa: S101

@@ -385,3 +385,77 @@ def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
         depot.deliver(vanish, max_crashes=1)
     assert depot.state() is State.DEAD
     assert "dead" in depot.names()
+
+
+# -- without a lock server --------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(depot: Depot) -> Depot:
+    """The ledger alone, as by `locks=None`."""
+    depot.runner = Runner(locks=None, ledger=depot.ledger, events=Events(depot.events.append))
+    return depot
+
+
+def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: Depot) -> None:
+    """Its return value may still come: a chord would get None in its place."""
+    told: list[Any] = []
+
+    def body(guard: Guard) -> int:
+        with guard.transaction():
+            pass
+        told.append(contextvars.Context().run(alone.deliver))
+        return 7
+
+    assert alone.deliver(body) == Completed(7)
+    assert isinstance(told[0], Deferred)
+    assert alone.deliver(copy=1) == Answered(7)
+
+
+@pytest.mark.parametrize("transacts", [True, False])
+def test_a_body_without_a_value_is_answered_once_it_ended(alone: Depot, transacts: bool) -> None:
+    """At once: that it ended is on record."""
+
+    def body(guard: Guard) -> None:
+        if transacts:
+            with guard.transaction():
+                pass
+
+    assert alone.deliver(body) == Completed(None)
+    assert alone.deliver() == Answered(None)
+    assert alone.queue.copies == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_body_that_fails_after_done_is_answered_at_once(
+    alone: Depot, error: type[BaseException]
+) -> None:
+    """No value will come."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            pass
+        raise error
+
+    with pytest.raises(error):
+        alone.deliver(body)
+    assert alone.deliver() == Answered(None)
+
+
+def test_a_holder_that_died_after_done_is_not_waited_for(
+    alone: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for longer than a lease: what it would have returned is lost."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            pass
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alone.runner, "_end_answer", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            alone.deliver(body)
+    assert isinstance(alone.deliver(), Deferred)
+    alone.change("update taskguard_works set finished = finished - 30000000")
+    assert alone.deliver(copy=1) == Answered(None)
