@@ -14,11 +14,12 @@ Read next: `ledger/base.py` for what a claim is, `watchdog.py` for how a lease i
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
@@ -374,8 +375,8 @@ class Runner:
             self.watchdog.keep(kept)
             return Completed(self._body(delivery, kept, guard, body))
         except (StaleTokenError, LeaseLostError) as error:
-            if guard.completed and error.key != guard.key:
-                raise  # that of a guarded function which the body called
+            if kept.lease.is_parents or (guard.completed and error.key != guard.key):
+                raise  # in a forked child; or that of a guarded function which the body called
             return self._after_loss(delivery, kept, guard, error)
         except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
@@ -415,6 +416,7 @@ class Runner:
         self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
         kept.enter_body()
+        error: BaseException | None = None
         try:
             if not delivery.policy.atomic:
                 return body(guard)
@@ -423,11 +425,18 @@ class Runner:
                 if not guard.has_result:
                     guard.result = value
                 return value
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             kept.leave_body()
+            if kept.lease.is_parents and delivery.queue is not None:
+                _end_child(delivery, error)
 
     def _complete(self, delivery: Delivery, kept: Kept, guard: Guard, value: Any) -> Any:
         """DONE for a body that did not commit it, and its value for one that did."""
+        if kept.lease.is_parents:
+            kept.lease.check()  # raises: a forked child has done nobody's work
         if guard.has_result:
             value = guard.result
         claim = guard.claim
@@ -455,9 +464,9 @@ class Runner:
         A lock server knows that, by the lease; without one duplicates wait for the record.
         """
         claim = guard.claim
-        if guard.completed and not (guard.answered or guard.has_result or kept.at_lock_server):
-            if claim is not None and not kept.lease.is_parents:
-                self._store_late(delivery, claim, _NO_RESULT)
+        told = guard.answered or guard.has_result or kept.at_lock_server
+        if guard.completed and not told and claim is not None and not kept.lease.is_parents:
+            self._store_late(delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
         assert self.ledger is not None  # noqa: S101
@@ -656,6 +665,26 @@ class Runner:
 
 def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+
+
+def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
+    """The body has forked, and its child leaves it: what called the body is its parent's.
+
+    What a worker does next (it tells of a result, it takes the next message) is done once, there.
+    """
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    logger.log(
+        logging.INFO if isinstance(error, SystemExit) else logging.ERROR,
+        "%s %s: a process that the body forked left the body, and ends with status %d: the work "
+        "is its parent's. Leave such a process by os._exit(), or start it by multiprocessing.",
+        delivery.task,
+        delivery.key,
+        status,
+        exc_info=error if isinstance(error, Exception) else None,
+    )
+    os._exit(status & 0xFF)
 
 
 def _refuse_reentry(delivery: Delivery) -> None:

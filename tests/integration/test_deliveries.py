@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, M
 from taskguard.errors import (
     BodyCancelledError,
     KeyBusyError,
+    LeaseLostError,
     LedgerUnavailableError,
     MessageTooOldError,
     TransactionRetryError,
@@ -459,3 +461,66 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
     assert isinstance(alone.deliver(), Deferred)
     alone.change("update taskguard_works set finished = finished - 30000000")
     assert alone.deliver(copy=1) == Answered(None)
+
+
+# -- forks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", ["returns", "raises", "exits"])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
+    depot: Depot, leaves: str, atomic: bool
+) -> None:
+    """It marks nothing DONE or FAILED, and no worker goes on twice; its parent does the work."""
+    me = os.getpid()
+    seen: list[Any] = []
+
+    def body(guard: Guard) -> int:
+        pid = os.fork()
+        if pid == 0:
+            if leaves == "raises":
+                raise ZeroDivisionError
+            if leaves == "exits":
+                sys.exit(5)
+            return 1
+        _, status = os.waitpid(pid, 0)
+        seen.append(os.waitstatus_to_exitcode(status))
+        if not atomic:  # else SQLite has this body as its writer
+            seen.append(depot.state())
+        guard.check()
+        return 2
+
+    try:
+        outcome = depot.deliver(body, atomic=atomic)
+    finally:
+        if os.getpid() != me:
+            os._exit(77)
+    assert outcome == Completed(2)
+    assert seen[0] == {"returns": int(atomic), "raises": 1, "exits": 5}[leaves]
+    assert atomic or seen[1] is State.PROCESSING
+    assert depot.deliver(message="other") == Answered(2)
+
+
+def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
+    """There is no queue that could be told twice: the child is told that it holds nothing."""
+    me = os.getpid()
+
+    def body(guard: Guard) -> int:
+        pid = os.fork()
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 3
+            assert depot.state() is State.PROCESSING
+        return 2
+
+    status = 4
+    try:
+        outcome = depot.deliver(body, queue=None)
+    except LeaseLostError:
+        status = 3
+        if os.getpid() == me:
+            raise
+    finally:
+        if os.getpid() != me:
+            os._exit(status)
+    assert outcome == Completed(2)
