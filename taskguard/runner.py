@@ -664,7 +664,13 @@ class Runner:
 
 
 def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+    """What the record says of it; its own words may fail, or be none."""
+    name = type(error).__name__
+    try:
+        said = f"{error}"
+    except Exception as failed:  # noqa: BLE001  # anybody's code
+        said = f"(str() of it raised {type(failed).__name__})"
+    return f"{name}: {said}"[:_ERROR_CHARS]
 
 
 def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:

@@ -524,3 +524,44 @@ def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
         if os.getpid() != me:
             os._exit(status)
     assert outcome == Completed(2)
+
+
+# -- what a body raises -----------------------------------------------------------------------
+
+
+def test_an_error_without_words_is_failed_as_any_other(depot: Depot) -> None:
+    """`str()` of it raises: its claim ends all the same, and the record names its class."""
+
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no words")
+
+    def body(guard: Guard) -> None:
+        raise WordlessError
+
+    for number in range(4):
+        with pytest.raises(WordlessError):
+            depot.deliver(body, retries=number)
+        assert (depot.state(), depot.locks.held()) == (State.FAILED, {})
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert view.crashes == 0
+    assert (view.error or "").startswith("WordlessError: ")
+
+
+def test_an_exit_without_words_is_a_crash_that_names_its_class(depot: Depot) -> None:
+    """The lease ends at once."""
+
+    class WordlessExit(SystemExit):  # noqa: N818  # as SystemExit
+        def __str__(self) -> str:
+            raise AttributeError("no words")
+
+    def body(guard: Guard) -> None:
+        raise WordlessExit
+
+    with pytest.raises(WordlessExit):
+        depot.deliver(body)
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.state, view.lease_until_s) == (State.PROCESSING, 0.0)
+    assert (view.error or "").startswith("WordlessExit: ")
