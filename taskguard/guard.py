@@ -523,6 +523,22 @@ class Guard:
         self.completed = True
         self._on_completed()
 
+    def may_have_committed(self, error: BaseException) -> bool:
+        """Whether DONE may be committed though nobody has heard of it.
+
+        That is, whether the body ended by what interrupted the COMMIT, and by nothing of its own.
+        """
+        if self._left is None:
+            return True
+        name, left = self._left
+        interrupted = error is left or isinstance(error, TransactionAbandonedError)
+        return name == "transaction" and interrupted
+
+    def note_committed_unheard(self) -> None:
+        """DONE is committed, as the record says: what an interrupt kept from being done."""
+        self.note_completed()
+        self._call_then()
+
     def forget_attempt(self) -> None:
         """The body is going to run again under the same lease."""
         self._result, self._result_json = _UNSET, None

@@ -383,7 +383,9 @@ class Runner:
                 raise
             return self._after_trouble(delivery, kept, error)
         except Exception as error:
-            self._after_failure(delivery, kept, guard, error)
+            done = self._after_failure(delivery, kept, guard, error)
+            if done is not None:
+                return done
             raise
         except BaseException as error:
             self._after_exit(delivery, kept, guard, error)
@@ -554,13 +556,38 @@ class Runner:
 
     def _after_failure(
         self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
-    ) -> None:
-        """FAILED, unless DONE is committed; the exception goes on to the queue."""
+    ) -> Completed | None:
+        """FAILED, unless DONE is committed; the exception goes on to the queue.
+
+        But one that came between COMMIT and its answer, as a time limit may, is no failure.
+        """
         if guard.completed:
-            return
+            return None
         text = _error_text(error)
-        self._end_claim(kept, lambda ledger, claim: ledger.fail(claim, text))
+        ended: list[bool] = []
+        self._end_claim(kept, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+        if ended == [False] and guard.may_have_committed(error):
+            done = self._committed_unheard(delivery, kept, guard)
+            if done is not None:
+                return done
         self._emit_failed(delivery, kept, error)
+        return None
+
+    def _committed_unheard(self, delivery: Delivery, kept: Kept, guard: Guard) -> Completed | None:
+        """What this very holder completed, by the record; None if it did not."""
+        assert self.ledger is not None  # noqa: S101
+        owner = kept.lease.owner
+        try:
+            found = self.ledger.look(self._entry.request(delivery, owner))
+        except TaskguardError as error:
+            logger.warning("%s: whether it is DONE got no answer: %s", kept.lease.key, error)
+            return None
+        if not isinstance(found, Answer) or (found.state, found.owner) != (State.DONE, owner):
+            return None
+        text = found.result_json
+        guard.answered = text is not None
+        guard.note_committed_unheard()
+        return Completed(None if text is None else self.codec.loads(text))
 
     def _after_exit(
         self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException

@@ -1,0 +1,176 @@
+"""Time limits that come while a ledger's answer is on its way: what the record says is what counts.
+
+Celery's soft limit and RQ's time-out are exceptions that a signal's handler raises wherever the
+main thread is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard import Answered, Completed, Guard
+from taskguard.errors import TransactionAbandonedError
+
+
+class TimeLimitError(Exception):
+    """As SoftTimeLimitExceeded and JobTimeoutException."""
+
+
+@pytest.fixture
+def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[GuardedShop, Proxy]]:
+    """A shop whose ledger reaches the database by way of the proxy."""
+    with Proxy(postgres.port) as proxy:
+        yield make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")), proxy
+
+
+@contextmanager
+def limited_once_lost(proxy: Proxy) -> Iterator[None]:
+    """The limit is reached as soon as a reply was thrown away, which never comes then."""
+
+    def expire(*_: Any) -> None:
+        raise TimeLimitError
+
+    def watch() -> None:
+        wait_until(lambda: proxy.lost > 0, timeout_s=60, message="the reply")
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, expire)
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+# -- between COMMIT and its answer ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["goes on", "caught by the body"])
+def test_a_limit_after_commit_is_no_failure(
+    behind_proxy: tuple[GuardedShop, Proxy], caught: bool
+) -> None:
+    """The record says DONE, and so does what the queue is told."""
+    shop, proxy = behind_proxy
+    then: list[int] = []
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                guard.result = 7
+                guard.after_commit(lambda: then.append(1))
+                proxy.lose_reply_to(b"COMMIT", then=Mode.SWALLOW)
+        except TimeLimitError:
+            if not caught:
+                raise
+
+    with limited_once_lost(proxy):
+        assert shop.deliver(body) == Completed(7)
+    assert (shop.effects, shop.states, then) == (["x"], ["DONE"], [1])
+    assert "completed" in shop.happened
+    assert "failed" not in shop.happened
+    assert shop.deliver(body) == Answered(7)
+
+
+def test_a_limit_after_the_body_is_no_failure(behind_proxy: tuple[GuardedShop, Proxy]) -> None:
+    """DONE was on its way by itself."""
+    shop, proxy = behind_proxy
+
+    def body(guard: Guard) -> int:
+        proxy.lose_reply_to(b"taskguard.transaction", then=Mode.SWALLOW)
+        return 7
+
+    with limited_once_lost(proxy):
+        assert shop.deliver(body) == Completed(7)
+    assert shop.states == ["DONE"]
+    assert shop.deliver(body) == Answered(7)
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["goes on", "caught by the body"])
+@pytest.mark.parametrize("url", ["pg_url", "sqlite_url"])
+def test_a_limit_before_commit_is_one(
+    request: pytest.FixtureRequest, make_shop: Any, url: str, caught: bool
+) -> None:
+    """Nothing is written: FAILED, and told so."""
+    shop = make_shop(request.getfixturevalue(url))
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                raise TimeLimitError
+        except TimeLimitError:
+            if not caught:
+                raise
+
+    with pytest.raises(TransactionAbandonedError if caught else TimeLimitError):
+        shop.deliver(body)
+    assert (shop.effects, shop.states) == ([], ["FAILED"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "pg_url",
+        "sqlite_url",
+        *(pytest.param(url, marks=pytest.mark.debian) for url in ("mariadb_url", "mysql_url")),
+    ],
+)
+def test_a_limit_right_after_commit_is_no_failure_anywhere(
+    request: pytest.FixtureRequest, make_shop: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On whatever database: COMMIT has happened, and is interrupted then."""
+    shop = make_shop(request.getfixturevalue(url))
+    commit = sa.Connection.commit
+
+    def interrupted(db: sa.Connection) -> None:
+        commit(db)
+        raise TimeLimitError
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            monkeypatch.setattr(sa.Connection, "commit", interrupted)
+
+    outcome = shop.deliver(body)
+    monkeypatch.undo()
+    assert outcome == Completed(None)
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
+
+
+def test_what_a_body_raises_after_its_interrupted_commit_is_its_own(
+    sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error after DONE leaves DONE, and goes on, as ever."""
+    shop = make_shop(sqlite_url)
+    commit = sa.Connection.commit
+
+    def interrupted(db: sa.Connection) -> None:
+        commit(db)
+        raise TimeLimitError
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                write(db)
+                monkeypatch.setattr(sa.Connection, "commit", interrupted)
+        except TimeLimitError as error:
+            monkeypatch.undo()
+            raise ZeroDivisionError from error
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(body)
+    assert (shop.effects, shop.states) == (["x"], ["DONE"])
