@@ -652,6 +652,8 @@ class Runner:
 
     def _report_late(self) -> None:
         """Claims whose end the ledger never heard of: it would take their holders for crashed."""
+        if self.ledger is not None:
+            self._entry.settle_late()
         while self._unreported and self.ledger is not None:
             claim = self._unreported.popleft()
             try:

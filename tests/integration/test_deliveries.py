@@ -552,7 +552,7 @@ def test_an_error_without_words_is_failed_as_any_other(depot: Depot) -> None:
 def test_an_exit_without_words_is_a_crash_that_names_its_class(depot: Depot) -> None:
     """The lease ends at once."""
 
-    class WordlessExit(SystemExit):  # noqa: N818  # as SystemExit
+    class WordlessExit(SystemExit):  # as SystemExit
         def __str__(self) -> str:
             raise AttributeError("no words")
 

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.guarded_shop import GuardedShop, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard import Answered, Completed, Guard
-from taskguard.errors import TransactionAbandonedError
+from taskguard import Answered, Completed, Deferred, Guard
+from taskguard.errors import LedgerUnavailableError, TransactionAbandonedError
+from taskguard.locks.memory import MemoryLocks
 
 
 class TimeLimitError(Exception):
@@ -174,3 +175,83 @@ def test_what_a_body_raises_after_its_interrupted_commit_is_its_own(
     with pytest.raises(ZeroDivisionError):
         shop.deliver(body)
     assert (shop.effects, shop.states) == (["x"], ["DONE"])
+
+
+# -- between a claim and its answer -----------------------------------------------------------
+
+
+def test_a_limit_while_a_claim_is_answered_holds_nothing(
+    behind_proxy: tuple[GuardedShop, Proxy],
+) -> None:
+    """The claim was granted: it is given back at once, and counts as no crash."""
+    shop, proxy = behind_proxy
+    proxy.lose_reply_to(b"insert into taskguard_keys", then=Mode.SWALLOW)
+    with limited_once_lost(proxy), pytest.raises(TimeLimitError):
+        shop.deliver(lambda guard: None)
+    assert shop.states == ["NEW"]
+    assert shop.deliver(lambda guard: guard.attempt) == Completed(2)
+    view = shop.ledger.view("ship order:1")
+    assert view is not None
+    assert view.crashes == 0
+
+
+def test_a_limit_while_a_plain_lock_is_answered_holds_nothing(
+    behind_proxy: tuple[GuardedShop, Proxy],
+) -> None:
+    """Its key is free at once."""
+    shop, proxy = behind_proxy
+    proxy.lose_reply_to(b"insert into taskguard_keys", then=Mode.SWALLOW)
+    with limited_once_lost(proxy), pytest.raises(TimeLimitError), shop.tg.lock("stock:1"):
+        pass
+    with shop.tg.lock("stock:1") as lease:
+        lease.check()
+
+
+def test_a_claim_whose_answers_were_lost_is_settled_by_the_next_delivery(
+    sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage took both answers: the process tells the ledger that it lives."""
+    shop = make_shop(sqlite_url)
+    claim = shop.ledger.claim
+
+    def unheard(asked: Any) -> Any:
+        claim(asked)
+        raise LedgerUnavailableError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.ledger, "claim", unheard)
+        assert isinstance(shop.deliver(lambda guard: None), Deferred)
+    assert shop.states == ["PROCESSING"]
+    assert shop.deliver(lambda guard: guard.attempt, copy=1) == Completed(2)
+    view = shop.ledger.view("ship order:1")
+    assert view is not None
+    assert view.crashes == 0
+
+
+@pytest.mark.parametrize("part", ["lock server", "ledger", "events"])
+def test_a_limit_on_the_way_in_holds_nothing(
+    sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Wherever it comes after a grant."""
+    locks = MemoryLocks()
+    shop = make_shop(sqlite_url, locks=locks)
+
+    def interrupted(home: Any, name: str) -> None:
+        asked = getattr(home, name)
+
+        def ask(*args: Any, **kwargs: Any) -> None:
+            asked(*args, **kwargs)
+            raise TimeLimitError
+
+        patch.setattr(home, name, ask)
+
+    with monkeypatch.context() as patch, pytest.raises(TimeLimitError):
+        if part == "lock server":
+            interrupted(locks, "acquire")
+        elif part == "ledger":
+            interrupted(shop.ledger, "claim")
+        else:
+            interrupted(shop.tg.runner._entry, "_note_claim")
+        shop.deliver(lambda guard: None)
+    assert locks.held() == {}
+    assert shop.deliver(lambda guard: 7) == Completed(7)
