@@ -671,7 +671,7 @@ class Runner:
             return None
         kept.released = True
         self.watchdog.drop(kept)
-        known = self.watchdog.let_go(kept)
+        known = self.watchdog.let_go(kept, handed=kept.decided_by_ledger)
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         self._entry.emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
         return known

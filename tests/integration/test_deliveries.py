@@ -10,6 +10,7 @@ import contextvars
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +19,14 @@ import pytest
 import sqlalchemy as sa
 
 from support.leaving import exiting_at_sigterm
+from support.waiting import wait_until
 from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, MessageRef
 from taskguard.errors import (
     BodyCancelledError,
     KeyBusyError,
     LeaseLostError,
     LedgerUnavailableError,
+    LockServerUnavailableError,
     MessageTooOldError,
     TransactionRetryError,
     WorkDeadError,
@@ -387,6 +390,38 @@ def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
         depot.deliver(vanish, max_crashes=1)
     assert depot.state() is State.DEAD
     assert "dead" in depot.names()
+
+
+# -- a lock server that comes back ------------------------------------------------------------
+
+
+def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
+    depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder was not let in by the lock server, which was away: it ends there all the same."""
+    locks = depot.locks
+    told: list[Any] = []
+
+    def wait() -> None:
+        told.append(depot.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
+
+    waiter = threading.Thread(target=wait)
+
+    def body(guard: Guard) -> int:
+        patch.undo()
+        waiter.start()
+        wait_until(locks.held, timeout_s=60, message="the lease at the lock server")
+        return 1
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise LockServerUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "acquire", away)
+        assert depot.deliver(body, ttl_s=600) == Completed(1)
+    waiter.join()
+    assert told == [Completed(2)]
+    assert locks.held() == {}
 
 
 # -- without a lock server --------------------------------------------------------------------
