@@ -1,22 +1,24 @@
 """The way into a delivery: the lock server's word, then the ledger's, once each.
 
-Guarantees: whatever the answer is, no lease is left behind but the one that was granted; a key
-that the lock server forgot is handed to the owner whom the ledger names, not freed. A value at the
-lock server that is no lease, or outlives every one, turns nobody away whom the ledger lets in, and
-is left to who wrote it.
+Guarantees: whatever the answer is, no lease is left behind but the one that was granted, also where
+the answer is interrupted (by a time limit) or never comes; a key that the lock server forgot is
+handed to the owner whom the ledger names, not freed. A value at the lock server that is no lease,
+or outlives every one, turns nobody away whom the ledger lets in, and is left to who wrote it.
 
 Read next: `runner.py`, which decides what to do with the answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from taskguard.clock import Clock
 from taskguard.delivery import Delivery
-from taskguard.errors import LockServerUnavailableError
+from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
 from taskguard.events import (
     Acquired,
     Contended,
@@ -28,7 +30,7 @@ from taskguard.events import (
 )
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
-from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
@@ -38,6 +40,7 @@ __all__ = ["Entered", "Entry"]
 logger = logging.getLogger("taskguard")
 
 _POLL_S = 0.25
+_MOST_UNSETTLED = 1_000
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class Entry:
         self.events = events
         self.clock = clock
         self.watchdog = watchdog
+        # Claims that may have been granted without anybody hearing of it.
+        self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
 
     def ask(
         self, delivery: Delivery, *, wait_s: float, started_s: float
@@ -112,6 +117,10 @@ class Entry:
             if self.ledger is None:
                 raise
             return None
+        except BaseException:  # a time limit, for example: it may be granted
+            with contextlib.suppress(LockServerUnavailableError):
+                self.locks.release(delivery.keys, owner)
+            raise
 
     def _look(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
         """The key is taken at the lock server: is this work done already, or part of it?"""
@@ -142,20 +151,61 @@ class Entry:
         """The ledger's word. Whatever it is, no lease is left behind but our own."""
         assert self.ledger is not None  # noqa: S101
         lease = kept.lease
+        request = self.request(delivery, lease.owner)
         asked_at_s = self.clock.monotonic_s()
         try:
-            found = self.ledger.claim(self.request(delivery, lease.owner))
-        except BaseException:
+            found = self.ledger.claim(request)
+            if isinstance(found, Claimed):
+                self._note_claim(delivery, kept, found, asked_at_s)
+                return Entered(kept, found)
+        except BaseException as error:
+            if not isinstance(error, TaskguardError):
+                self._settle(request)  # a time limit, for example
+            elif isinstance(error, LedgerUnavailableError):
+                self._unsettled.append(request)
             self.watchdog.let_go(kept)
             raise
-        if isinstance(found, Claimed):
-            self._note_claim(delivery, kept, found, asked_at_s)
-            return Entered(kept, found)
         if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
             self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
-        else:
-            self.watchdog.let_go(kept)
+            return found
+        answered_by_record = not kept.at_lock_server
+        self.watchdog.let_go(kept)
+        if answered_by_record and isinstance(found, Answer):
+            return _until_body_ends(found, lease.ttl_s)
         return found
+
+    def _settle(self, request: ClaimRequest) -> None:
+        """A claim whose answer nobody has heard ends, if it was granted, and was no crash.
+
+        Does not know of one that the database has not come to yet.
+        """
+        ledger = self.ledger
+        assert ledger is not None  # noqa: S101
+        try:
+            if request.work is None:
+                found = ledger.claim(request)  # by the same owner: the same grant
+                if isinstance(found, Claimed):
+                    ledger.give_back(found.claim)
+                return
+            view = ledger.view(request.work)
+            if view is None:
+                return
+            claim = Claim(
+                request.keys, request.owner, view.fence, request.work, request.message, request.row
+            )
+            if view.owner != str(request.owner) or not ledger.give_back(claim):
+                ledger.report_in(claim)
+        except TaskguardError as error:
+            logger.debug("%s: a claim is not settled: %s", ", ".join(request.keys), error)
+            self._unsettled.append(request)
+
+    def settle_late(self) -> None:
+        """Claims that got no answer, now that the ledger may give one again."""
+        for _ in range(len(self._unsettled)):
+            request = self._unsettled.popleft()
+            self._settle(request)
+            if self._unsettled and self._unsettled[-1] is request:
+                return
 
     def _note_claim(
         self, delivery: Delivery, kept: Kept, found: Claimed, asked_at_s: float
@@ -251,6 +301,19 @@ class Entry:
     def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
+    """DONE is committed, and no lock server tells whether its body has ended.
+
+    A body's end leaves a result then, be it null. Whose holder died in between is answered after
+    `ttl_s`, and so is one that goes on for longer.
+    """
+    left_s = ttl_s - found.age_s
+    ended = found.result_json is not None or found.owner is None or left_s <= 0
+    if found.state is not State.DONE or ended:
+        return found
+    return Busy(None, left_s, same_work=True, started=True)
 
 
 def _is_lease(delivery: Delivery, held: Held) -> bool:

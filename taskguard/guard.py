@@ -161,6 +161,7 @@ class Guard:
     Attributes:
         attempt: 1 for the first holder of this work, higher for later ones.
         completed: whether DONE is committed.
+        answered: whether the record says what the body returned.
         ended: whether its body, or its lock, was left.
         enclosing: the guard that was around this one when it began, perhaps ended since.
     """
@@ -193,6 +194,7 @@ class Guard:
         self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self._called: dict[str, Any] = {}
         self.completed = False
+        self.answered = False
         # By what a transaction was left, and which: until a later one of the body's commits.
         self._left: tuple[str, BaseException] | None = None
 
@@ -520,6 +522,22 @@ class Guard:
         """DONE is committed."""
         self.completed = True
         self._on_completed()
+
+    def may_have_committed(self, error: BaseException) -> bool:
+        """Whether DONE may be committed though nobody has heard of it.
+
+        That is, whether the body ended by what interrupted the COMMIT, and by nothing of its own.
+        """
+        if self._left is None:
+            return True
+        name, left = self._left
+        interrupted = error is left or isinstance(error, TransactionAbandonedError)
+        return name == "transaction" and interrupted
+
+    def note_committed_unheard(self) -> None:
+        """DONE is committed, as the record says: what an interrupt kept from being done."""
+        self.note_completed()
+        self._call_then()
 
     def forget_attempt(self) -> None:
         """The body is going to run again under the same lease."""

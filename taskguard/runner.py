@@ -14,11 +14,12 @@ Read next: `ledger/base.py` for what a claim is, `watchdog.py` for how a lease i
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
@@ -81,6 +82,8 @@ _LATE_ANSWER_S = 3_600.0
 # Claims whose end got no answer, kept until the ledger answers again.
 _MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
+# As JSON, stored where a body has ended and duplicates have nothing else to know it by.
+_NO_RESULT = "null"
 # Without tables it is as if the database were away: a person has to mend it.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 
@@ -372,20 +375,23 @@ class Runner:
             self.watchdog.keep(kept)
             return Completed(self._body(delivery, kept, guard, body))
         except (StaleTokenError, LeaseLostError) as error:
-            if guard.completed and error.key != guard.key:
-                raise  # that of a guarded function which the body called
+            if kept.lease.is_parents or (guard.completed and error.key != guard.key):
+                raise  # in a forked child; or that of a guarded function which the body called
             return self._after_loss(delivery, kept, guard, error)
         except (*_NO_LEDGER, TransactionRetryError) as error:
             if guard.completed:
                 raise
             return self._after_trouble(delivery, kept, error)
         except Exception as error:
-            self._after_failure(delivery, kept, guard, error)
+            done = self._after_failure(delivery, kept, guard, error)
+            if done is not None:
+                return done
             raise
         except BaseException as error:
             self._after_exit(delivery, kept, guard, error)
             raise
         finally:
+            self._end_answer(delivery, kept, guard)
             self._release(delivery, kept)
 
     def _body(
@@ -398,7 +404,7 @@ class Runner:
                 with running(guard):
                     value = self._call(delivery, kept, guard, body)
                 guard.refuse_end()
-                return self._complete(delivery, guard, value)
+                return self._complete(delivery, kept, guard, value)
             except TransactionRetryError as error:
                 broken += isinstance(error, ConnectionBrokenError)
                 if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
@@ -412,6 +418,7 @@ class Runner:
         self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
         kept.enter_body()
+        error: BaseException | None = None
         try:
             if not delivery.policy.atomic:
                 return body(guard)
@@ -420,11 +427,18 @@ class Runner:
                 if not guard.has_result:
                     guard.result = value
                 return value
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             kept.leave_body()
+            if kept.lease.is_parents and delivery.queue is not None:
+                _end_child(delivery, error)
 
-    def _complete(self, delivery: Delivery, guard: Guard, value: Any) -> Any:
+    def _complete(self, delivery: Delivery, kept: Kept, guard: Guard, value: Any) -> Any:
         """DONE for a body that did not commit it, and its value for one that did."""
+        if kept.lease.is_parents:
+            kept.lease.check()  # raises: a forked child has done nobody's work
         if guard.has_result:
             value = guard.result
         claim = guard.claim
@@ -433,13 +447,28 @@ class Runner:
             # with locks only there is nobody who could refuse the second run's effects.
             return value
         if not guard.completed:
-            self.ledger.complete(claim, self._storable(delivery, value))
+            text = self._storable(delivery, value)
+            if text is None and not kept.at_lock_server:
+                text = _NO_RESULT
+            self.ledger.complete(claim, text)
+            guard.answered = True
             guard.note_completed()
         elif value is not None and not guard.has_result:
             text = self._storable(delivery, value)
             if text is not None:
                 self._store_late(delivery, claim, text)
+                guard.answered = True
         return value
+
+    def _end_answer(self, delivery: Delivery, kept: Kept, guard: Guard) -> None:
+        """No result will come for a body that committed DONE and has ended.
+
+        A lock server knows that, by the lease; without one duplicates wait for the record.
+        """
+        claim = guard.claim
+        told = guard.answered or guard.has_result or kept.at_lock_server
+        if guard.completed and not told and claim is not None and not kept.lease.is_parents:
+            self._store_late(delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
         assert self.ledger is not None  # noqa: S101
@@ -527,13 +556,38 @@ class Runner:
 
     def _after_failure(
         self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
-    ) -> None:
-        """FAILED, unless DONE is committed; the exception goes on to the queue."""
+    ) -> Completed | None:
+        """FAILED, unless DONE is committed; the exception goes on to the queue.
+
+        But one that came between COMMIT and its answer, as a time limit may, is no failure.
+        """
         if guard.completed:
-            return
+            return None
         text = _error_text(error)
-        self._end_claim(kept, lambda ledger, claim: ledger.fail(claim, text))
+        ended: list[bool] = []
+        self._end_claim(kept, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+        if ended == [False] and guard.may_have_committed(error):
+            done = self._committed_unheard(delivery, kept, guard)
+            if done is not None:
+                return done
         self._emit_failed(delivery, kept, error)
+        return None
+
+    def _committed_unheard(self, delivery: Delivery, kept: Kept, guard: Guard) -> Completed | None:
+        """What this very holder completed, by the record; None if it did not."""
+        assert self.ledger is not None  # noqa: S101
+        owner = kept.lease.owner
+        try:
+            found = self.ledger.look(self._entry.request(delivery, owner))
+        except TaskguardError as error:
+            logger.warning("%s: whether it is DONE got no answer: %s", kept.lease.key, error)
+            return None
+        if not isinstance(found, Answer) or (found.state, found.owner) != (State.DONE, owner):
+            return None
+        text = found.result_json
+        guard.answered = text is not None
+        guard.note_committed_unheard()
+        return Completed(None if text is None else self.codec.loads(text))
 
     def _after_exit(
         self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
@@ -598,6 +652,8 @@ class Runner:
 
     def _report_late(self) -> None:
         """Claims whose end the ledger never heard of: it would take their holders for crashed."""
+        if self.ledger is not None:
+            self._entry.settle_late()
         while self._unreported and self.ledger is not None:
             claim = self._unreported.popleft()
             try:
@@ -615,7 +671,7 @@ class Runner:
             return None
         kept.released = True
         self.watchdog.drop(kept)
-        known = self.watchdog.let_go(kept)
+        known = self.watchdog.let_go(kept, handed=kept.decided_by_ledger)
         held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
         self._entry.emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
         return known
@@ -637,7 +693,33 @@ class Runner:
 
 
 def _error_text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+    """What the record says of it; its own words may fail, or be none."""
+    name = type(error).__name__
+    try:
+        said = f"{error}"
+    except Exception as failed:  # noqa: BLE001  # anybody's code
+        said = f"(str() of it raised {type(failed).__name__})"
+    return f"{name}: {said}"[:_ERROR_CHARS]
+
+
+def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
+    """The body has forked, and its child leaves it: what called the body is its parent's.
+
+    What a worker does next (it tells of a result, it takes the next message) is done once, there.
+    """
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    logger.log(
+        logging.INFO if isinstance(error, SystemExit) else logging.ERROR,
+        "%s %s: a process that the body forked left the body, and ends with status %d: the work "
+        "is its parent's. Leave such a process by os._exit(), or start it by multiprocessing.",
+        delivery.task,
+        delivery.key,
+        status,
+        exc_info=error if isinstance(error, Exception) else None,
+    )
+    os._exit(status & 0xFF)
 
 
 def _refuse_reentry(delivery: Delivery) -> None:

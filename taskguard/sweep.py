@@ -47,6 +47,8 @@ _TTL_S = 30.0
 # rest.
 _REFUSALS = 10
 _REFUSED_AGAIN_S = 30.0
+_LONGEST_PAUSE_S = 86_400.0
+_MOST_DOUBLINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,12 @@ class Sweeper:
             taken if the block ends without an error. `is_away(error)`, where it has that, tells
             that the connection failed; StoredCallError that nobody can send this call.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
-            least 1. Not much shorter than messages wait in their queue: each would be sent once
-            more.
+            least 1; then, up to a day, twice as long after each sending: a queue that is behind
+            would get each message once more at every sweep. Not much shorter than messages wait
+            in their queue.
         batch: works read, sent together, and noted as sent, at a time.
         max_sends: a work whose message was sent so often without a claim is FAILED: its task is
-            gone, or refuses its arguments. With `again_after_s` of an hour 24 are a day.
+            gone, or refuses its arguments. With `again_after_s` of an hour 10 are six days.
 
     Raises:
         ConfigurationError: `again_after_s` is too short, or `max_sends` is less than 1.
@@ -94,7 +97,7 @@ class Sweeper:
         *,
         again_after_s: float = AGAIN_AFTER_S,
         batch: int = 500,
-        max_sends: int = 24,
+        max_sends: int = 10,
     ) -> None:
         if max_sends < 1:
             raise ConfigurationError(f"max_sends={max_sends!r}: at least one.")
@@ -124,8 +127,8 @@ class Sweeper:
                 lease.check()
                 after = found[-1]
                 sent, refused, hopeless = self._send_all(found, tally)
-                for wait_s, those in _by_wait(sent):
-                    ledger.sent(those, again_after_s=self._again_after_s + wait_s)
+                for pause_s, those in _by_pause(sent, self._again_after_s):
+                    ledger.sent(those, again_after_s=pause_s)
                 if refused:
                     ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S, counted=False)
                 for work, reason in hopeless:
@@ -168,11 +171,17 @@ class Sweeper:
         return left
 
 
-def _by_wait(works: Sequence[Overdue]) -> list[tuple[float, list[Overdue]]]:
-    """Works by how long their messages wait before anybody may take them; mostly not at all."""
+def _by_pause(works: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
+    """Works by how long after this sending their messages count as lost again.
+
+    How long a message waits before anybody may take it, mostly not at all, and then twice as long
+    as after the last one that nobody claimed: a queue that is behind has it still.
+    """
+    longest_s = max(again_after_s, _LONGEST_PAUSE_S)
     found: dict[float, list[Overdue]] = {}
     for work in works:
-        found.setdefault(waits_s(json.loads(work.call)), []).append(work)
+        pause_s = min(again_after_s * 2.0 ** min(work.sends, _MOST_DOUBLINGS), longest_s)
+        found.setdefault(pause_s + waits_s(json.loads(work.call)), []).append(work)
     return list(found.items())
 
 

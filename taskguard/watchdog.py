@@ -173,8 +173,11 @@ class Watchdog:
         with self._mutex:
             self._kept.pop(id(kept), None)
 
-    def let_go(self, kept: Kept) -> bool | None:
+    def let_go(self, kept: Kept, *, handed: bool = False) -> bool | None:
         """End the lease at the lock server; an unknown outcome is left to its expiry.
+
+        `handed`: also where it was not taken there, for whoever was turned away by the ledger may
+        have handed it to us, and waits for its end.
 
         False if the lock server knew of none; None where it was not asked, or gave no answer.
         """
@@ -182,7 +185,7 @@ class Watchdog:
             return None
         with kept.mutex:
             kept.ended = True
-            if not kept.at_lock_server or self._locks is None:
+            if not (kept.at_lock_server or handed) or self._locks is None:
                 return None
             kept.at_lock_server = False
             try:

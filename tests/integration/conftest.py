@@ -18,7 +18,7 @@ from support.guarded_shop import GuardedShop
 def make_shop() -> Iterator[Callable[..., GuardedShop]]:
     """Makes the test's shops, of what `GuardedShop` takes."""
     with ExitStack() as stack:
-        yield lambda *args: stack.enter_context(closing(GuardedShop(*args)))
+        yield lambda *args, **options: stack.enter_context(closing(GuardedShop(*args, **options)))
 
 
 @pytest.fixture(params=DATABASES)

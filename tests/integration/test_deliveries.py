@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +19,14 @@ import pytest
 import sqlalchemy as sa
 
 from support.leaving import exiting_at_sigterm
+from support.waiting import wait_until
 from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, MessageRef
 from taskguard.errors import (
     BodyCancelledError,
     KeyBusyError,
+    LeaseLostError,
     LedgerUnavailableError,
+    LockServerUnavailableError,
     MessageTooOldError,
     TransactionRetryError,
     WorkDeadError,
@@ -385,3 +390,213 @@ def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
         depot.deliver(vanish, max_crashes=1)
     assert depot.state() is State.DEAD
     assert "dead" in depot.names()
+
+
+# -- a lock server that comes back ------------------------------------------------------------
+
+
+def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
+    depot: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder was not let in by the lock server, which was away: it ends there all the same."""
+    locks = depot.locks
+    told: list[Any] = []
+
+    def wait() -> None:
+        told.append(depot.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
+
+    waiter = threading.Thread(target=wait)
+
+    def body(guard: Guard) -> int:
+        patch.undo()
+        waiter.start()
+        wait_until(locks.held, timeout_s=60, message="the lease at the lock server")
+        return 1
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise LockServerUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "acquire", away)
+        assert depot.deliver(body, ttl_s=600) == Completed(1)
+    waiter.join()
+    assert told == [Completed(2)]
+    assert locks.held() == {}
+
+
+# -- without a lock server --------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(depot: Depot) -> Depot:
+    """The ledger alone, as by `locks=None`."""
+    depot.runner = Runner(locks=None, ledger=depot.ledger, events=Events(depot.events.append))
+    return depot
+
+
+def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: Depot) -> None:
+    """Its return value may still come: a chord would get None in its place."""
+    told: list[Any] = []
+
+    def body(guard: Guard) -> int:
+        with guard.transaction():
+            pass
+        told.append(contextvars.Context().run(alone.deliver))
+        return 7
+
+    assert alone.deliver(body) == Completed(7)
+    assert isinstance(told[0], Deferred)
+    assert alone.deliver(copy=1) == Answered(7)
+
+
+@pytest.mark.parametrize("transacts", [True, False])
+def test_a_body_without_a_value_is_answered_once_it_ended(alone: Depot, transacts: bool) -> None:
+    """At once: that it ended is on record."""
+
+    def body(guard: Guard) -> None:
+        if transacts:
+            with guard.transaction():
+                pass
+
+    assert alone.deliver(body) == Completed(None)
+    assert alone.deliver() == Answered(None)
+    assert alone.queue.copies == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_body_that_fails_after_done_is_answered_at_once(
+    alone: Depot, error: type[BaseException]
+) -> None:
+    """No value will come."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            pass
+        raise error
+
+    with pytest.raises(error):
+        alone.deliver(body)
+    assert alone.deliver() == Answered(None)
+
+
+def test_a_holder_that_died_after_done_is_not_waited_for(
+    alone: Depot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for longer than a lease: what it would have returned is lost."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction():
+            pass
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alone.runner, "_end_answer", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            alone.deliver(body)
+    assert isinstance(alone.deliver(), Deferred)
+    alone.change("update taskguard_works set finished = finished - 30000000")
+    assert alone.deliver(copy=1) == Answered(None)
+
+
+# -- forks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", ["returns", "raises", "exits"])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
+    depot: Depot, leaves: str, atomic: bool
+) -> None:
+    """It marks nothing DONE or FAILED, and no worker goes on twice; its parent does the work."""
+    me = os.getpid()
+    seen: list[Any] = []
+
+    def body(guard: Guard) -> int:
+        pid = os.fork()
+        if pid == 0:
+            if leaves == "raises":
+                raise ZeroDivisionError
+            if leaves == "exits":
+                sys.exit(5)
+            return 1
+        _, status = os.waitpid(pid, 0)
+        seen.append(os.waitstatus_to_exitcode(status))
+        if not atomic:  # else SQLite has this body as its writer
+            seen.append(depot.state())
+        guard.check()
+        return 2
+
+    try:
+        outcome = depot.deliver(body, atomic=atomic)
+    finally:
+        if os.getpid() != me:
+            os._exit(77)
+    assert outcome == Completed(2)
+    assert seen[0] == {"returns": int(atomic), "raises": 1, "exits": 5}[leaves]
+    assert atomic or seen[1] is State.PROCESSING
+    assert depot.deliver(message="other") == Answered(2)
+
+
+def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
+    """There is no queue that could be told twice: the child is told that it holds nothing."""
+    me = os.getpid()
+
+    def body(guard: Guard) -> int:
+        pid = os.fork()
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 3
+            assert depot.state() is State.PROCESSING
+        return 2
+
+    status = 4
+    try:
+        outcome = depot.deliver(body, queue=None)
+    except LeaseLostError:
+        status = 3
+        if os.getpid() == me:
+            raise
+    finally:
+        if os.getpid() != me:
+            os._exit(status)
+    assert outcome == Completed(2)
+
+
+# -- what a body raises -----------------------------------------------------------------------
+
+
+def test_an_error_without_words_is_failed_as_any_other(depot: Depot) -> None:
+    """`str()` of it raises: its claim ends all the same, and the record names its class."""
+
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise AttributeError("no words")
+
+    def body(guard: Guard) -> None:
+        raise WordlessError
+
+    for number in range(4):
+        with pytest.raises(WordlessError):
+            depot.deliver(body, retries=number)
+        assert (depot.state(), depot.locks.held()) == (State.FAILED, {})
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert view.crashes == 0
+    assert (view.error or "").startswith("WordlessError: ")
+
+
+def test_an_exit_without_words_is_a_crash_that_names_its_class(depot: Depot) -> None:
+    """The lease ends at once."""
+
+    class WordlessExit(SystemExit):  # as SystemExit
+        def __str__(self) -> str:
+            raise AttributeError("no words")
+
+    def body(guard: Guard) -> None:
+        raise WordlessExit
+
+    with pytest.raises(WordlessExit):
+        depot.deliver(body)
+    view = depot.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.state, view.lease_until_s) == (State.PROCESSING, 0.0)
+    assert (view.error or "").startswith("WordlessExit: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ import taskguard
 from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
+from taskguard.lease import new_owner
+from taskguard.ledger.base import Claimed, ClaimRequest
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORKS
 from taskguard.policy import make_policy
@@ -94,6 +97,34 @@ def test_what_is_overdue_is_sent_once_and_again_after_a_while(yard: Yard) -> Non
     yard.pass_time()
     assert yard.sweep() == Swept(sent=5)
     assert sorted(yard.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
+
+
+def test_a_queue_that_is_behind_is_not_filled_by_sweeps(yard: Yard) -> None:
+    """Twice as long after each sending that nobody claimed, up to a day; a claim begins anew."""
+    put_orders(yard, "1")
+
+    def pause_s() -> float:
+        with yard.engine.connect() as db:
+            [due] = db.execute(sa.select(WORKS.c.due)).scalars()
+        return float(due / 1e6) - time.time()
+
+    pauses_h = []
+    for _ in range(7):
+        assert yard.sweep().sent == 1
+        pauses_h.append(round(pause_s() / 3600, 1))
+        yard.pass_time()
+    assert pauses_h == [1, 2, 4, 8, 16, 24, 24]
+    owner = new_owner("m1")
+    asked = ClaimRequest(
+        keys=("order:1",), owner=owner, ttl_s=30, work="ship order:1", message=MessageRef("m1")
+    )
+    assert isinstance(yard.ledger.claim(asked), Claimed)
+    yard.pass_time()
+    assert yard.sweep().sent == 1
+    assert round(pause_s() / 3600, 1) == 1
+    yard.pass_time()
+    assert yard.sweep(again_after_s=100_000).sent == 1
+    assert round(pause_s()) == pytest.approx(100_000, abs=600)
 
 
 @pytest.fixture

@@ -33,14 +33,14 @@ class GuardedShop:
         listeners = (log_event, self.events.append)
         self.tg = taskguard.connect(locks=locks, ledger=self.ledger, listeners=listeners)
 
-    def deliver(self, body: Any, queue: NotingQueue | None = None) -> Any:
+    def deliver(self, body: Any, queue: NotingQueue | None = None, *, copy: int = 0) -> Any:
         """One delivery of the message "m" about order:1, by a queue that notes copies."""
         return self.tg.runner.deliver(
             Delivery(
                 keys=("order:1",),
                 work="ship order:1",
                 task="ship",
-                message=MessageRef("m"),
+                message=MessageRef("m", 0, copy),
                 policy=Policy(),
                 queue=queue or NotingQueue(),
             ),
