@@ -8,6 +8,7 @@ a forked child. No message holds a password.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import weakref
@@ -17,13 +18,21 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 
-__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "listen_once", "make_engine", "read_url"]
+__all__ = [
+    "LEVEL",
+    "READ_COMMITTED",
+    "begins_itself",
+    "listen_once",
+    "make_engine",
+    "on_other_pool",
+    "read_url",
+]
 
 LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 _CONNECT_TIMEOUT_S = 5
-_POOL = {"pool_size": 10, "max_overflow": 50}
+_POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
     **_POOL,
     "connect_args": {
@@ -91,6 +100,19 @@ def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
     if (event, listener) not in heard:
         heard.add((event, listener))
         sa.event.listen(engine, event, listener)
+
+
+def on_other_pool(engine: sa.Engine) -> sa.Engine:
+    """The same Engine, with its listeners, on other connections of the same kind."""
+    beneath = engine
+    while hasattr(beneath, "_proxied"):  # by execution_options(): it has no pool of its own
+        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
+    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
+    other = copy.copy(beneath)
+    other.pool = beneath.pool.recreate()
+    _engines.add(other)
+    _listening[other] = _listening.setdefault(beneath, set())
+    return other if beneath is engine else other.execution_options(**engine.get_execution_options())
 
 
 def read_url(given: Any) -> sa.URL:

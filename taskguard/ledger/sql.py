@@ -205,7 +205,7 @@ class SqlLedger:
             self._complete_in_steps(claim, result_json)
 
     def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
-        with self.transaction(claim) as tx:
+        with self._transactions.open(claim, look_first=True, by_ledger=True) as tx:
             tx.complete(claim, result_json)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
