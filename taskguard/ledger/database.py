@@ -23,6 +23,7 @@ from taskguard.ledger.numbered import numbered
 from taskguard.ledger.pools import Pools
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import NoConnectionError
+from taskguard.ledger.sessions import noting
 
 __all__ = ["CannotWriteError", "Database", "HotPath", "LockTimeoutError", "driver_of"]
 
@@ -233,7 +234,7 @@ class Database:
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
         """By psycopg."""
         psycopg: Any = self.engine.dialect.loaded_dbapi
-        if connection.cursor_factory is not psycopg.Cursor:
+        if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
             # The user's own choice: one that binds values itself prepares nothing, for a pooler.
             return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)

@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
+from taskguard.ledger import sessions
 
 __all__ = [
     "LEVEL",
@@ -166,18 +167,28 @@ def begins_itself(url: sa.URL) -> bool:
 
 def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
     if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(url, connect_args={"timeout": max(lock_timeout_s, 5.0)})
+        connect: dict[str, Any] = {"timeout": max(lock_timeout_s, 5.0)}
+        engine = sa.create_engine(
+            url, connect_args={**connect, "factory": sessions.noting_connection()}
+        )
         sa.event.listen(engine, "connect", _tune_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
     if url.get_backend_name() in ("mysql", "mariadb"):
         return _create_mysql(url)
     if not begins_itself(url):
-        return sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
+        return engine
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
     # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
+    psycopg: Any = url.get_dialect().import_dbapi()
+    connect = {**_POSTGRESQL["connect_args"], "cursor_factory": sessions.noting(psycopg.Cursor)}
     engine = sa.create_engine(
-        url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, **_POSTGRESQL
+        url,
+        isolation_level="AUTOCOMMIT",
+        pool_reset_on_return=None,
+        **{**_POSTGRESQL, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)
@@ -185,18 +196,25 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
 
 
 def _create_mysql(url: sa.URL) -> sa.Engine:
+    by_pymysql = url.get_driver_name() == "pymysql"
     limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
     limits = {name: limit for name, limit in limits.items() if name not in url.query}
-    if url.get_driver_name() != "pymysql":
-        limits.pop("read_timeout", None)
-    engine = sa.create_engine(url, connect_args=limits, **_MYSQL)
+    connect: dict[str, Any] = dict(limits)
+    if by_pymysql:
+        pymysql: Any = url.get_dialect().import_dbapi()
+        connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
+    else:
+        connect.pop("read_timeout", None)
+    engine = sa.create_engine(url, connect_args=connect, **_MYSQL)
+    if not by_pymysql:
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
 
     def tune(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
             # Else a text that is too long is cut off, and an unknown engine is another one.
             strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
             cursor.execute(f"set session sql_mode = concat(@@sql_mode, ',{strict}')")
-        if "read_timeout" in limits:
+        if "read_timeout" in connect:
             _watch_by_keepalive(connection)
 
     sa.event.listen(engine, "connect", tune)
@@ -229,9 +247,12 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
     if pooled:
         connection.prepare_threshold = None
     elif level != READ_COMMITTED:  # of the role or of the database
-        connection.execute(f"set default_transaction_isolation = '{READ_COMMITTED}'")
+        read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
+        connection.execute(read_committed)
         connection.commit()  # as above
         level = READ_COMMITTED
+        vars(connection)[sessions.AGAIN] = f"; {read_committed}"
+    vars(connection)[sessions.POOLED] = pooled
     record.info[LEVEL] = level
 
 

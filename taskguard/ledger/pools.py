@@ -4,8 +4,8 @@ Guarantees: bodies, however many there are, never have the connections by which 
 completes and ends, nor those of bodies within their transactions; whoever gets none within
 seconds is told so; and a process has at most so many:
 
-* bodies' transactions: 60; on an Engine of the user's own, what its pool has;
-* the ledger itself, for moments: 10;
+* bodies' transactions: 50; on an Engine of the user's own, what its pool has;
+* the ledger itself, for moments: 20;
 * for each level of guarded bodies within others' transactions: 10;
 * renewals: one, on a pool of their own, for their thread is a native one.
 
@@ -31,7 +31,7 @@ from taskguard.ledger.refusals import NoConnectionError
 
 __all__ = ["Pools", "Share"]
 
-_MOST_OF_BODIES, _MOST_OF_LEDGER = 60, 10
+_MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
 _LONGEST_WAIT_S = 10.0
 
 
@@ -129,7 +129,9 @@ class Pools:
         if number == 0:
             most = _MOST_OF_BODIES if self._own else None  # the user's pool has a limit of its own
             return Share(self._engine, most, whose="a body's transaction")
-        most = _MOST_OF_LEDGER if self._own else min(_MOST_OF_LEDGER, _room(self._engine.pool))
+        most = _MOST_OF_LEDGER if number < 0 else _MOST_WITHIN
+        if not self._own:
+            most = min(most, _room(self._engine.pool))
         if number < 0:
             engine = self._other("ledger") if self._apart else self._engine
             return Share(engine, most, whose="the ledger")

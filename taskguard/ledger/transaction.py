@@ -54,6 +54,7 @@ from taskguard.ledger.refusals import (
     stale,
     too_long_in_block,
 )
+from taskguard.ledger.sessions import BodySession
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -149,6 +150,8 @@ class SqlTransaction:
             )
             self._turn = stack.pop_all()
         self._lend()
+        own = self._transactions.database.dialect.own
+        self._session = None if self._by_ledger else BodySession(self.db, own=own)
         return self
 
     def _lend(self) -> None:
@@ -185,8 +188,9 @@ class SqlTransaction:
             else:
                 self._transactions.roll_back(self.db, self._block, error, self._driver)
         finally:
-            with self._turn:
-                self.db.close()
+            with self._turn, contextlib.closing(self.db):
+                if self._session is not None:
+                    self._session.end()
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended(claim)
@@ -451,7 +455,8 @@ class Transactions:
         except sa.exc.DBAPIError as error:
             if not self.is_unknown(error):
                 raise  # the database said no: a deferred constraint
-            db.close()  # its row locks and its place in the pool
+            db.invalidate()  # its row locks, and whatever its session has
+            db.close()
             self.resolve(claim, error, mark)
         except BaseException:
             # An interrupt, or a listener of the user's. COMMIT may not have been sent: whoever has
