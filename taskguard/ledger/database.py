@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
+from taskguard.ledger.deadlines import Deadline, answered_within
 from taskguard.ledger.dialects import Fault, dialect_of
 from taskguard.ledger.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.numbered import numbered
@@ -32,6 +33,10 @@ _T = TypeVar("_T")
 _ASK_LEVEL = "select current_setting('default_transaction_isolation')"
 _BEGIN = f"begin isolation level {READ_COMMITTED}"
 
+
+# For answers to the ledger's own statements, beside what they may wait for row locks: two of them.
+_LONGEST_ANSWER_S, _LOCKS = 5.0, 2
+_DEADLINE = "taskguard_deadline"  # in what SQLAlchemy keeps with a connection
 
 # libpq explains itself at length.
 _MOST_SAID = 300
@@ -124,17 +129,27 @@ class Database:
 
     @contextmanager
     def transaction(
-        self, *, lock_timeout_s: float | None = None, renewal: bool = False, claim: bool = False
+        self,
+        *,
+        lock_timeout_s: float | None = None,
+        renewal: bool = False,
+        claim: bool = False,
+        bounded: bool = True,
     ) -> Iterator[sa.Connection]:
         """A transaction that waits for row locks no longer than `lock_timeout_s`.
 
-        On a connection that no body can use up; `renewal`: on one that nothing else can.
+        On a connection that no body can use up; `renewal`: on one that nothing else can. Not
+        `bounded`: its statements may take as long as they need.
         """
         with contextlib.ExitStack() as stack:
             turn = self.pools.ledgers.turn
             engine = self.pools.renewals if renewal else stack.enter_context(turn())
             stack.enter_context(self.translated())
             db = stack.enter_context(engine.connect())
+            if bounded:
+                longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
+                answered = answered_within(longest_s, driver_of(db), place=self.place)
+                db.info[_DEADLINE] = stack.enter_context(answered)
             if self._level:
                 db = db.execution_options(**self._level)
             stack.enter_context(db.begin())
@@ -142,6 +157,12 @@ class Database:
                 apart = (renewal or claim) and self.dialect.claims_apart
                 stack.enter_context(self.dialect.waiting(db, lock_timeout_s, apart=apart))
             yield db
+
+    @staticmethod
+    def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:
+        """In the block something else is waited for than the answers of `transaction()`."""
+        deadline: Deadline = db.info[_DEADLINE]
+        return deadline.put_off()
 
     def begin(self, engine: sa.Engine, settings: dict[str, Any]) -> sa.Connection:
         """A connection in a transaction with these settings, where statements commit by themselves.
@@ -153,7 +174,11 @@ class Database:
         db = self.connect(engine)
         try:
             db.begin()
-            with _DriverCall(self, db, driver_of(db)) as connection:
+            driver = driver_of(db)
+            with (
+                answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
+                _DriverCall(self, db, driver) as connection,
+            ):
                 connection.execute("; ".join([_BEGIN, *local]))
         except BaseException:
             db.close()
@@ -180,6 +205,7 @@ class Database:
             self.pools.ledgers.turn() as engine,
             self.translated(),
             engine.connect() as db,
+            answered_within(_LONGEST_ANSWER_S + limit_s, driver_of(db), place=self.place),
             self.dialect.waiting(db, limit_s, apart=True),
         ):
             return self.ask_in(db, statement, values)
@@ -200,8 +226,13 @@ class Database:
     def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
         with self.translated():
             pooled = engine.raw_connection()
+        deadline: Deadline | None = None
         try:
-            with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
+            driver = pooled.dbapi_connection
+            with (
+                answered_within(_LONGEST_ANSWER_S, driver, place=self.place) as deadline,
+                _DriverCall(self, pooled, driver) as connection,
+            ):
                 if self.begins_itself:
                     return self._alone(pooled, connection, statement, values)
                 before, connection.autocommit = connection.autocommit, True
@@ -211,6 +242,10 @@ class Database:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
+            if (
+                deadline is not None and deadline.passed
+            ):  # the answer had come, and nobody was there to read it
+                pooled.invalidate()
             pooled.close()
 
     def _alone(

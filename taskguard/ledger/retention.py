@@ -88,7 +88,7 @@ def _in_batches(
             .limit(batch)
             .with_for_update(skip_locked=True, of=table)
         )
-        with database.transaction(lock_timeout_s=_LOCK_TIMEOUT_S) as db:
+        with database.transaction(lock_timeout_s=_LOCK_TIMEOUT_S, bounded=False) as db:
             found = [tuple(row) for row in db.execute(page)]
             if found:
                 gone = db.execute(sa.delete(table).where(_one_of(primary_key, found), condition()))

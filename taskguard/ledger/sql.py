@@ -356,7 +356,8 @@ class SqlLedger:
                 db, request.message, copy, work=request.work, now_us=now_us
             ):
                 return False
-            publish(copy)
+            with self._database.elsewhere_meanwhile(db):
+                publish(copy)
             return True
 
     # -- for people ---------------------------------------------------------------------------
@@ -563,7 +564,7 @@ class SqlLedger:
         self._create_schema()
 
     def _create_schema(self) -> None:
-        with self._database.transaction() as db:
+        with self._database.transaction(bounded=False) as db:
             dialect = self._database.dialect
             dialect.lock_schema(db)
             for table in METADATA.sorted_tables:
