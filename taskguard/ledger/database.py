@@ -83,6 +83,7 @@ class Database:
         )
         self.begins_itself = own and begins_itself(self.engine.url)
         self._made: dict[Any, Any] = {}
+        self._unicode: bool | None = None
         self.pools = Pools(
             self.engine,
             own=own,
@@ -301,6 +302,13 @@ class Database:
         if made is None:
             made = self._made[kind, make, args] = make(self, *args)
         return made
+
+    def stores_unicode(self) -> bool:
+        """Whether its texts hold every character; asked once."""
+        if self._unicode is None:
+            with self.transaction() as db:
+                self._unicode = self.dialect.stores_unicode(db)
+        return self._unicode
 
     def now(self) -> Any:
         """The database's clock in µs, as an expression."""

@@ -240,7 +240,7 @@ class SqlLedger:
         return self._end(
             claim,
             state=State.FAILED.value,
-            error=_storable(error),
+            error=self._storable(error),
             lease_until=0,
             rounds=None,
             due=None,
@@ -254,7 +254,7 @@ class SqlLedger:
     def crash(self, claim: Claim, error: str) -> bool:
         """PROCESSING without a lease: the next claim is a takeover."""
         due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
-        values = {"error": _storable(error), "lease_until": 0, "due": due}
+        values = {"error": self._storable(error), "lease_until": 0, "due": due}
         return self._end(claim, row_too=False, **values)
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -265,7 +265,7 @@ class SqlLedger:
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
             rounds=sa.case((last, None), else_=rounds),
-            error=_storable(reason),
+            error=self._storable(reason),
             owner=FREE,
             lease_until=0,
             due=sa.case((last, None), else_=WORKS.c.due),
@@ -334,6 +334,13 @@ class SqlLedger:
 
         return self._database.twice(change)
 
+    def _storable(self, text: str) -> str:
+        """Without what a text of the database cannot hold: NUL, or what is not in its encoding."""
+        plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        if plain.isascii() or self._database.stores_unicode():
+            return plain
+        return plain.encode("ascii", "backslashreplace").decode()
+
     # -- renewals -----------------------------------------------------------------------------
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
@@ -388,7 +395,7 @@ class SqlLedger:
         Its messages' numbers are forgotten, so that the same message may be sent again, and its
         fingerprint, so that one with other arguments may.
         """
-        text = _storable(f"requeued: {reason}")
+        text = self._storable(f"requeued: {reason}")
 
         def requeue() -> bool:
             ended = sa.or_(
@@ -518,7 +525,7 @@ class SqlLedger:
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
-        text = _storable(error)
+        text = self._storable(error)
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
@@ -598,11 +605,6 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
     where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
-
-
-def _storable(text: str) -> str:
-    """Without what PostgreSQL's text cannot hold."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def ddl(url: str) -> str:
