@@ -60,6 +60,7 @@ from taskguard.ledger.tables import (
 )
 from taskguard.ledger.transaction import SqlTransaction, Transactions
 from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
+from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
@@ -93,6 +94,9 @@ class SqlLedger:
         resolve_timeout_s: float = 10.0,
         one_statement: bool = True,
     ) -> None:
+        check_number("lock_timeout_s", lock_timeout_s, at_least=0, at_most=DAY_S)
+        check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
+        check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
         self._database = Database(
             database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
         )
@@ -381,6 +385,8 @@ class SqlLedger:
 
     def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of works in a state, those that started last first."""
+
+        check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
 
         def read() -> Any:
             select = sa.select(WORKS).where(WORKS.c.state == state.value)
