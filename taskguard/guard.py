@@ -38,9 +38,8 @@ MAX_RESULT_BYTES = 1_000_000
 
 
 def _dumps(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # Half of a surrogate pair, as in undecodable file names, goes into no database but escaped.
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    # In ASCII, which is text in a database of any encoding; so is half of a surrogate pair.
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 JSON = Codec(dumps=_dumps, loads=json.loads)

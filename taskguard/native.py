@@ -54,9 +54,10 @@ class Wakeup:
         self._closed_gate = allocate_lock()
         self._closed_gate.acquire()
 
-    def wait(self, timeout_s: float | None) -> None:
-        """Return at the next alarm, or after `timeout_s` seconds; None waits for ever."""
-        self._closed_gate.acquire(True, -1 if timeout_s is None else max(0.0, timeout_s))
+    def wait(self, timeout_s: float | None) -> bool:
+        """Return at the next alarm, or, False, after `timeout_s` seconds; None waits for ever."""
+        limit_s = -1 if timeout_s is None else max(0.0, timeout_s)
+        return bool(self._closed_gate.acquire(True, limit_s))
 
     def set(self) -> None:
         """Set the alarm off."""

@@ -9,12 +9,15 @@ from typing import Any, Literal
 
 from taskguard.errors import ConfigurationError
 
-__all__ = ["Policy", "check_namespace", "make_policy"]
+__all__ = ["DAY_S", "MOST_ROWS", "Policy", "check_namespace", "check_number", "make_policy"]
 
 Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
+# A hundred years: what is longer fits into no database's or lock server's clock.
+MOST_S = 36_500 * DAY_S
+MOST_ROWS = 2**31 - 1
 _MAX_NAMESPACE_BYTES = 100
 
 
@@ -57,12 +60,12 @@ class Policy:
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, ("retry", "wait", "skip", "raise"))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
-        _number("ttl_s", self.ttl_s, at_least=0.05)
-        _number("wait_s", self.wait_s, at_least=0)
-        _number("retention_s", self.retention_s, at_least=1)
-        _number("max_crashes", self.max_crashes, at_least=1)
+        check_number("ttl_s", self.ttl_s, at_least=0.05)
+        check_number("wait_s", self.wait_s, at_least=0)
+        check_number("retention_s", self.retention_s, at_least=1)
+        check_number("max_crashes", self.max_crashes, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.max_hold_s is not None:
-            _number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
+            check_number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
         if self.busy == "wait" and not self.wait_s:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
@@ -87,9 +90,23 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{name}={value!r} is not one of {choices}.")
 
 
-def _number(name: str, value: object, *, at_least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= at_least:
-        raise ConfigurationError(f"{name}={value!r}: give a number of at least {at_least:g}.")
+def check_number(
+    name: str,
+    value: object,
+    *,
+    at_least: float,
+    at_most: float = MOST_S,
+    whole: bool = False,
+) -> None:
+    """A number within these bounds, which neither infinity nor NaN is; else ConfigurationError."""
+    kinds = int if whole else int | float
+    fits = isinstance(value, kinds) and not isinstance(value, bool)
+    if not fits or not at_least <= value <= at_most:  # type: ignore[operator]  # it is a number
+        kind = "a whole number" if whole else "a number"
+        bound = f"of at least {at_least:g}"
+        if isinstance(value, int | float) and value > at_most:
+            bound = f"of at most {at_most:,.0f}"
+        raise ConfigurationError(f"{name}={value!r}: give {kind} {bound}.")
 
 
 def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Policy:

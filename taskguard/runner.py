@@ -59,7 +59,7 @@ from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.ledger.refusals import ConnectionBrokenError
+from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import State
@@ -526,8 +526,9 @@ class Runner:
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            if delivery.queue is None or claim.work is None:
-                ledger.give_back(claim)  # the caller is told, and need not call again
+            crowded = isinstance(error, NoConnectionError)  # by others, who will end
+            if delivery.queue is None or claim.work is None or crowded:
+                ledger.give_back(claim)  # a caller is told, and need not call again
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from taskguard.api import TaskGuard
 from taskguard.errors import ConfigurationError, StoredCallError
 from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
+from taskguard.policy import MOST_ROWS, check_number
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
@@ -99,8 +100,9 @@ class Sweeper:
         batch: int = 500,
         max_sends: int = 10,
     ) -> None:
-        if max_sends < 1:
-            raise ConfigurationError(f"max_sends={max_sends!r}: at least one.")
+        check_number("max_sends", max_sends, at_least=1, at_most=MOST_ROWS, whole=True)
+        check_number("batch", batch, at_least=1, at_most=MOST_ROWS, whole=True)
+        check_number("again_after_s", again_after_s, at_least=-1)
         if again_after_s < 1:
             raise ConfigurationError(
                 f"again_after_s={again_after_s!r}: a sweep would find what it has just sent."

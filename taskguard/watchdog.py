@@ -2,7 +2,8 @@
 
 Guarantees: every lease is renewed at a third of its ttl, all that are due in one batch, on
 connections of the providers' own; a renewal that gets no answer leaves the old deadline
-standing and is tried again until it passes; then the lease is marked lost, the body is told,
+standing and is tried again until it passes; then, by the local clock, whatever the servers do,
+the lease is marked lost, the body is told,
 an event is emitted, and the lock server's lease is let go. The thread starts with the first
 lease, in the process that took it; a forked child starts with none. It never dies silently.
 
@@ -41,6 +42,7 @@ _RENEWALS_PER_TTL = 3
 _SLACK_SHARE = 0.1
 _LINGER_S = 1.0
 _RETRY_SHARE = 0.1
+_LONGEST_PATIENCE_S = 1.0  # leases that are taken meanwhile may be short
 
 
 class Kept:
@@ -204,11 +206,49 @@ class Watchdog:
                 if pause_s is None:
                     return  # the next lease starts another
                 self._wakeup.wait(pause_s)
-                self.tick()
+                self._round()
             except Exception:
                 # A bug here would lose every lease of the process: say so and go on.
                 logger.exception("watchdog: a round failed; leases stand until their deadlines")
                 self._clock.sleep(0.1)
+
+    def _round(self) -> None:
+        """`tick()`, but with renewals in a thread of their own.
+
+        Leases expire by the local clock, also while somebody who is asked gives no answer.
+        """
+        now_s = self._clock.monotonic_s()
+        due = self._due(now_s)
+        if not due:
+            return
+        ended = Wakeup()
+
+        def renew() -> None:
+            try:
+                self._renew(due, now_s)
+            except Exception:
+                logger.exception("watchdog: a round failed; leases stand until their deadlines")
+                self._clock.sleep(0.1)
+            finally:
+                ended.set()
+
+        try:
+            start_thread(renew)
+        except RuntimeError:  # there can be no more threads
+            self._renew(due, now_s)
+            return
+        while not ended.wait(self._patience_s()):
+            self._expire(self._everything())
+
+    def _patience_s(self) -> float:
+        """For how long renewals may take before a lease is to be looked at."""
+        now_s = self._clock.monotonic_s()
+        ends_s = (kept.lease.trusted_until_s for kept in self._everything())
+        return min(_LONGEST_PATIENCE_S, max(0.01, min(ends_s, default=now_s + 1.0) - now_s))
+
+    def _everything(self) -> list[Kept]:
+        with self._mutex:
+            return list(self._kept.values())
 
     def _pause_s(self) -> float | None:
         with self._mutex:
@@ -229,16 +269,21 @@ class Watchdog:
     def tick(self) -> None:
         """Renew what is due and mark what is lost."""
         now_s = self._clock.monotonic_s()
-        with self._mutex:
-            everything = list(self._kept.values())
+        due = self._due(now_s)
+        if due:
+            self._renew(due, now_s)
+
+    def _due(self, now_s: float) -> list[Kept]:
+        """Those to be renewed, after marking what is lost."""
+        everything = self._everything()
         self._expire(everything)
-        due = [
+        return [
             kept
             for kept in everything
             if kept.renew_at_s <= now_s + kept.lease.ttl_s * _SLACK_SHARE and not kept.lease.is_lost
         ]
-        if not due:
-            return
+
+    def _renew(self, due: list[Kept], now_s: float) -> None:
         self._renew_ledger([kept for kept in due if kept.claim is not None])
         self._renew_locks([kept for kept in due if kept.at_lock_server])
         self._schedule(due, asked_at_s=now_s)

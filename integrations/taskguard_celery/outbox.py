@@ -10,6 +10,7 @@ crash in between left unpublished, a sweep publishes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -186,7 +187,11 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
         app: the Celery app.
         every_s: seconds from one sweep to the next; 60 by default.
         options: see `taskguard.Sweeper`.
+
+    Raises ConfigurationError for an `every_s` that is no number of seconds above 0.
     """
+    if not 0 < every_s < math.inf:
+        raise errors.ConfigurationError(f"every_s={every_s!r}: give a number above 0.")
 
     def run() -> str:
         try:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "purge",
         help="forget works that ended long ago",
         description="Deletes works that ended so long ago (DONE, FAILED), their messages, and keys "
-        "that nobody has held since. May run at any time, beside workers.",
+        "whose lease ended before that. May run at any time, beside workers.",
     )
     add_url(purge)
     purge.add_argument(
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _duration_s(text: str) -> float:
     number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS_S or not number.isdecimal():
+    if unit not in _UNITS_S or not number.isdecimal() or int(number) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h or 30d")
     return int(number) * _UNITS_S[unit]
 

@@ -7,20 +7,24 @@ claims.
 
 from __future__ import annotations
 
+import contextlib
 import enum
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
+from taskguard.ledger.deadlines import Deadline, answered_within
 from taskguard.ledger.dialects import Fault, dialect_of
 from taskguard.ledger.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.numbered import numbered
+from taskguard.ledger.pools import Pools
 from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.refusals import NoConnectionError
+from taskguard.ledger.sessions import noting
 
 __all__ = ["CannotWriteError", "Database", "HotPath", "LockTimeoutError", "driver_of"]
 
@@ -29,6 +33,10 @@ _T = TypeVar("_T")
 _ASK_LEVEL = "select current_setting('default_transaction_isolation')"
 _BEGIN = f"begin isolation level {READ_COMMITTED}"
 
+
+# For answers to the ledger's own statements, beside what they may wait for row locks: two of them.
+_LONGEST_ANSWER_S, _LOCKS = 5.0, 2
+_DEADLINE = "taskguard_deadline"  # in what SQLAlchemy keeps with a connection
 
 # libpq explains itself at length.
 _MOST_SAID = 300
@@ -57,6 +65,7 @@ class Database:
 
     Attributes:
         dialect: what is peculiar to this kind of database.
+        pools: who may have how many of its connections.
         by_psycopg: statements written for psycopg can be handed to it as they are.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
             statement of its own, which saves the round trip that setting something in them would
@@ -74,16 +83,17 @@ class Database:
         )
         self.begins_itself = own and begins_itself(self.engine.url)
         self._made: dict[Any, Any] = {}
-        self._spare: sa.pool.Pool | None = None
-        self._spare_pid = 0
-        self._spare_engine: sa.Engine | None = None
-        # The same pool. For several statements of our own, which SQLAlchemy is to keep together,
-        # and which have to see the newest rows whatever the Engine's or the role's default is.
-        self._transactional = (
-            self.engine.execution_options(isolation_level="READ COMMITTED")
-            if self.engine.dialect.name == "postgresql"
-            else self.engine
+        self._unicode: bool | None = None
+        self.pools = Pools(
+            self.engine,
+            own=own,
+            apart=self.dialect.claims_apart,
+            one=self.dialect.one_writer,
         )
+        # Of several statements of our own, which SQLAlchemy is to keep together, and which have to
+        # see the newest rows whatever the Engine's or the role's default is.
+        postgresql = self.engine.dialect.name == "postgresql"
+        self._level = {"isolation_level": "READ COMMITTED"} if postgresql else {}
 
     @property
     def place(self) -> str:
@@ -104,74 +114,72 @@ class Database:
         is_mariadb = dialect.driver == "pymysql" and dialect.is_mariadb
         return HotPath.MARIADB if is_mariadb and self.dialect.own else None
 
-    def spare_pool(self) -> sa.pool.Pool:
-        """A pool like the engine's, for renewals, and for claims where those are apart.
-
-        They must not wait until a body, whose lease they keep, gives its connection back.
-        """
-        if self._spare is None or self._spare_pid != os.getpid():
-            self._spare = self.engine.pool.recreate()
-            self._spare_pid = os.getpid()
-            self._spare_engine = None
-        return self._spare
-
-    def _engine_on_spare_pool(self) -> sa.Engine:
-        pool, engine = self.spare_pool(), self._spare_engine
-        if engine is None or engine.pool is not pool:
-            engine = self._spare_engine = sa.Engine(pool, self.engine.dialect, self.engine.url)
-            self.dialect.watch(engine)
-        return engine
-
     def forget_idle(self) -> None:
-        """Throw idle connections away, the spare pool's as well."""
+        """Throw idle connections away, those of all pools."""
         self.engine.dispose()
-        spare = self._spare
-        if spare is not None and self._spare_pid == os.getpid():
-            self._spare = self.engine.pool.recreate()
-            spare.dispose()
+        self.pools.dispose()
 
     def close(self) -> None:
         """Close idle connections."""
-        self.engine.dispose()
-        if self._spare is not None:
-            self._spare.dispose()
+        self.forget_idle()
 
-    def connect(self) -> sa.Connection:
-        """A connection; the caller closes it."""
+    def connect(self, engine: sa.Engine) -> sa.Connection:
+        """A connection of one of `pools`; the caller closes it."""
         with self.translated():
-            return self.engine.connect()
+            return engine.connect()
 
     @contextmanager
     def transaction(
-        self, *, lock_timeout_s: float | None = None, spare: bool = False
+        self,
+        *,
+        lock_timeout_s: float | None = None,
+        renewal: bool = False,
+        claim: bool = False,
+        bounded: bool = True,
     ) -> Iterator[sa.Connection]:
         """A transaction that waits for row locks no longer than `lock_timeout_s`.
 
-        `spare`: on a connection that no body can have.
+        On a connection that no body can use up; `renewal`: on one that nothing else can. Not
+        `bounded`: its statements may take as long as they need.
         """
-        engine = self._transactional
-        spare = spare and not self.begins_itself and not self.dialect.one_writer
-        if spare:
-            engine = self._engine_on_spare_pool()
-        with self.translated(), engine.begin() as db:
-            if lock_timeout_s is None:
-                yield db
-                return
-            apart = spare and self.dialect.claims_apart
-            with self.dialect.waiting(db, lock_timeout_s, apart=apart):
-                yield db
+        with contextlib.ExitStack() as stack:
+            turn = self.pools.ledgers.turn
+            engine = self.pools.renewals if renewal else stack.enter_context(turn())
+            stack.enter_context(self.translated())
+            db = stack.enter_context(engine.connect())
+            if bounded:
+                longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
+                answered = answered_within(longest_s, driver_of(db), place=self.place)
+                db.info[_DEADLINE] = stack.enter_context(answered)
+            if self._level:
+                db = db.execution_options(**self._level)
+            stack.enter_context(db.begin())
+            if lock_timeout_s is not None:
+                apart = (renewal or claim) and self.dialect.claims_apart
+                stack.enter_context(self.dialect.waiting(db, lock_timeout_s, apart=apart))
+            yield db
 
-    def begin(self, settings: dict[str, Any]) -> sa.Connection:
+    @staticmethod
+    def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:
+        """In the block something else is waited for than the answers of `transaction()`."""
+        deadline: Deadline = db.info[_DEADLINE]
+        return deadline.put_off()
+
+    def begin(self, engine: sa.Engine, settings: dict[str, Any]) -> sa.Connection:
         """A connection in a transaction with these settings, where statements commit by themselves.
 
         In one message, each time: a body may have changed those of its session. psycopg's own
         COMMIT and ROLLBACK end the transaction: they go by the state of the session.
         """
         local = (f"set local {name} = '{value}'" for name, value in settings.items())
-        db = self.connect()
+        db = self.connect(engine)
         try:
             db.begin()
-            with _DriverCall(self, db, driver_of(db)) as connection:
+            driver = driver_of(db)
+            with (
+                answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
+                _DriverCall(self, db, driver) as connection,
+            ):
                 connection.execute("; ".join([_BEGIN, *local]))
         except BaseException:
             db.close()
@@ -195,23 +203,37 @@ class Database:
         """The rows of one statement that ends its own transaction, where `claims_apart`."""
         limit_s = self.lock_timeout_s
         with (
+            self.pools.ledgers.turn() as engine,
             self.translated(),
-            self._engine_on_spare_pool().connect() as db,
+            engine.connect() as db,
+            answered_within(_LONGEST_ANSWER_S + limit_s, driver_of(db), place=self.place),
             self.dialect.waiting(db, limit_s, apart=True),
         ):
             return self.ask_in(db, statement, values)
 
-    def ask(
-        self, statement: str, values: dict[str, Any], *, pool: sa.pool.Pool | None = None
-    ) -> list[Any]:
+    def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
+
+        On a connection that no body can use up; `renewal`: on one that nothing else can.
 
         On SQLAlchemy's pool, but by the driver's cursor: for so short a statement the way
         through SQLAlchemy's results costs as much again (250 µs instead of 130).
         """
-        pooled = self._pooled(pool)
+        if renewal:
+            return self._ask(self.pools.renewals, statement, values)
+        with self.pools.ledgers.turn() as engine:
+            return self._ask(engine, statement, values)
+
+    def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self.translated():
+            pooled = engine.raw_connection()
+        deadline: Deadline | None = None
         try:
-            with _DriverCall(self, pooled, pooled.dbapi_connection) as connection:
+            driver = pooled.dbapi_connection
+            with (
+                answered_within(_LONGEST_ANSWER_S, driver, place=self.place) as deadline,
+                _DriverCall(self, pooled, driver) as connection,
+            ):
                 if self.begins_itself:
                     return self._alone(pooled, connection, statement, values)
                 before, connection.autocommit = connection.autocommit, True
@@ -221,6 +243,10 @@ class Database:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
+            if (
+                deadline is not None and deadline.passed
+            ):  # the answer had come, and nobody was there to read it
+                pooled.invalidate()
             pooled.close()
 
     def _alone(
@@ -244,22 +270,18 @@ class Database:
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
         """By psycopg."""
         psycopg: Any = self.engine.dialect.loaded_dbapi
-        if connection.cursor_factory is not psycopg.Cursor:
+        if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
             # The user's own choice: one that binds values itself prepares nothing, for a pooler.
             return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
         text, names = numbered(statement)
         return list(cursor.execute(text, [values[name] for name in names]).fetchall())
 
-    def _pooled(self, pool: sa.pool.Pool | None) -> sa.PoolProxiedConnection:
-        with self.translated():
-            return self.engine.raw_connection() if pool is None else pool.connect()
-
     def twice(self, ask: Callable[[], _T]) -> _T:
         """After a restart of the server the pool holds dead connections: once more, then no."""
         try:
             return ask()
-        except LockTimeoutError:
+        except (LockTimeoutError, NoConnectionError):
             raise
         except LedgerUnavailableError:
             return ask()
@@ -270,6 +292,7 @@ class Database:
             engine, lock_timeout_s=self.lock_timeout_s, one_statement=self._one_statement
         )
         database._made = self._made
+        database.pools = self.pools
         return database
 
     def once(self, make: Callable[..., _T], *args: Any) -> _T:
@@ -279,6 +302,13 @@ class Database:
         if made is None:
             made = self._made[kind, make, args] = make(self, *args)
         return made
+
+    def stores_unicode(self) -> bool:
+        """Whether its texts hold every character; asked once."""
+        if self._unicode is None:
+            with self.transaction() as db:
+                self._unicode = self.dialect.stores_unicode(db)
+        return self._unicode
 
     def now(self) -> Any:
         """The database's clock in µs, as an expression."""
@@ -299,7 +329,7 @@ class Database:
                 raise
             raise mapped from error
         except sa.exc.TimeoutError as error:
-            raise LedgerUnavailableError(f"No connection to {self.place}: {error}") from error
+            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
 
     def map(self, error: BaseException) -> Exception | None:
         """A driver's error, or SQLAlchemy's for it, in taskguard's words; None: not ours to say."""

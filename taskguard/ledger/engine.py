@@ -8,6 +8,7 @@ a forked child. No message holds a password.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import weakref
@@ -16,14 +17,23 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
+from taskguard.ledger import sessions
 
-__all__ = ["LEVEL", "READ_COMMITTED", "begins_itself", "listen_once", "make_engine", "read_url"]
+__all__ = [
+    "LEVEL",
+    "READ_COMMITTED",
+    "begins_itself",
+    "listen_once",
+    "make_engine",
+    "on_other_pool",
+    "read_url",
+]
 
 LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 _CONNECT_TIMEOUT_S = 5
-_POOL = {"pool_size": 10, "max_overflow": 50}
+_POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
     **_POOL,
     "connect_args": {
@@ -93,6 +103,19 @@ def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
         sa.event.listen(engine, event, listener)
 
 
+def on_other_pool(engine: sa.Engine) -> sa.Engine:
+    """The same Engine, with its listeners, on other connections of the same kind."""
+    beneath = engine
+    while hasattr(beneath, "_proxied"):  # by execution_options(): it has no pool of its own
+        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
+    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
+    other = copy.copy(beneath)
+    other.pool = beneath.pool.recreate()
+    _engines.add(other)
+    _listening[other] = _listening.setdefault(beneath, set())
+    return other if beneath is engine else other.execution_options(**engine.get_execution_options())
+
+
 def read_url(given: Any) -> sa.URL:
     """A URL, read; raises ConfigurationError, without any part of it, if it cannot be."""
     url = None
@@ -144,18 +167,28 @@ def begins_itself(url: sa.URL) -> bool:
 
 def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
     if url.get_backend_name() == "sqlite":
-        engine = sa.create_engine(url, connect_args={"timeout": max(lock_timeout_s, 5.0)})
+        connect: dict[str, Any] = {"timeout": max(lock_timeout_s, 5.0)}
+        engine = sa.create_engine(
+            url, connect_args={**connect, "factory": sessions.noting_connection()}
+        )
         sa.event.listen(engine, "connect", _tune_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
     if url.get_backend_name() in ("mysql", "mariadb"):
         return _create_mysql(url)
     if not begins_itself(url):
-        return sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
+        return engine
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
     # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
+    psycopg: Any = url.get_dialect().import_dbapi()
+    connect = {**_POSTGRESQL["connect_args"], "cursor_factory": sessions.noting(psycopg.Cursor)}
     engine = sa.create_engine(
-        url, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, **_POSTGRESQL
+        url,
+        isolation_level="AUTOCOMMIT",
+        pool_reset_on_return=None,
+        **{**_POSTGRESQL, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)
@@ -163,18 +196,25 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
 
 
 def _create_mysql(url: sa.URL) -> sa.Engine:
+    by_pymysql = url.get_driver_name() == "pymysql"
     limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
     limits = {name: limit for name, limit in limits.items() if name not in url.query}
-    if url.get_driver_name() != "pymysql":
-        limits.pop("read_timeout", None)
-    engine = sa.create_engine(url, connect_args=limits, **_MYSQL)
+    connect: dict[str, Any] = dict(limits)
+    if by_pymysql:
+        pymysql: Any = url.get_dialect().import_dbapi()
+        connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
+    else:
+        connect.pop("read_timeout", None)
+    engine = sa.create_engine(url, connect_args=connect, **_MYSQL)
+    if not by_pymysql:
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
 
     def tune(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
             # Else a text that is too long is cut off, and an unknown engine is another one.
             strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
             cursor.execute(f"set session sql_mode = concat(@@sql_mode, ',{strict}')")
-        if "read_timeout" in limits:
+        if "read_timeout" in connect:
             _watch_by_keepalive(connection)
 
     sa.event.listen(engine, "connect", tune)
@@ -207,9 +247,12 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
     if pooled:
         connection.prepare_threshold = None
     elif level != READ_COMMITTED:  # of the role or of the database
-        connection.execute(f"set default_transaction_isolation = '{READ_COMMITTED}'")
+        read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
+        connection.execute(read_committed)
         connection.commit()  # as above
         level = READ_COMMITTED
+        vars(connection)[sessions.AGAIN] = f"; {read_committed}"
+    vars(connection)[sessions.POOLED] = pooled
     record.info[LEVEL] = level
 
 

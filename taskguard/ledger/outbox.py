@@ -130,7 +130,7 @@ def overdue(
 
     One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
     """
-    with database.transaction() as db:
+    with database.transaction(bounded=False) as db:
         select = sa.select(*(WORKS.c[name] for name in _COLUMNS)).where(
             WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN)
         )
@@ -179,7 +179,7 @@ def sent(
         WORKS.c.due.in_({work.due_us for work in works}),
         WORKS.c.state.in_(_OPEN),
     )
-    with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
+    with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
         free = sa.select(WORKS.c.id).where(these).order_by(WORKS.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)

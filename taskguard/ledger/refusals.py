@@ -5,11 +5,17 @@ Guarantees: each names the key and the fence, and says that nothing was written.
 
 from __future__ import annotations
 
-from taskguard.errors import StaleTokenError, TransactionRetryError, TransactionUsageError
+from taskguard.errors import (
+    LedgerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+    TransactionUsageError,
+)
 from taskguard.ledger.base import Claim
 
 __all__ = [
     "ConnectionBrokenError",
+    "NoConnectionError",
     "broken_in_block",
     "ended_in_block",
     "failed_in_block",
@@ -27,6 +33,10 @@ def key_of(claim: Claim) -> str:
 
 class ConnectionBrokenError(TransactionRetryError):
     """The connection broke: run again, though not as often as after a deadlock."""
+
+
+class NoConnectionError(LedgerUnavailableError):
+    """All connections of this process are in use; the database may well be there."""
 
 
 def stale(claim: Claim) -> StaleTokenError:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.database import Database
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
+from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
 __all__ = ["Purged", "purge"]
@@ -40,6 +41,8 @@ class Purged:
 
 def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:
     """Delete in batches; see `SqlLedger.purge`."""
+    check_number("older_than_s", older_than_s, at_least=0)
+    check_number("batch", batch, at_least=1, at_most=MOST_ROWS, whole=True)
     if older_than_s < _LEAST_AGE_S:
         raise ConfigurationError(
             f"older_than_s={older_than_s:g}: at least {_LEAST_AGE_S:g}, an hour. The next token of "
@@ -88,7 +91,7 @@ def _in_batches(
             .limit(batch)
             .with_for_update(skip_locked=True, of=table)
         )
-        with database.transaction(lock_timeout_s=_LOCK_TIMEOUT_S) as db:
+        with database.transaction(lock_timeout_s=_LOCK_TIMEOUT_S, bounded=False) as db:
             found = [tuple(row) for row in db.execute(page)]
             if found:
                 gone = db.execute(sa.delete(table).where(_one_of(primary_key, found), condition()))

@@ -60,6 +60,7 @@ from taskguard.ledger.tables import (
 )
 from taskguard.ledger.transaction import SqlTransaction, Transactions
 from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
+from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
@@ -93,6 +94,9 @@ class SqlLedger:
         resolve_timeout_s: float = 10.0,
         one_statement: bool = True,
     ) -> None:
+        check_number("lock_timeout_s", lock_timeout_s, at_least=0, at_most=DAY_S)
+        check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
+        check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
         self._database = Database(
             database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
         )
@@ -205,7 +209,7 @@ class SqlLedger:
             self._complete_in_steps(claim, result_json)
 
     def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
-        with self.transaction(claim) as tx:
+        with self._transactions.open(claim, look_first=True, by_ledger=True) as tx:
             tx.complete(claim, result_json)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
@@ -240,7 +244,7 @@ class SqlLedger:
         return self._end(
             claim,
             state=State.FAILED.value,
-            error=_storable(error),
+            error=self._storable(error),
             lease_until=0,
             rounds=None,
             due=None,
@@ -254,7 +258,7 @@ class SqlLedger:
     def crash(self, claim: Claim, error: str) -> bool:
         """PROCESSING without a lease: the next claim is a takeover."""
         due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
-        values = {"error": _storable(error), "lease_until": 0, "due": due}
+        values = {"error": self._storable(error), "lease_until": 0, "due": due}
         return self._end(claim, row_too=False, **values)
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -265,7 +269,7 @@ class SqlLedger:
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
             rounds=sa.case((last, None), else_=rounds),
-            error=_storable(reason),
+            error=self._storable(reason),
             owner=FREE,
             lease_until=0,
             due=sa.case((last, None), else_=WORKS.c.due),
@@ -334,6 +338,13 @@ class SqlLedger:
 
         return self._database.twice(change)
 
+    def _storable(self, text: str) -> str:
+        """Without what a text of the database cannot hold: NUL, or what is not in its encoding."""
+        plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+        if plain.isascii() or self._database.stores_unicode():
+            return plain
+        return plain.encode("ascii", "backslashreplace").decode()
+
     # -- renewals -----------------------------------------------------------------------------
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
@@ -356,7 +367,8 @@ class SqlLedger:
                 db, request.message, copy, work=request.work, now_us=now_us
             ):
                 return False
-            publish(copy)
+            with self._database.elsewhere_meanwhile(db):
+                publish(copy)
             return True
 
     # -- for people ---------------------------------------------------------------------------
@@ -374,6 +386,8 @@ class SqlLedger:
     def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of works in a state, those that started last first."""
 
+        check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
+
         def read() -> Any:
             select = sa.select(WORKS).where(WORKS.c.state == state.value)
             with self._database.transaction() as db:
@@ -387,7 +401,7 @@ class SqlLedger:
         Its messages' numbers are forgotten, so that the same message may be sent again, and its
         fingerprint, so that one with other arguments may.
         """
-        text = _storable(f"requeued: {reason}")
+        text = self._storable(f"requeued: {reason}")
 
         def requeue() -> bool:
             ended = sa.or_(
@@ -517,7 +531,7 @@ class SqlLedger:
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
-        text = _storable(error)
+        text = self._storable(error)
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
@@ -563,7 +577,7 @@ class SqlLedger:
         self._create_schema()
 
     def _create_schema(self) -> None:
-        with self._database.transaction() as db:
+        with self._database.transaction(bounded=False) as db:
             dialect = self._database.dialect
             dialect.lock_schema(db)
             for table in METADATA.sorted_tables:
@@ -597,11 +611,6 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
     where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
-
-
-def _storable(text: str) -> str:
-    """Without what PostgreSQL's text cannot hold."""
-    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def ddl(url: str) -> str:

@@ -42,8 +42,7 @@ _COLUMNS = (
 
 def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
     """Decide and record, in one transaction, whether this delivery may run."""
-    limit_s, apart = database.lock_timeout_s, database.dialect.claims_apart
-    with database.transaction(lock_timeout_s=limit_s, spare=apart) as db:
+    with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
             found = _look(database, db, request)
@@ -294,7 +293,7 @@ class _Claim:
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
     """Renew each hold whose rows nobody has locked, in one transaction."""
     ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
-    with database.transaction(lock_timeout_s=database.lock_timeout_s, spare=True) as db:
+    with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
         works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
         keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
             KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -53,6 +54,7 @@ from taskguard.ledger.refusals import (
     stale,
     too_long_in_block,
 )
+from taskguard.ledger.sessions import BodySession
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -97,22 +99,64 @@ def _note_error(context: sa.engine.ExceptionContext) -> None:
         block.note(context)
 
 
+# The transaction around this call that was begun last. It may have ended since, in another context.
+_innermost: ContextVar[SqlTransaction | None] = ContextVar("taskguard_transaction", default=None)
+
+
+def _open_one() -> SqlTransaction | None:
+    """The innermost one around this call that is open."""
+    transaction = _innermost.get()
+    while transaction is not None and not transaction.is_open:
+        transaction = transaction.around
+    return transaction
+
+
+def _depth() -> int:
+    """How many transactions are open around this call."""
+    transaction, depth = _innermost.get(), 0
+    while transaction is not None:
+        depth += transaction.is_open
+        transaction = transaction.around
+    return depth
+
+
 class SqlTransaction:
     """One transaction of a holder, for the time of a `with` block."""
 
     db: sa.Connection
 
-    def __init__(self, transactions: Transactions, claim: Claim, *, look_first: bool) -> None:
+    def __init__(
+        self,
+        transactions: Transactions,
+        claim: Claim,
+        *,
+        look_first: bool,
+        by_ledger: bool = False,
+    ) -> None:
         self._transactions = transactions
         self._claim = claim
         self._look_first = look_first
+        self._by_ledger = by_ledger
+        self.around: SqlTransaction | None = None
+        self.is_open = False
 
     def __enter__(self) -> Self:
-        self.db = self._transactions.begin(self._claim, look_first=self._look_first)
+        pools = self._transactions.database.pools
+        share = pools.ledgers if self._by_ledger else pools.of_body(_depth())
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(share.turn())
+            self.db = self._transactions.begin(
+                self._claim, look_first=self._look_first, engine=engine
+            )
+            self._turn = stack.pop_all()
         self._lend()
+        own = self._transactions.database.dialect.own
+        self._session = None if self._by_ledger else BodySession(self.db, own=own)
         return self
 
     def _lend(self) -> None:
+        self.around, self.is_open = _open_one(), True
+        _innermost.set(self)
         self._pid = os.getpid()
         self._mark: str | None = None
         self._looked = False  # at the server, whose answer is had once
@@ -122,6 +166,8 @@ class SqlTransaction:
 
     def _take_back(self) -> bool:
         """False in a forked child: the transaction is its parent's."""
+        self.is_open = False
+        _innermost.set(_open_one())
         if self._pid != os.getpid():
             _parents.append(self.db)
             return False
@@ -142,7 +188,9 @@ class SqlTransaction:
             else:
                 self._transactions.roll_back(self.db, self._block, error, self._driver)
         finally:
-            self.db.close()
+            with self._turn, contextlib.closing(self.db):
+                if self._session is not None:
+                    self._session.end()
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         self._refuse_ended(claim)
@@ -237,14 +285,14 @@ class Transactions:
             resolve_timeout_s=self._resolve_timeout_s,
         )
 
-    def open(self, claim: Claim, *, look_first: bool) -> SqlTransaction:
-        """A transaction for a `with` block."""
-        return SqlTransaction(self, claim, look_first=look_first)
+    def open(self, claim: Claim, *, look_first: bool, by_ledger: bool = False) -> SqlTransaction:
+        """A transaction for a `with` block; `by_ledger`: on a connection that is no body's."""
+        return SqlTransaction(self, claim, look_first=look_first, by_ledger=by_ledger)
 
-    def begin(self, claim: Claim, *, look_first: bool) -> sa.Connection:
+    def begin(self, claim: Claim, *, look_first: bool, engine: sa.Engine) -> sa.Connection:
         """A connection in a transaction; refuses a claim that is seen to be stale."""
         with self._database.translated():
-            db = self._begin()
+            db = self._begin(engine)
             try:
                 if self._keeps_snapshot(db):
                     # A renewal in between would make the completion a serialization failure.
@@ -256,16 +304,16 @@ class Transactions:
                 raise
         return db
 
-    def _begin(self) -> sa.Connection:
+    def _begin(self, engine: sa.Engine) -> sa.Connection:
         if not self._database.by_psycopg:
-            return self._database.twice(self._open)
+            return self._database.twice(lambda: self._open(engine))
         idle_s = self._idle_in_transaction_s
-        db = postgresql.begin(self._database, idle_in_transaction_s=idle_s)
+        db = postgresql.begin(self._database, engine, idle_in_transaction_s=idle_s)
         return self._checked(db)
 
-    def _open(self) -> sa.Connection:
+    def _open(self, engine: sa.Engine) -> sa.Connection:
         with self._database.translated():
-            return self._checked(self._database.connect())
+            return self._checked(self._database.connect(engine))
 
     def _checked(self, db: sa.Connection) -> sa.Connection:
         if not db.in_transaction():
@@ -407,7 +455,8 @@ class Transactions:
         except sa.exc.DBAPIError as error:
             if not self.is_unknown(error):
                 raise  # the database said no: a deferred constraint
-            db.close()  # its row locks and its place in the pool
+            db.invalidate()  # its row locks, and whatever its session has
+            db.close()
             self.resolve(claim, error, mark)
         except BaseException:
             # An interrupt, or a listener of the user's. COMMIT may not have been sent: whoever has

@@ -177,7 +177,7 @@ def upgrade(database: Database) -> tuple[int, int]:
     kind = database.engine.dialect.name
     before = version = version_in(database)
     while version < SCHEMA_VERSION:
-        with database.transaction() as db:
+        with database.transaction(bounded=False) as db:
             database.dialect.lock_schema(db)
             version = _read(db)  # another upgrade may have been faster
             for step in (_path(version) or ())[:1]:
@@ -191,7 +191,7 @@ def upgrade(database: Database) -> tuple[int, int]:
 
 def version_in(database: Database) -> int:
     """The tables' version, if there is a way from it; else raises LedgerSchemaError."""
-    with database.transaction() as db:
+    with database.transaction(bounded=False) as db:
         version = _read(db)
     if version > SCHEMA_VERSION or _path(version) is None:
         expect_version(version)

@@ -36,6 +36,7 @@ from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis_link import RedisLink, Script, pack
+from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RedisLocks"]
 
@@ -79,6 +80,9 @@ class RedisLocks:
                 f"The namespace {namespace!r} cannot begin a key: use letters, digits, '-', '_', "
                 "'.' and ':'."
             )
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
         self._link = RedisLink(
             server,
             socket_timeout_s=socket_timeout_s,

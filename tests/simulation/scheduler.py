@@ -254,10 +254,11 @@ class SimWakeup:
         self._scheduler = scheduler
         self._ringing = False
 
-    def wait(self, timeout_s: float | None) -> None:
+    def wait(self, timeout_s: float | None) -> bool:
         timeout_s = float("inf") if timeout_s is None else max(0.0, timeout_s)
         self._scheduler.block(lambda: self._ringing, timeout_s)
-        self._ringing = False
+        rang, self._ringing = self._ringing, False
+        return rang
 
     def set(self) -> None:
         self._ringing = True

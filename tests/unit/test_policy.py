@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import taskguard
+from taskguard import Sweeper
+from taskguard.cli import _duration_s
 from taskguard.errors import ConfigurationError
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.redis import RedisLocks
 from taskguard.policy import Policy, make_policy
+from taskguard.states import State
 
 
 @pytest.mark.parametrize(
@@ -22,6 +30,18 @@ from taskguard.policy import Policy, make_policy
         ({"ttl_s": "30"}, "give a number"),
         ({"ttl_s": True}, "give a number"),
         ({"ttl_s": float("nan")}, "give a number"),
+        ({"ttl_s": float("inf")}, r"ttl_s=inf: give a number of at most 3,153,600,000\."),
+        ({"ttl_s": 1e300}, "ttl_s=1e.300: give a number of at most"),
+        ({"busy": "wait", "wait_s": float("inf")}, "wait_s=inf"),
+        ({"busy": "wait", "wait_s": float("nan")}, "wait_s=nan"),
+        ({"wait_s": -1}, "at least 0"),
+        ({"max_hold_s": float("inf")}, "max_hold_s=inf"),
+        ({"max_hold_s": float("nan")}, "max_hold_s=nan"),
+        ({"retention_s": float("inf")}, "retention_s=inf"),
+        ({"retention_s": float("nan")}, "retention_s=nan"),
+        ({"max_crashes": float("inf")}, "max_crashes=inf: give a whole number"),
+        ({"max_crashes": 2.5}, "a whole number"),
+        ({"max_crashes": 2**31}, "at most 2,147,483,647"),
         ({"max_crashes": 0}, "at least 1"),
         ({"ttl_s": 30, "max_hold_s": 10}, "max_hold_s"),
         ({"namespace": "a b"}, "namespace"),
@@ -40,3 +60,48 @@ def test_defaults() -> None:
     policy = Policy()
     assert (policy.busy, policy.ttl_s, policy.max_crashes) == ("retry", 30.0, 3)
     assert (policy.on_lost, policy.atomic, policy.max_hold_s) == ("fence", False, None)
+
+
+NO_NUMBERS = [float("inf"), float("nan"), float("-inf"), -1, "1", True, 1e300]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: SqlLedger("sqlite://", lock_timeout_s=value),
+        lambda value: SqlLedger("sqlite://", idle_in_transaction_s=value),
+        lambda value: SqlLedger("sqlite://", resolve_timeout_s=value),
+        lambda value: SqlLedger("sqlite://").purge(older_than_s=value),
+        lambda value: SqlLedger("sqlite://").purge(older_than_s=9e5, batch=value),
+        lambda value: SqlLedger("sqlite://").works(State.DEAD, limit=value),
+        lambda value: RedisLocks("redis://localhost", socket_timeout_s=value),
+        lambda value: RedisLocks("redis://localhost", connect_timeout_s=value),
+        lambda value: RedisLocks("redis://localhost", retries=value),
+        lambda value: locks_only().lock("a", ttl_s=value),
+        lambda value: locks_only().lock("a", wait_s=value),
+        lambda value: locks_only().lock("a", max_hold_s=value),
+        lambda value: locks_only().guarded(key="a", ttl_s=value)(test_defaults),
+        lambda value: Sweeper(locks_only(), {}, again_after_s=value),
+        lambda value: Sweeper(locks_only(), {}, max_sends=value),
+        lambda value: Sweeper(locks_only(), {}, batch=value),
+    ],
+)
+def test_every_other_number_is_checked_where_it_is_given(
+    make: Callable[[Any], Any], value: Any
+) -> None:
+    """Not at the first delivery, by an OverflowError of the driver's, or never."""
+    with pytest.raises(ConfigurationError):
+        make(value)
+
+
+def locks_only() -> taskguard.TaskGuard:
+    return taskguard.connect(locks="memory:", ledger=None)
+
+
+def test_ages_of_the_command_are_checked() -> None:
+    """0 would be no pause, or everything."""
+    for text in ("0s", "-1d", "inf", "nan", "1e3s", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            _duration_s(text)
+    assert _duration_s("90s") == 90.0

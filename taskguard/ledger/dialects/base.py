@@ -85,6 +85,11 @@ class Dialect(ABC):
         del db
         return len(call) <= MOST_CALL_BYTES
 
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        """Whether its texts hold every character; where the tables say so themselves, they do."""
+        del db
+        return True
+
     @abstractmethod
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         """What an error of the driver means; None: it is the statement's own."""

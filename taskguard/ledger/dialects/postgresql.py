@@ -58,6 +58,9 @@ class PostgreSQL(OnConflict):
         )
         yield
 
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        return bool(db.exec_driver_sql("show server_encoding").scalar() == "UTF8")
+
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
         found = _FAULTS.get(code or "") or _FAULTS_BY_CLASS.get((code or "")[:2])

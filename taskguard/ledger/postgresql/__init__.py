@@ -196,16 +196,16 @@ def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
     return busy_key(found.holder, found.held_until, row, found.now_us)
 
 
-def begin(database: Database, *, idle_in_transaction_s: float) -> sa.Connection:
-    """A connection in a holder's transaction.
+def begin(database: Database, engine: sa.Engine, *, idle_in_transaction_s: float) -> sa.Connection:
+    """A connection of `engine` in a holder's transaction.
 
     A frozen holder's row locks end with its idle transaction, and a statement that runs for a
     client that is gone ends, too.
     """
     settings = _bounds(idle_in_transaction_s)
     if database.begins_itself:
-        return database.begin(settings)
-    db = database.connect()
+        return database.begin(engine, settings)
+    db = database.connect(engine)
     try:
         db.begin()
         database.read(db, database.once(_setting, *settings), _texts(settings))
@@ -324,7 +324,7 @@ def _renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
             "keys": [key for _, key in rows],
             "lock_timeout": str(milliseconds(database.lock_timeout_s)),
         },
-        pool=database.spare_pool(),
+        renewal=True,
     )
     by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
     return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]

@@ -1,0 +1,77 @@
+"""Databases whose texts do not hold every character."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.guarded_shop import GuardedShop, write
+from taskguard.guard import Guard
+from taskguard.states import State
+from taskguard_sandbox.servers import Postgres
+
+TEXT = "5 €, 日本, \U0001f40d"
+
+
+@pytest.fixture(params=["LATIN1", "UTF8"])
+def encoded(request: pytest.FixtureRequest, postgres: Postgres, make_shop: Any) -> Iterator[Any]:
+    """A shop whose database has this encoding."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    postgres.execute(
+        f"create database {name} encoding '{request.param}' template template0 "
+        "lc_collate 'C' lc_ctype 'C'"
+    )
+    yield make_shop(postgres.url_of(name))
+    postgres.drop_database(name)
+
+
+def test_results_progress_and_steps_hold_every_character(encoded: GuardedShop) -> None:
+    """JSON is written in ASCII."""
+
+    def parts(guard: Guard) -> dict[str, str]:
+        with guard.checkpoint({"at": TEXT}) as db:
+            write(db, "part")
+        return {"step": guard.step("ask", lambda: TEXT), "progress": guard.progress["at"]}
+
+    answered = encoded.deliver(parts).value
+    assert answered == {"step": TEXT, "progress": TEXT}
+    assert encoded.deliver(parts).value == answered
+    view = encoded.ledger.view("ship order:1")
+    assert view is not None
+    assert (view.result_json or "").isascii()
+    assert (view.progress_json or "").isascii()
+
+
+def test_a_result_in_the_transaction_holds_every_character(encoded: GuardedShop) -> None:
+    """It was a failure of the body, whose effects were gone."""
+
+    def body(guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db)
+            guard.result = TEXT
+
+    encoded.deliver(body)
+    assert (encoded.effects, encoded.states) == (["x"], ["DONE"])
+    assert encoded.deliver(body).value == TEXT
+
+
+def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
+    """Its claim was left, and that counted as a crash."""
+
+    def body(guard: Guard) -> None:
+        raise LookupError(TEXT)
+
+    for _ in range(4):
+        with pytest.raises(LookupError):
+            encoded.deliver(body)
+    [view] = encoded.ledger.works(State.FAILED)
+    assert view.crashes == 0
+    assert view.error in (
+        f"LookupError: {TEXT}",
+        r"LookupError: 5 \u20ac, \u65e5\u672c, \U0001f40d",
+    )
+    encoded.ledger.requeue("ship order:1", reason=TEXT)
+    assert encoded.states == ["NEW"]

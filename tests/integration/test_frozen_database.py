@@ -1,0 +1,104 @@
+"""The database's processes are frozen: connections stay, and no answer comes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.needs import need
+from support.waiting import wait_until
+from taskguard.errors import LeaseLostError, LedgerUnavailableError
+from taskguard.guard import Guard
+from taskguard_sandbox.servers import MariaDB, Postgres
+
+TTL_S = 5.0
+
+
+@pytest.fixture(params=[Postgres, pytest.param(MariaDB, marks=pytest.mark.debian)])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One of its own, which is frozen."""
+    need(request.param)
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
+    with request.param() as made:
+        try:
+            yield made
+        finally:
+            made.resume()
+
+
+def url_of(server: Any) -> str:
+    if isinstance(server, MariaDB):
+        return str(server.create_database("shop"))
+    server.create_database("shop")
+    return str(server.url_of("shop"))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_lease_is_lost_by_the_local_clock(server: Any, make_shop: Any, own: bool) -> None:
+    """It was not, while the renewal waited for its answer, for as long as that was."""
+    url = url_of(server)
+    shop: GuardedShop = make_shop(url, None if own else sa.create_engine(url))
+    lost_after_s: list[float] = []
+
+    @shop.tg.guarded(key="order:1", ttl_s=TTL_S)
+    def outlast(guard: Guard) -> None:
+        wait_until(lambda: "renewed" in shop.happened, timeout_s=60.0)
+        server.pause()
+        frozen_at_s = time.monotonic()
+        assert guard.lost.wait(120.0)
+        lost_after_s.append(time.monotonic() - frozen_at_s)
+        with pytest.raises(LeaseLostError):
+            guard.check()
+        server.resume()
+
+    outlast()
+    assert lost_after_s[0] < 4 * TTL_S
+    assert "lost" in shop.happened
+
+
+def test_a_claim_is_told_within_seconds(server: Any, make_shop: Any) -> None:
+    """Also one whose connection is open, and one within a transaction; nothing runs."""
+    shop: GuardedShop = make_shop(url_of(server))
+
+    @shop.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, str(order))
+
+    ship(1)
+    server.pause()
+    for ask in (lambda: ship(2), lambda: ship(3), lambda: shop.ledger.view("anything")):
+        asked_at_s = time.monotonic()
+        with pytest.raises(LedgerUnavailableError):
+            ask()
+        # One answer, one connection, and a slow machine; the driver's own time-outs never come.
+        assert time.monotonic() - asked_at_s < 20.0
+    server.resume()
+    wait_until(lambda: tried(lambda: ship(4)), timeout_s=60.0)
+    assert shop.effects == ["1", "4"]
+
+
+def tried(function: Callable[[], Any]) -> bool:
+    try:
+        function()
+    except LedgerUnavailableError:
+        return False
+    return True
+
+
+def test_a_deferral_is_published_all_the_same(server: Any, make_shop: Any) -> None:
+    """The queue loses nothing, and its worker goes on."""
+    shop: GuardedShop = make_shop(url_of(server))
+    shop.deliver(lambda guard: None)
+    server.pause()
+    asked_at_s = time.monotonic()
+    queue = NotingQueue()
+    shop.deliver(lambda guard: None, queue)
+    assert queue.copies == [1]
+    assert time.monotonic() - asked_at_s < 40.0
