@@ -33,10 +33,12 @@ if TYPE_CHECKING:
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
     from taskguard.ledger.upgrades import upgrade_statements
+    from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
+    from taskguard.substitutes import Substitutes, substituted
     from taskguard.sweep import Sweeper, Swept
 
 __version__ = "0.1.0"
@@ -53,6 +55,7 @@ _HOMES = {
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.guarded_row",
     "Lease": "lease",
+    "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
     "NOT_BEFORE": "outbox",
     "Outcome": "delivery",
@@ -60,6 +63,7 @@ _HOMES = {
     "Queue": "delivery",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
+    "Substitutes": "substitutes",
     "Sweeper": "sweep",
     "Swept": "sweep",
     "TaskGuard": "api",
@@ -71,6 +75,7 @@ _HOMES = {
     "include_name": "ledger.sql",
     "current_guard": "guard",
     "key": "keys",
+    "substituted": "substitutes",
     "upgrade_statements": "ledger.upgrades",
 }
 
@@ -88,12 +93,14 @@ __all__ = [
     "GuardedFunction",
     "GuardedRow",
     "Lease",
+    "MemoryLocks",
     "MessageRef",
     "Outcome",
     "Policy",
     "Queue",
     "Runner",
     "SqlLedger",
+    "Substitutes",
     "Sweeper",
     "Swept",
     "TaskGuard",
@@ -107,6 +114,7 @@ __all__ = [
     "include_name",
     "key",
     "set_defaults",
+    "substituted",
     "upgrade_statements",
 ]
 

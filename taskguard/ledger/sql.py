@@ -82,6 +82,8 @@ class SqlLedger:
         resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
         one_statement: False claims, completes and renews in several statements on PostgreSQL and
             MariaDB, too.
+        pooled: False closes each connection after its use, so that the database can be dropped
+            at any time, as at the end of tests; an Engine of the user's own keeps its pool.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class SqlLedger:
         idle_in_transaction_s: float = 60.0,
         resolve_timeout_s: float = 10.0,
         one_statement: bool = True,
+        pooled: bool = True,
     ) -> None:
         self._database = Database(
-            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
+            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement, pooled=pooled
         )
         self._identity = Identity(self._database)
         # Users' own tables that were found to be as declared.
