@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskguard import errors, events, fenced
     from taskguard.api import TaskGuard, connect
+    from taskguard.decorated import Decorator
     from taskguard.delivery import (
         Answered,
         Codec,
@@ -47,6 +48,7 @@ _HOMES = {
     "Answered": "delivery",
     "Codec": "delivery",
     "Completed": "delivery",
+    "Decorator": "decorated",
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
@@ -85,6 +87,7 @@ __all__ = [
     "Answered",
     "Codec",
     "Completed",
+    "Decorator",
     "Deferred",
     "Delivery",
     "Dropped",
