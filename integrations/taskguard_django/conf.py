@@ -81,14 +81,19 @@ def alias() -> str:
 
 
 class _FollowingLedger:
-    """The ledger in Django's database, wherever Django has that at the time of a call.
+    """The ledger in Django's database, in a test run wherever Django has that at a call's time.
 
     A program connects when it is imported, and a test run makes its databases after that.
     """
 
+    def __init__(self) -> None:
+        self.settled: SqlLedger | None = None  # where no test moves it
+
     def __getattr__(self, name: str) -> Any:
+        if not testing():
+            return getattr(self.settled or _ledger_now(), name)
         ledger = _ledger_now()
-        if name in _ENTRANCES and testing():
+        if name in _ENTRANCES:
             _ask_djangos_tests()
             if ledger not in _prepared:
                 ledger.create_schema()  # the tests may go without migrations
@@ -99,16 +104,18 @@ class _FollowingLedger:
         return repr(_ledger_now())
 
 
-_LEDGER = cast("SqlLedger", _FollowingLedger())
+_FOLLOWING = _FollowingLedger()
 
 
 def ledger() -> SqlLedger:
-    """The ledger in the database of TASKGUARD["DATABASE"], also once a test run has moved that.
+    """The ledger in the database of TASKGUARD["DATABASE"]; in a test run, in the test database.
 
     Raises ConfigurationError where that database cannot have one.
     """
-    _ledger_now()
-    return _LEDGER
+    found = _ledger_now()
+    if not testing():
+        _FOLLOWING.settled = found
+    return cast("SqlLedger", _FOLLOWING)
 
 
 def _ledger_now() -> SqlLedger:

@@ -275,6 +275,7 @@ def test_a_guarded_test_case(project: Project) -> None:
     project.locks_are_away()
     project.write("shop/tests/test_ours.py", OURS)
     assert "Ran 3 tests" in project.test()
+    assert "3 passed" in project.run("-m", "pytest", *PLUGINS, "shop/tests/test_ours.py")
 
 
 def test_a_test_that_may_not_use_the_database_claims_nothing(project: Project) -> None:
