@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskguard import errors, events, fenced
     from taskguard.api import TaskGuard, connect
+    from taskguard.decorated import Decorator
     from taskguard.delivery import (
         Answered,
         Codec,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
     from taskguard.ledger.upgrades import upgrade_statements
+    from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
+    from taskguard.substitutes import Substitutes, substituted
     from taskguard.sweep import Sweeper, Swept
 
 __version__ = "0.1.0"
@@ -45,6 +48,7 @@ _HOMES = {
     "Answered": "delivery",
     "Codec": "delivery",
     "Completed": "delivery",
+    "Decorator": "decorated",
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
@@ -53,6 +57,7 @@ _HOMES = {
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.guarded_row",
     "Lease": "lease",
+    "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
     "NOT_BEFORE": "outbox",
     "Outcome": "delivery",
@@ -60,6 +65,7 @@ _HOMES = {
     "Queue": "delivery",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
+    "Substitutes": "substitutes",
     "Sweeper": "sweep",
     "Swept": "sweep",
     "TaskGuard": "api",
@@ -71,6 +77,7 @@ _HOMES = {
     "include_name": "ledger.sql",
     "current_guard": "guard",
     "key": "keys",
+    "substituted": "substitutes",
     "upgrade_statements": "ledger.upgrades",
 }
 
@@ -80,6 +87,7 @@ __all__ = [
     "Answered",
     "Codec",
     "Completed",
+    "Decorator",
     "Deferred",
     "Delivery",
     "Dropped",
@@ -88,12 +96,14 @@ __all__ = [
     "GuardedFunction",
     "GuardedRow",
     "Lease",
+    "MemoryLocks",
     "MessageRef",
     "Outcome",
     "Policy",
     "Queue",
     "Runner",
     "SqlLedger",
+    "Substitutes",
     "Sweeper",
     "Swept",
     "TaskGuard",
@@ -107,6 +117,7 @@ __all__ = [
     "include_name",
     "key",
     "set_defaults",
+    "substituted",
     "upgrade_statements",
 ]
 

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
@@ -29,11 +29,12 @@ from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
 from taskguard.substitutes import Substitutes, substitutes
 from taskguard.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from taskguard.decorated import Decorator
+
 __all__ = ["TaskGuard", "connect"]
 
 logger = logging.getLogger("taskguard")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def connect(
@@ -231,7 +232,7 @@ class TaskGuard:
         fingerprint: Any = None,
         row: Any = None,
         **options: Any,
-    ) -> Callable[[Function], Function]:
+    ) -> Decorator:
         """Guard a plain function: options as for `guarded_task`, with `busy="raise"`.
 
         A call whose work is done returns the stored result; one that finds the key taken raises
@@ -244,7 +245,7 @@ class TaskGuard:
                 '"raise" or "wait".'
             )
 
-        def decorate(function: Function) -> Function:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             compiled = GuardedFunction(
                 function,
                 key=key,
@@ -261,9 +262,9 @@ class TaskGuard:
                 return self.run(compiled, args, kwargs)
 
             wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
-            return wrapper  # type: ignore[return-value]
+            return wrapper
 
-        return decorate
+        return cast("Decorator", decorate)
 
     def run(
         self,

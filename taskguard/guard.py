@@ -13,9 +13,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from taskguard.delivery import Codec, Delivery
 from taskguard.errors import (
@@ -30,9 +30,15 @@ from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
 from taskguard.progress import Progress
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from taskguard.fenced.rows import FencedUpdate
 
 __all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
+
+_Lent = TypeVar("_Lent")
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 MAX_RESULT_BYTES = 1_000_000
 
@@ -270,7 +276,7 @@ class Guard:
         return self._result is not _UNSET
 
     @property
-    def db(self) -> Any:
+    def db(self) -> sa.Connection:
         """The connection of the open transaction; with `atomic=True`, of the whole body."""
         if self._db is None:
             raise TransactionUsageError(
@@ -278,8 +284,13 @@ class Guard:
                 "a task with atomic=True.",
                 key=self.key,
             )
-        return self._db
+        db: sa.Connection = self._db
+        return db
 
+    @overload
+    def transaction(self, on: None = None) -> AbstractContextManager[sa.Connection]: ...
+    @overload
+    def transaction(self, on: _Lent) -> AbstractContextManager[_Lent]: ...
     @contextmanager
     def transaction(self, on: Any = None) -> Iterator[Any]:
         """A database transaction that commits this work's effects together with DONE.
@@ -309,6 +320,12 @@ class Guard:
         self.note_completed()
         self._call_then()
 
+    @overload
+    def checkpoint(
+        self, progress: Any, on: None = None
+    ) -> AbstractContextManager[sa.Connection]: ...
+    @overload
+    def checkpoint(self, progress: Any, on: _Lent) -> AbstractContextManager[_Lent]: ...
     @contextmanager
     def checkpoint(self, progress: Any, on: Any = None) -> Iterator[Any]:
         """Like `transaction(on)`, but commits JSON `progress` with the effects, and not DONE.
@@ -323,7 +340,14 @@ class Guard:
         self._progress.committed(progress_json)
         self._call_then()
 
-    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def step(
+        self,
+        name: str,
+        function: Callable[_Args, _Result],
+        /,
+        *args: _Args.args,
+        **kwargs: _Args.kwargs,
+    ) -> _Result:
         """`function(*args, **kwargs)`, once per work: later attempts get its stored result.
 
         For what happens elsewhere (a payment, a mail) in a body of several parts. The result is
@@ -352,7 +376,7 @@ class Guard:
             raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
         if name not in self._progress.steps:
             if name in self._called:
-                result = self._called[name]
+                result: Any = self._called[name]
             else:
                 self.check()
                 result = function(*args, **kwargs)
@@ -363,7 +387,8 @@ class Guard:
             with self._transaction("step") as tx:
                 tx.checkpoint(self._standing.claim, text)
             self._progress.committed(text)
-        return self._progress.steps[name]
+        stored: _Result = self._progress.steps[name]
+        return stored
 
     def after_commit(self, function: Callable[[], None]) -> None:
         """Call `function` once the open transaction is committed; not if it is rolled back.

@@ -47,6 +47,17 @@ KINDS = [
 REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
 
 
+def test_no_command_line_has_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on the machine may read those, and secrets are in an environment."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    need(Valkey)
+    with Valkey():
+        children = psutil.Process().children(recursive=True)
+        assert len(children) >= 2, "the server and what ends it"
+        for child in children:
+            assert "hush-hush" not in " ".join(child.cmdline())
+
+
 def client_of(server: RedisServer, **options: Any) -> redis.Redis:
     return redis.Redis(port=server.port, socket_timeout=5.0, **options)
 

@@ -3,7 +3,7 @@
 | fixture | what it gives |
 | --- | --- |
 | `taskguard_memory` | guards without servers: a Redis in memory, a ledger on SQLite; their events |
-| `taskguard_ledger` | the ledger's database; override it with your own test database |
+| `taskguard_ledger` | the ledger's database; override it with your own; in Django it is Django's |
 | `deliver_twice` | one message of a task, delivered twice; both answers |
 | `lose_lease_at` | a holder that is paused at a boundary until another has done its work |
 | `explore_crashes` | a task killed at each of its boundaries in turn and delivered again |

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from taskguard.delivery import Queue
 from taskguard.ledger.base import Ledger, LedgerTransaction
+from taskguard.ledger.foreign import ForeignConnection
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
@@ -166,7 +167,7 @@ class _PortLedger(_Port):
         try:
             try:
                 crashes.reach("transaction.begin done")
-                stop = _listen(tx.db, crashes)
+                stop = _listen(tx.db, kwargs.get("on"), crashes)
                 yield _Port(tx, "transaction", _calls(LedgerTransaction), crashes)
                 stop()
                 crashes.reach("transaction.commit asked")
@@ -181,13 +182,18 @@ class _PortLedger(_Port):
             stop()
 
 
-def _listen(db: Any, crashes: Crashes) -> Callable[[], None]:
+def _listen(db: Any, on: Any, crashes: Crashes) -> Callable[[], None]:
     """Each statement of the body's own."""
+    statement = "transaction.statement"
+    if isinstance(on, ForeignConnection):
+        return on.watch_statements(
+            lambda: crashes.reach(f"{statement} asked"), lambda: crashes.reach(f"{statement} done")
+        )
     if not isinstance(db, sa.Connection):
         return lambda: None
     listeners = {
-        "before_cursor_execute": lambda *_: crashes.reach("transaction.statement asked"),
-        "after_cursor_execute": lambda *_: crashes.reach("transaction.statement done"),
+        "before_cursor_execute": lambda *_: crashes.reach(f"{statement} asked"),
+        "after_cursor_execute": lambda *_: crashes.reach(f"{statement} done"),
     }
     for name, function in listeners.items():
         sa.event.listen(db, name, function)

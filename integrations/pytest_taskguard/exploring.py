@@ -11,6 +11,7 @@ of the task run as it "dies". Effects that such a block has outside of `guard.tr
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,6 +253,11 @@ def _in_a_thread(call: Callable[[], Any]) -> Any:
             answers.append(call())
         except BaseException as error:  # noqa: BLE001  # raised again below
             errors.append(error)
+        finally:
+            if "taskguard_django" in sys.modules:
+                from django.db import connections
+
+                connections.close_all()  # this thread's own
 
     thread = threading.Thread(target=run, name="taskguard-overtaker")
     thread.start()

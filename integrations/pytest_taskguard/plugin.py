@@ -13,9 +13,20 @@ if TYPE_CHECKING:
     from pytest_taskguard.memory import Memory
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In a Django project the ledger is in Django's test database."""
+    from pytest_taskguard import django
+
+    if django.is_wanted(session.config):
+        session.config.pluginmanager.register(django, "taskguard_django")
+
+
 @pytest.fixture
 def taskguard_ledger(tmp_path: Path) -> Any:
     """The ledger's database: a SQLAlchemy URL or an Engine; by default a file of SQLite.
+
+    In a Django project with pytest-django it is Django's test database (`django.py`).
 
     Override it to give your tasks the database that they write to: a test database, one for each
     pytest-xdist worker. Its taskguard tables are created where they are missing, and emptied after

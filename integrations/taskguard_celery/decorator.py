@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import Task, current_app
 from celery.exceptions import Ignore
@@ -31,9 +31,10 @@ from taskguard_celery.recognition import (
 )
 from taskguard_celery.replacing import Body, in_hand, is_ignored, take_in_hand, without_mark
 
-__all__ = ["guarded_task"]
+if TYPE_CHECKING:
+    from taskguard import Decorator
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+__all__ = ["guarded_task"]
 
 
 def guarded_task(
@@ -44,7 +45,7 @@ def guarded_task(
     fingerprint: Any = None,
     row: Any = None,
     **options: Any,
-) -> Callable[[Function], Function]:
+) -> Decorator:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
 
     On a class of a task it stands on the method `run`, which subclasses may inherit. A worker with
@@ -68,7 +69,7 @@ def guarded_task(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_misplaced(function)
         compiled = GuardedFunction(
             function,
@@ -100,9 +101,9 @@ def guarded_task(
             name: kind for name, kind in wrapper.__annotations__.items() if name != "guard"
         }
         mark(wrapper, compiled)
-        return wrapper  # type: ignore[return-value]
+        return wrapper
 
-    return decorate
+    return cast("Decorator", decorate)
 
 
 def _refuse_misplaced(function: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 from taskguard import set_defaults
 from taskguard_django import conf
@@ -24,3 +27,16 @@ class TaskguardConfig(AppConfig):
 
         set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
         checks.register()
+        post_migrate.connect(_forget_what_tests_flush, sender=self, weak=False)
+
+
+def _forget_what_tests_flush(using: str, plan: Any = None, **_: Any) -> None:
+    """What `TransactionTestCase` empties after a test is the models' tables; the ledger's are not.
+
+    Nothing is forgotten outside of tests: programs send this signal as well, to have permissions
+    made.
+    """
+    if plan is None and conf.testing() and using == conf.alias():
+        from taskguard_django.test import forget
+
+        forget()

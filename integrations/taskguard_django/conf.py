@@ -10,18 +10,22 @@
 
 They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` take them where
 they are not told otherwise. The ledger has connections of its own to that database, besides
-Django's: claims and renewals commit whatever a body's transaction does.
+Django's: claims and renewals commit whatever a body's transaction does. In a test run it is in the
+test database, keeps no connection open between calls, so that Django can drop that, and claims
+nothing where Django's tests may not ask the database.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 from taskguard import UNSET, SqlLedger, errors
 
-__all__ = ["alias", "ledger", "locks", "namespace", "url_of"]
+__all__ = ["alias", "ledger", "locks", "namespace", "testing", "url_of"]
 
 _NAMES = {"LOCKS", "DATABASE", "NAMESPACE"}
 # Of Django's OPTIONS, those that are not libpq's.
@@ -35,7 +39,9 @@ _DJANGOS = {
     "row_factory",
     "server_side_binding",
 }
-_made: dict[str, SqlLedger] = {}
+_ENTRANCES = frozenset({"claim", "enqueue", "look"})
+_made: dict[tuple[str, bool], SqlLedger] = {}
+_prepared: WeakSet[SqlLedger] = WeakSet()
 _making = threading.Lock()
 
 
@@ -74,19 +80,73 @@ def alias() -> str:
     return str(name)
 
 
+class _FollowingLedger:
+    """The ledger in Django's database, in a test run wherever Django has that at a call's time.
+
+    A program connects when it is imported, and a test run makes its databases after that.
+    """
+
+    def __init__(self) -> None:
+        self.settled: SqlLedger | None = None  # where no test moves it
+
+    def __getattr__(self, name: str) -> Any:
+        if not testing():
+            return getattr(self.settled or _ledger_now(), name)
+        ledger = _ledger_now()
+        if name in _ENTRANCES:
+            _ask_djangos_tests()
+            if ledger not in _prepared:
+                ledger.create_schema()  # the tests may go without migrations
+                _prepared.add(ledger)
+        return getattr(ledger, name)
+
+    def __repr__(self) -> str:
+        return repr(_ledger_now())
+
+
+_FOLLOWING = _FollowingLedger()
+
+
 def ledger() -> SqlLedger:
-    """The ledger in the database of TASKGUARD["DATABASE"]; one for each process and database.
+    """The ledger in the database of TASKGUARD["DATABASE"]; in a test run, in the test database.
 
     Raises ConfigurationError where that database cannot have one.
     """
+    found = _ledger_now()
+    if not testing():
+        _FOLLOWING.settled = found
+    return cast("SqlLedger", _FOLLOWING)
+
+
+def _ledger_now() -> SqlLedger:
     from django.db import connections
 
     url = url_of(connections[alias()])
-    name = url.render_as_string(hide_password=False)
+    name = url.render_as_string(hide_password=False), not testing()
     with _making:
         if name not in _made:
-            _made[name] = SqlLedger(url)
+            _made[name] = SqlLedger(url, pooled=name[1])
         return _made[name]
+
+
+def testing() -> bool:
+    """Whether Django's test environment is set up, by `manage.py test` or by pytest-django."""
+    utils = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")  # noqa: SLF001  # no other sign
+
+
+def _ask_djangos_tests() -> None:
+    """Raise what Django does where the test at hand may not use the ledger's database.
+
+    It may be that no test database was made of it: then it is the program's own.
+    """
+    from django.db import connections
+
+    wrapper = connections[alias()]
+    opened = wrapper.connection is None
+    wrapper.cursor().close()
+    if opened:  # in a thread that does not know of it
+        wrapper.close()
 
 
 def url_of(connection: Any) -> Any:

@@ -72,7 +72,8 @@ class DjangoConnection(ForeignConnection):
                 f"taskguard_django.atomic() on {self.using!r} was entered within "
                 "transaction.atomic(), which would commit DONE with what it commits, or not at "
                 "all. Leave that one out (in a view also ATOMIC_REQUESTS, by "
-                "@transaction.non_atomic_requests; in a test TestCase, by TransactionTestCase)."
+                "@transaction.non_atomic_requests; in a test TestCase, by GuardedTestCase of "
+                "taskguard_django.test; with pytest-django by django_db(transaction=True))."
             )
         if not wrapper.get_autocommit():
             raise errors.ConfigurationError(
@@ -124,3 +125,18 @@ class DjangoConnection(ForeignConnection):
     def origin(self, error: BaseException) -> BaseException | None:
         """What the driver raised, or SQLAlchemy for it."""
         return error.__cause__ if isinstance(error, Error) else None
+
+    def watch_statements(
+        self, asked: Callable[[], None], done: Callable[[], None]
+    ) -> Callable[[], None]:
+        """By `connection.execute_wrapper`."""
+
+        def execute(execute: Any, *given: Any) -> Any:
+            asked()
+            answer = execute(*given)
+            done()
+            return answer
+
+        watching = self._wrapper.execute_wrapper(execute)
+        watching.__enter__()
+        return lambda: watching.__exit__(None, None, None)

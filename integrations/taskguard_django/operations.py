@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.db.migrations.operations.base import Operation
@@ -15,65 +16,76 @@ TABLES = ("taskguard_messages", "taskguard_works", "taskguard_keys", "taskguard_
 _KINDS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://"}
 
 
-class CreateLedger(Operation):
-    """Creates what is missing, in the ledger's database alone; backwards drops the tables."""
+class _OnTheLedger(Operation):
+    """Statements for the ledger's tables, in the ledger's database alone."""
 
     reduces_to_sql = True
     reversible = True
 
+    def forwards(self, schema_editor: Any) -> Iterable[str]:
+        """The statements of this migration."""
+        raise NotImplementedError
+
+    def backwards(self, schema_editor: Any) -> Iterable[str]:
+        """Those that undo it."""
+        raise NotImplementedError
+
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models are in the operations that follow."""
+        """The models are operations of their own."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Tables that `taskguard ledger create` has made stay as they are."""
+        """For Django."""
         del app_label, from_state, to_state
-        if schema_editor.connection.alias == alias():
-            for statement in ddl_statements(_url(schema_editor), if_not_exists=True):
-                schema_editor.execute(statement, params=None)
+        self._execute(schema_editor, self.forwards)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """All that was ever done is forgotten."""
+        """For Django."""
         del app_label, from_state, to_state
+        self._execute(schema_editor, self.backwards)
+
+    def _execute(self, schema_editor: Any, of: Callable[[Any], Iterable[str]]) -> None:
         if schema_editor.connection.alias == alias():
-            for table in TABLES:
-                schema_editor.execute(f"DROP TABLE IF EXISTS {table}", params=None)
+            for statement in of(schema_editor):
+                schema_editor.execute(statement, params=None)
+
+
+class CreateLedger(_OnTheLedger):
+    """Creates what is missing; backwards drops the tables."""
+
+    def forwards(self, schema_editor: Any) -> Iterable[str]:
+        """Tables that `taskguard ledger create` has made stay as they are."""
+        return ddl_statements(_url(schema_editor), if_not_exists=True)
+
+    def backwards(self, schema_editor: Any) -> Iterable[str]:
+        """All that was ever done is forgotten."""
+        del schema_editor
+        return [f"DROP TABLE IF EXISTS {table}" for table in TABLES]
 
     def describe(self) -> str:
         """For `migrate --plan`."""
         return "Create the ledger's tables"
 
 
-class UpgradeLedger(Operation):
+class UpgradeLedger(_OnTheLedger):
     """Tables that an earlier version of the library made become those of today; no row is lost.
 
     Those that are of today already, because the migration before has just made them, stay.
     """
 
-    reduces_to_sql = True
-    reversible = True
-
-    def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models are the same."""
-
-    def database_forwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
+    def forwards(self, schema_editor: Any) -> Iterable[str]:
         """Printed as SQL it is for tables that are there."""
-        del app_label, from_state, to_state
-        if schema_editor.connection.alias != alias():
-            return
         if schema_editor.collect_sql or _version(schema_editor.connection) == 1:
-            for statement in upgrade_statements(_url(schema_editor)):
-                schema_editor.execute(statement, params=None)
+            return upgrade_statements(_url(schema_editor))
+        return ()
 
-    def database_backwards(
-        self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
-    ) -> None:
+    def backwards(self, schema_editor: Any) -> Iterable[str]:
         """Nothing: tables of an older version are of no use to this library."""
+        del schema_editor
+        return ()
 
     def describe(self) -> str:
         """For `migrate --plan`."""

@@ -4,8 +4,9 @@
         order.save()
 
 Guarantees what `guard.transaction()` does, for what is written by Django's connection in the block.
-Does not guarantee anything for other databases, or other threads' connections; nor does it notice a
-COMMIT in SQL (`cursor.execute("commit")`), after which the body goes on writing.
+A COMMIT in SQL (`cursor.execute("commit")`) is noticed: the block ends by TransactionUsageError and
+the work is not DONE; what had been written before it is committed, as the body has asked for.
+Does not guarantee anything for other databases, or other threads' connections.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from rq import get_current_job
 from rq.job import Job
@@ -24,6 +24,9 @@ from taskguard_rq.calls import call_of
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
+
+if TYPE_CHECKING:
+    from taskguard import Decorator
 
 __all__ = ["guarded_function_of", "guarded_job", "message_id_of", "message_of"]
 
@@ -35,8 +38,6 @@ _MESSAGE_ID = "__taskguard_message_id__"
 # What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
 _RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 
 def guarded_job(
     *,
@@ -47,7 +48,7 @@ def guarded_job(
     row: Any = None,
     message_id: Callable[[Job], str] | None = None,
     **options: Any,
-) -> Callable[[Function], Function]:
+) -> Decorator:
     """Make a job function safe to deliver twice.
 
     Args:
@@ -70,7 +71,7 @@ def guarded_job(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = GuardedJobFunction(
             function,
             key=key,
@@ -96,9 +97,9 @@ def guarded_job(
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
         setattr(wrapper, _MARK, compiled)
         setattr(wrapper, _MESSAGE_ID, message_id)
-        return wrapper  # type: ignore[return-value]
+        return wrapper
 
-    return decorate
+    return cast("Decorator", decorate)
 
 
 def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:

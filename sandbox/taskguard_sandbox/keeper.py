@@ -2,7 +2,10 @@
 
 Run as a script, with the standard library alone, between the starter and its server:
 
-    python -I -S keeper.py '{"parent": 12, "folder": "/tmp/…", "cmd": […], …}'
+    echo '{"parent": 12, "folder": "/tmp/…", "cmd": […], "env": {…}, …}' | python -I -S keeper.py
+
+What is to be run comes by a pipe, not as an argument: everybody on the machine can read those, and
+there are secrets in an environment.
 
 It prints the server's pid, waits, and ends in one of two ways. The server ends: so does the keeper,
 with its exit code, after it ended what the server left running. The starter ends, however (SIGKILL
@@ -189,4 +192,6 @@ def _become_server(spec: dict[str, Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _run(json.loads(sys.argv[1]))
+    asked = json.loads(sys.stdin.buffer.readline())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _run(asked)

@@ -106,12 +106,16 @@ class _Kept:
             "log": str(folder / "server.log"),
         }
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, json.dumps(spec)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", keeper.__file__],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is the starter's to handle
         )
+        assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
+        # Where it ended before it read, the next line says so.
+        with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:
+            pipe.write(json.dumps(spec).encode() + b"\n")
         with self._keeper.stdout as pipe:
             line = pipe.readline()
         if not line:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.works import CommandError, add_url, add_works, count
 from taskguard.errors import TaskguardError
@@ -69,16 +70,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_works(commands)
     arguments = parser.parse_args(argv)
     try:
-        if hasattr(arguments, "run_alone"):
-            arguments.run_alone(arguments)
-        else:
-            with contextlib.closing(_ledger(arguments.url)) as ledger:
-                ledger.check_schema()
-                arguments.run(ledger, arguments)
+        with logged_printably():
+            _run(arguments)
     except (TaskguardError, CommandError) as error:
-        print(f"taskguard: {error}", file=sys.stderr)
+        print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if hasattr(arguments, "run_alone"):
+        arguments.run_alone(arguments)
+        return
+    with contextlib.closing(_ledger(arguments.url)) as ledger:
+        ledger.check_schema()
+        arguments.run(ledger, arguments)
 
 
 def _duration_s(text: str) -> float:

@@ -14,6 +14,7 @@ import threading
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from taskguard.cli.printing import indented
 from taskguard.cli.works import CommandError, count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
@@ -95,7 +96,7 @@ def _relay(sweeper: Sweeper, every_s: float) -> None:
         except (KeyBusyError, LeaseLostError):
             pass  # another relay is at it; this one is there for when it is not
         except LedgerUnavailableError as error:
-            print(f"taskguard: {error}", file=sys.stderr, flush=True)
+            print(f"taskguard: {indented(error, by=11)}", file=sys.stderr, flush=True)
         stopped.wait(every_s)
 
 

@@ -2,6 +2,7 @@
 
 Guarantees: only DEAD and FAILED works are requeued, by one statement that says so. Does not send
 their messages again: a sweep does where calls are stored, else whoever sent them, or the queue.
+What is printed of a work obeys `printing.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
+from taskguard.cli.printing import indented, printable
 from taskguard.ledger.base import WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
@@ -63,8 +65,8 @@ def add_works(commands: Any) -> None:
 def _list(ledger: Any, arguments: argparse.Namespace) -> None:
     works = ledger.works(State(arguments.state), limit=arguments.limit)
     for work in works:
-        error = f"  {work.error.splitlines()[0]}" if work.error else ""
-        print(f"{_when(work.started_s)}  attempts {work.attempts}  {work.id}{error}")
+        error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
+        print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
     if not works:
         print(f"no work is {arguments.state}")
 
@@ -77,7 +79,8 @@ def _show(ledger: Any, arguments: argparse.Namespace) -> None:
             value = _when(value)
         elif isinstance(value, State):
             value = value.value
-        print(f"{each.name.removesuffix('_s'):15} {'-' if value in (None, '') else value}")
+        text = "-" if value in (None, "") else indented(value, by=16)
+        print(f"{each.name.removesuffix('_s'):15} {text}")
 
 
 def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
@@ -86,7 +89,7 @@ def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
         raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
     stored = _find(ledger, arguments.work).call is not None
     how = "The next sweep sends its message." if stored else "Send its message again."
-    print(f"{arguments.work} is NEW: its next delivery runs it. {how}")
+    print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
 
 
 def _find(ledger: Any, work: str) -> WorkView:

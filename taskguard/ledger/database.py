@@ -62,6 +62,7 @@ class Database:
 
     Args:
         one_statement: False: no hot path, whatever it is.
+        pooled: False: connections are closed after each use, unless the engine is the user's own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
@@ -72,8 +73,15 @@ class Database:
             cost. Not on an Engine of the user's own, which stays as it is.
     """
 
-    def __init__(self, database: Any, *, lock_timeout_s: float, one_statement: bool = True) -> None:
-        self.engine = make_engine(database, lock_timeout_s=lock_timeout_s)
+    def __init__(
+        self,
+        database: Any,
+        *,
+        lock_timeout_s: float,
+        one_statement: bool = True,
+        pooled: bool = True,
+    ) -> None:
+        self.engine = make_engine(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
         self.dialect = dialect_of(self.engine, own=own)

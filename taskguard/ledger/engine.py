@@ -35,7 +35,6 @@ READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 _CONNECT_TIMEOUT_S = 5
 _POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
-    **_POOL,
     "connect_args": {
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "keepalives": 1,
@@ -45,7 +44,7 @@ _POSTGRESQL: dict[str, Any] = {
         "tcp_user_timeout": 15_000,
     },
 }
-_MYSQL: dict[str, Any] = {**_POOL, "isolation_level": "READ COMMITTED"}
+_MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -63,8 +62,8 @@ _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 _listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDictionary()
 
 
-def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
-    """An engine for a URL; an Engine stays what it is."""
+def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) -> sa.Engine:
+    """An engine for a URL; an Engine stays what it is. Not `pooled`, none of it idles connected."""
     if isinstance(database, sa.Engine):
         _refuse_async(database.url, database.dialect)
         _engines.add(database)
@@ -80,7 +79,7 @@ def make_engine(database: Any, *, lock_timeout_s: float) -> sa.Engine:
         )
     try:
         _refuse_async(url, url.get_dialect())
-        engine = _create(url, lock_timeout_s)
+        engine = _create(url, lock_timeout_s, pooled=pooled)
     except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
         raise MissingDriverError(
             f"The driver of {url.drivername!r} is not installed: pip install "
@@ -165,19 +164,22 @@ def begins_itself(url: sa.URL) -> bool:
     return url.get_backend_name() == "postgresql" and url.get_driver_name() == "psycopg"
 
 
-def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
+def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
+    unpooled: dict[str, Any] = {"poolclass": sa.NullPool}
     if url.get_backend_name() == "sqlite":
-        connect: dict[str, Any] = {"timeout": max(lock_timeout_s, 5.0)}
-        engine = sa.create_engine(
-            url, connect_args={**connect, "factory": sessions.noting_connection()}
-        )
+        connect: dict[str, Any] = {
+            "timeout": max(lock_timeout_s, 5.0),
+            "factory": sessions.noting_connection(),
+        }
+        engine = sa.create_engine(url, connect_args=connect, **({} if pooled else unpooled))
         sa.event.listen(engine, "connect", _tune_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
     if url.get_backend_name() in ("mysql", "mariadb"):
-        return _create_mysql(url)
+        return _create_mysql(url, _POOL if pooled else unpooled)
+    options = {**_POSTGRESQL, **(_POOL if pooled else unpooled)}
     if not begins_itself(url):
-        engine = sa.create_engine(url, isolation_level="READ COMMITTED", **_POSTGRESQL)
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
         return engine
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
@@ -188,14 +190,14 @@ def _create(url: sa.URL, lock_timeout_s: float) -> sa.Engine:
         url,
         isolation_level="AUTOCOMMIT",
         pool_reset_on_return=None,
-        **{**_POSTGRESQL, "connect_args": connect},
+        **{**options, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)
     return engine
 
 
-def _create_mysql(url: sa.URL) -> sa.Engine:
+def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
     by_pymysql = url.get_driver_name() == "pymysql"
     limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
     limits = {name: limit for name, limit in limits.items() if name not in url.query}
@@ -205,7 +207,7 @@ def _create_mysql(url: sa.URL) -> sa.Engine:
         connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
     else:
         connect.pop("read_timeout", None)
-    engine = sa.create_engine(url, connect_args=connect, **_MYSQL)
+    engine = sa.create_engine(url, connect_args=connect, **_MYSQL, **pool)
     if not by_pymysql:
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
 

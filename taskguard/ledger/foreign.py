@@ -69,6 +69,17 @@ class ForeignConnection(ABC):
     def origin(self, error: BaseException) -> BaseException | None:
         """The driver's error beneath an error of the library; None where there is none."""
 
+    def watch_statements(
+        self,
+        asked: Callable[[], None],  # noqa: ARG002  # for those that can
+        done: Callable[[], None],  # noqa: ARG002
+    ) -> Callable[[], None]:
+        """Call `asked` before each statement by the library and `done` after it, for tests.
+
+        Returns what ends it. A library that cannot tell its statements calls neither.
+        """
+        return lambda: None
+
 
 class _Kept:
     """The driver's connection in SQLAlchemy's hands, which may use it and not end it."""

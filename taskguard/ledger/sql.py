@@ -83,6 +83,8 @@ class SqlLedger:
         resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
         one_statement: False claims, completes and renews in several statements on PostgreSQL and
             MariaDB, too.
+        pooled: False closes each connection after its use, so that the database can be dropped
+            at any time, as at the end of tests; an Engine of the user's own keeps its pool.
     """
 
     def __init__(
@@ -93,12 +95,13 @@ class SqlLedger:
         idle_in_transaction_s: float = 60.0,
         resolve_timeout_s: float = 10.0,
         one_statement: bool = True,
+        pooled: bool = True,
     ) -> None:
         check_number("lock_timeout_s", lock_timeout_s, at_least=0, at_most=DAY_S)
         check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
         check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
         self._database = Database(
-            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement
+            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement, pooled=pooled
         )
         self._identity = Identity(self._database)
         # Users' own tables that were found to be as declared.

@@ -44,6 +44,7 @@ _SCHEMES = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
+_CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py writes it
 _MOST_IDLE = 64
 # What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
@@ -96,6 +97,7 @@ class RedisLink:
         else:
             kind, options = _from_client(target)
             options |= bounds
+        _refuse_unknown_certificates(options)
         options |= self._quiet_options()
         self.address = _address(options)
         # A blocking command answers late by design, so it has connections of its own.
@@ -332,6 +334,12 @@ def _from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]
 def _from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(pool, "connection_class", None)
+    if any(base.__module__.partition(".")[0] == "valkey" for base in type(client).__mro__):
+        raise ConfigurationError(
+            f"The client is a {type(client).__module__.partition('.')[0]}.{type(client).__name__} "
+            "of the package valkey, and locks speak to Valkey by the package redis. Give its URL "
+            "(valkey://host/1, valkeys:// for TLS), or a redis.Redis client of the same address."
+        )
     if kind is None or "asyncio" in type(client).__module__:
         raise ConfigurationError(
             f"A lock server is a URL or a synchronous redis.Redis client, not "
@@ -346,6 +354,21 @@ def _from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     # From HELLO's time on, parser and protocol go together.
     options.pop("parser_class", None)
     return kind, options
+
+
+def _refuse_unknown_certificates(options: dict[str, Any]) -> None:
+    """redis-py says so only once it connects, and names no option."""
+    given = options.get("ssl_cert_reqs")
+    if not isinstance(given, str) or given in _CERTIFICATES:
+        return
+    word = given.lower().removeprefix("ssl.").removeprefix("cert_")
+    said = f"ssl_cert_reqs={given}" if word in _CERTIFICATES else "ssl_cert_reqs"
+    known = " or ".join(f"ssl_cert_reqs={each}" for each in _CERTIFICATES)
+    advice = f"ssl_cert_reqs={word}" if word in _CERTIFICATES else known
+    raise ConfigurationError(
+        f"The lock server {_address(options)}: redis-py does not know {said} of its URL or client; "
+        f"write {advice}, which Celery knows, too."
+    )
 
 
 def _address(options: dict[str, Any]) -> str:

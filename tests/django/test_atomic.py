@@ -207,6 +207,25 @@ def test_what_django_would_roll_back_is_not_done(house: House) -> None:
     assert house.effects == ["later"]
 
 
+def test_a_commit_in_sql_is_noticed(house: House) -> None:
+    """What was written before it stays, and the work is not DONE: it has said so itself."""
+    from django.db import connection
+
+    from taskguard_django import atomic
+
+    def body(guard: Guard) -> None:
+        with atomic():
+            write("before")
+            with connection.cursor() as cursor:
+                cursor.execute("commit")
+            write("after")
+
+    with pytest.raises(TransactionUsageError):
+        house.deliver(body)
+    assert house.states == ["FAILED"]
+    assert "before" in house.effects
+
+
 def test_the_block_refuses_a_commit(house: House) -> None:
     """By Django's own word."""
     from django.db import transaction

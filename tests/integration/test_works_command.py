@@ -13,7 +13,7 @@ from taskguard import Guard
 from taskguard.cli import main
 from taskguard.delivery import Completed, Dropped
 from taskguard.errors import StaleTokenError, WorkDeadError
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef, WorkView
 
 WORK = "ship order:1"
 
@@ -61,6 +61,44 @@ def test_a_dead_work_is_run_again_once_somebody_says_so(
     assert view is not None
     assert (view.crashes, view.error) == (0, None)
     assert view.fence > late.claim.fence
+
+
+# A line end, an escape that clears the screen, a C1 control, a bidirectional override, a line
+# separator, a surrogate: what a terminal obeys, or shows as something else.
+HOSTILE = "\r\x1b[2J\x9b31m\u202e\u2066\u2028\u200b"
+
+
+def test_what_a_work_is_called_moves_nothing_on_a_terminal(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its id nor its error: no escape is obeyed, and no line is forged."""
+    forged = "2026-01-01 00:00:00+00:00  attempts 1  ship order:2"
+    names = {
+        "work": f"ship{HOSTILE}\n{forged} order:1",
+        "task": f"ship{HOSTILE}",
+        "keys": (f"order:1\nstate           DONE{HOSTILE}",),
+    }
+    claimed = shop.ledger.claim(claims.request(**names))
+    assert isinstance(claimed, Claimed)
+    error = f"{HOSTILE}ValueError\nstate           DONE\n{forged}"
+    assert shop.ledger.fail(claimed.claim, error)
+    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.count("ship\\r\\x1b[2J\\x9b31m\\u202e\\u2066\\u2028\\u200b\\n2026") == 1
+    assert main(["works", "show", names["work"], "--url", url]) == 0
+    shown = capsys.readouterr().out
+    at_the_margin = [each.split()[0] for each in shown.splitlines() if not each.startswith(" ")]
+    assert len(at_the_margin) == len(set(at_the_margin)) == len(dataclasses.fields(WorkView))
+    assert main(["works", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    (told,) = capsys.readouterr().out.splitlines()
+    assert main(["works", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    assert shop.ledger.revoke(names["work"], message="m")
+    assert shop.ledger.claim(claims.request(**names))
+    assert main(["works", "requeue", f"{names['work']}?", "--reason", "?", "--url", url]) == 1
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    for said in line, shown, told, refused:
+        assert all(sign.isprintable() for sign in said.replace("\n", "")), ascii(said)
 
 
 def test_what_is_done_or_in_progress_stays_so(

@@ -97,6 +97,7 @@ def django_on(**urls: str) -> Iterator[None]:
         for ledger in conf._made.values():
             ledger.close()
         conf._made.clear()
+        conf._FOLLOWING.settled = None
 
 
 def _forget_connections() -> None:
