@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
+    from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
@@ -49,6 +50,7 @@ _HOMES = {
     "Delivery": "delivery",
     "Dropped": "delivery",
     "ForeignConnection": "ledger.foreign",
+    "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.guarded_row",
@@ -84,6 +86,7 @@ __all__ = [
     "Delivery",
     "Dropped",
     "ForeignConnection",
+    "Former",
     "Guard",
     "GuardedFunction",
     "GuardedRow",
