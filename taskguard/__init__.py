@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
+    from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
@@ -53,6 +54,7 @@ _HOMES = {
     "Delivery": "delivery",
     "Dropped": "delivery",
     "ForeignConnection": "ledger.foreign",
+    "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.guarded_row",
@@ -92,6 +94,7 @@ __all__ = [
     "Delivery",
     "Dropped",
     "ForeignConnection",
+    "Former",
     "Guard",
     "GuardedFunction",
     "GuardedRow",

@@ -17,8 +17,9 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.events import Events, Listener, log_event
+from taskguard.former import Former, prefix_of
 from taskguard.guard import JSON
-from taskguard.guarded import GuardedFunction, prefix_of
+from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.base import Ledger
@@ -231,6 +232,7 @@ class TaskGuard:
         work: str | None = None,
         fingerprint: Any = None,
         row: Any = None,
+        formerly: Former | Sequence[Former] = (),
         **options: Any,
     ) -> Decorator:
         """Guard a plain function: options as for `guarded_task`, with `busy="raise"`.
@@ -253,6 +255,7 @@ class TaskGuard:
                 work=work,
                 fingerprint=fingerprint,
                 row=row,
+                formerly=formerly,
                 options=options,
                 busy="raise",
             )

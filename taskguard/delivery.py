@@ -58,8 +58,9 @@ class Delivery:
     """What a queue handed over.
 
     Attributes:
-        keys: the keys to hold, sorted.
+        keys: the keys to hold, sorted; the former ones, too.
         work: the id of the work; None for the plain lock.
+        formerly: the ids that it had before its guard was changed.
         task: the task's name.
         message: identity, retry number and copy number.
         policy: the task's options.
@@ -69,6 +70,7 @@ class Delivery:
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
         call: how this message is sent again, as JSON text, to be stored with the work; None: not.
         row: the user's own row that the work moves, if it is declared with one.
+        redelivered: whether the queue says that it has delivered this message before.
     """
 
     keys: tuple[str, ...]
@@ -82,6 +84,8 @@ class Delivery:
     fingerprint: str | None = None
     call: str | None = None
     row: RowRef | None = None
+    formerly: tuple[str, ...] = ()
+    redelivered: bool = False
 
     @property
     def key(self) -> str:

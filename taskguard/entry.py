@@ -30,7 +30,8 @@ from taskguard.events import (
 )
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.answers import standing_claim
+from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import State
 from taskguard.watchdog import Kept, Watchdog
@@ -190,9 +191,7 @@ class Entry:
             view = ledger.view(request.work)
             if view is None:
                 return
-            claim = Claim(
-                request.keys, request.owner, view.fence, request.work, request.message, request.row
-            )
+            claim = standing_claim(request, view.fence)
             if view.owner != str(request.owner) or not ledger.give_back(claim):
                 ledger.report_in(claim)
         except TaskguardError as error:
@@ -265,6 +264,7 @@ class Entry:
             fingerprint=delivery.fingerprint,
             call=delivery.call,
             row=delivery.row,
+            formerly=delivery.formerly,
         )
 
     def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:

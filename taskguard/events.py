@@ -22,6 +22,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | dead | the work is not run any more, from now on | error |
 | lock_unavailable | the lock server gave no answer; the ledger alone decides | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
+| done_elsewhere | a redelivered message has done another work of its task before | warning |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "Contended",
     "Dead",
     "Deferred",
+    "DoneElsewhere",
     "Duplicate",
     "Event",
     "Events",
@@ -279,6 +281,24 @@ class LockOverruled(Event):
     )
     holder: str = ""
     remaining_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoneElsewhere(Event):
+    """A message that was delivered before has done `other`, another work of the same task.
+
+    Now it does `work`: its effect is there twice, unless the body saw to that. Mostly the guard was
+    changed (key, once_per, namespace), and does not say what it was `formerly`.
+    """
+
+    name: ClassVar[str] = "done_elsewhere"
+    level: ClassVar[int] = logging.WARNING
+    text: ClassVar[str] = (
+        "%(task)s %(key)s: message %(message)s has done %(other)s before, and now does %(work)s. "
+        "If the guard of this task was changed, say what it was by formerly="
+    )
+    work: str = ""
+    other: str = ""
 
 
 Listener = Callable[[Event], None]

@@ -247,7 +247,8 @@ class Guard:
 
     @property
     def _work(self) -> str:
-        return self._delivery.work or f"{self._delivery.task} {self.key}"
+        began_as = None if self._claimed is None else self._claimed.began_as
+        return began_as or self._delivery.work or f"{self._delivery.task} {self.key}"
 
     @property
     def progress(self) -> Any:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from taskguard.delivery import Delivery, MessageRef, Queue
 from taskguard.errors import ConfigurationError
+from taskguard.former import Former, Shape, former_ids, formers_of, prefix_of, work_id
 from taskguard.guard import Guard
-from taskguard.keys import KeyFunction, compile_key, shorten
+from taskguard.keys import KeyFunction, compile_key
 from taskguard.policy import Policy, make_policy
 
 if TYPE_CHECKING:
@@ -26,19 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
-# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
-_MAX_WORK_BYTES = 500
-
-
-def work_id(task: str, value: str) -> str:
-    """The id of a work: (task, value), readable and unambiguous; at most 500 bytes.
-
-    Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
-    every database's indexes have a limit.
-    """
-    return shorten(f"{task} {value}", limit_bytes=_MAX_WORK_BYTES)
-
-
 _NOT_RUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
@@ -50,6 +38,7 @@ class GuardedFunction:
         name: its module and qualified name, for messages.
         policy: its options.
         signature: its signature without `guard`.
+        by_message: whether each message is work of its own (`once_per="message"`).
         row: the GuardedRow that it moves; None: taskguard's own record alone tells its state.
     """
 
@@ -62,6 +51,7 @@ class GuardedFunction:
         work: str | None = None,
         fingerprint: Any = None,
         row: Any = None,
+        formerly: Former | Sequence[Former] = (),
         options: Mapping[str, Any] | None = None,
         busy: str = "retry",
     ) -> None:
@@ -74,12 +64,18 @@ class GuardedFunction:
         self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
-        self._keys = compile_key(key, signature=self._signature, task=self.name)
-        self._work_name = work
-        self.by_message = once_per == "message"
-        self._once_per: KeyFunction | None = None
-        if once_per not in ("key", "message"):
-            self._once_per = compile_key(once_per, signature=self._signature, task=self.name)
+        self._shape = Shape.of(
+            key=compile_key(key, signature=self._signature, task=self.name),
+            once_per=once_per,
+            work=work,
+            namespace=self.policy.namespace,
+            signature=self._signature,
+            task=self.name,
+        )
+        self._formers = formers_of(
+            formerly, self._shape, once_per=once_per, signature=self._signature, task=self.name
+        )
+        self.by_message = self._shape.by_message
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
             if isinstance(fingerprint, list | tuple):
@@ -98,7 +94,7 @@ class GuardedFunction:
             raise ConfigurationError(
                 f"{self.name}: row={type(self.row).__name__}: give a taskguard.GuardedRow."
             )
-        names = [] if self.by_message else [self._once_per or self._keys]
+        names = [] if self.by_message else [self._shape.once_per or self._shape.keys]
         compiled: RowId = self.row.compile_id(self._signature, task=self.name, works=names)
         return compiled
 
@@ -113,21 +109,26 @@ class GuardedFunction:
         published_at_s: float | None = None,
         queue: Queue | None = None,
         call: Mapping[str, Any] | None = None,
+        redelivered: bool = False,
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
 
         `call` is how its message is sent again, as JSON; the message's id goes with it, and whose
         it is: the application's `namespace`, which its keys have, too, unless the task says one.
         """
-        own = self.policy.namespace
-        prefix = prefix_of(namespace if own is None else own)
-        found = self._keys.found(args, kwargs)
-        keys = tuple(prefix + key for key in found.keys)
         name = task or self.name
-        value = self._value(prefix, prefix + found.name, args, kwargs, message)
+        values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
+        keys, work = self._shape.ids(args, kwargs, **values)
+        formerly: tuple[str, ...] = ()
+        if self._formers:
+            formers = former_ids(self._formers, args, kwargs, **values)
+            keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
+            formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
         return Delivery(
             keys=keys,
-            work=work_id(self._work_name or name, value),
+            work=work,
+            formerly=formerly,
+            redelivered=redelivered,
             task=name,
             message=message,
             policy=self.policy,
@@ -145,22 +146,6 @@ class GuardedFunction:
             return None
         texts = self._fingerprint.found(args, kwargs).name
         return hashlib.sha256(texts.encode()).hexdigest()[:32]
-
-    def _value(
-        self,
-        prefix: str,
-        keys: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        message: MessageRef,
-    ) -> str:
-        """What counts as the same work, beside the task's name; `keys` is the keys' name."""
-        if self.by_message:
-            # And by its keys: an id may be used twice, for two of them.
-            return f"{prefix}message:{message.id} {keys}"
-        if self._once_per is None:
-            return keys
-        return prefix + self._once_per.found(args, kwargs).name
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
         """Run the function, with `guard` if it takes one.
@@ -182,11 +167,6 @@ class GuardedFunction:
             f"{self.name} is {what}, so its body would never run. Guard a plain function; one that "
             "has to await something may call asyncio.run() in its body."
         )
-
-
-def prefix_of(namespace: str) -> str:
-    """What a namespace puts before keys and works."""
-    return f"{namespace}:" if namespace else ""
 
 
 def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str) -> str | None:

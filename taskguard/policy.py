@@ -115,7 +115,7 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(
-                name, ["key", "once_per", "work", "fingerprint", "row", *known], n=1
+                name, ["key", "once_per", "work", "fingerprint", "row", "formerly", *known], n=1
             )
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(

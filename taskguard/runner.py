@@ -48,6 +48,7 @@ from taskguard.errors import (
 from taskguard.events import Completed as CompletedEvent
 from taskguard.events import (
     Dead,
+    DoneElsewhere,
     Duplicate,
     Events,
     Failed,
@@ -82,6 +83,7 @@ _LATE_ANSWER_S = 3_600.0
 # Claims whose end got no answer, kept until the ledger answers again.
 _MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
+_LOOKING_SHARE = 100
 # As JSON, stored where a body has ended and duplicates have nothing else to know it by.
 _NO_RESULT = "null"
 # Without tables it is as if the database were away: a person has to mend it.
@@ -114,6 +116,7 @@ class Runner:
             locks=locks, ledger=ledger, events=self.events, clock=clock
         )
         self._rng = rng or random.SystemRandom()
+        self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
         self._entry = Entry(
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
@@ -144,6 +147,28 @@ class Runner:
         if isinstance(entered, Entered):
             return self._run(delivery, entered, body)
         return entered
+
+    def _warn_of_done_elsewhere(self, delivery: Delivery, claimed: Claimed | None) -> None:
+        """Whether a message that is delivered again does, as new work, what it has done before.
+
+        That reads every record of the ledger: only where the queue says that it knows the message,
+        and for no more than a hundredth of the time.
+        """
+        first = claimed is not None and claimed.attempt == 1
+        started_s = self.clock.monotonic_s()
+        if self.ledger is None or not (delivery.redelivered and first):
+            return
+        if not self.events.wants(DoneElsewhere) or started_s < self._looks_again_at_s:
+            return
+        try:
+            other = self.ledger.done_elsewhere(self.request(delivery))
+        except TaskguardError as error:
+            logger.debug("%s: other works of it are not known: %s", delivery.key, error)
+            other = None
+        now_s = self.clock.monotonic_s()
+        self._looks_again_at_s = now_s + _LOOKING_SHARE * (now_s - started_s)
+        if other is not None:
+            self._entry.emit(DoneElsewhere, delivery, work=delivery.work, other=other)
 
     @contextmanager
     def hold(self, delivery: Delivery) -> Iterator[Lease]:
@@ -216,7 +241,7 @@ class Runner:
         if found.superseded:
             return self._drop(delivery, "superseded")
         if found.mismatch:
-            raise self._mismatch(delivery)
+            raise self._mismatch(delivery, found)
         if found.missing or found.ineligible:
             return self._unfit(delivery, found)
         if found.too_old:
@@ -279,18 +304,19 @@ class Runner:
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
             f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
             "why it kills its workers, then let it run again: "
-            f"taskguard works requeue {delivery.work!r} --reason …",
+            f"taskguard works requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,
         )
 
-    def _mismatch(self, delivery: Delivery) -> FingerprintMismatchError:
+    def _mismatch(self, delivery: Delivery, found: Answer) -> FingerprintMismatchError:
         self._entry.emit(Duplicate, delivery, reason="mismatch")
+        work = found.recorded_as or delivery.work
         return FingerprintMismatchError(
             f"{delivery.task} {delivery.key}: another message asked for this work with other "
             "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
             "name it by once_per=. If these arguments are the right ones and the work failed, "
-            f"taskguard works requeue {delivery.work!r} --reason …, and send this message again.",
+            f"taskguard works requeue {work!r} --reason …, and send this message again.",
             key=delivery.key,
         )
 
@@ -373,6 +399,7 @@ class Runner:
         guard = self._guard(delivery, entered)
         try:
             self.watchdog.keep(kept)
+            self._warn_of_done_elsewhere(delivery, entered.claimed)
             return Completed(self._body(delivery, kept, guard, body))
         except (StaleTokenError, LeaseLostError) as error:
             if kept.lease.is_parents or (guard.completed and error.key != guard.key):

@@ -7,6 +7,7 @@ snapshot of the work and never from two readings of a clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,7 @@ __all__ = [
     "decide",
     "decide_by_row",
     "is_superseded",
+    "speaking_record",
 ]
 
 
@@ -59,7 +61,12 @@ BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.NEW): "enqueued after its own row was set back to new",
     (State.DEAD, State.NEW): "enqueued after its own row was set back to new",
 }
-"""Further ones where the user's own row is the authority (`decide_by_row`)."""
+"""Further ones where the user's own row is the authority (`decide_by_row`).
+
+Where a work has several records (`speaking_record`), the others become what that one becomes,
+whatever they were: a claim writes all of them, and what a worker with a former guard has done is
+copied by the next claim.
+"""
 
 
 class Decision(StrEnum):
@@ -126,6 +133,22 @@ def is_superseded(
     if number < recorded:
         return True
     return row is not None and row.message == message and number[0] < row.retries
+
+
+def speaking_record(records: Sequence[tuple[State, int] | None]) -> int | None:
+    """Which of a work's records a claim is decided by: its number; None if there are none.
+
+    Each is a state and a fence. The first is the work's own; the others stand under ids that it
+    had before its guard was changed, where workers with the former guard look and write. Who has
+    held the key last has written last, so the highest fence speaks, and of equal ones, which one
+    claim has written all, the first. But what is DONE under any of them is done: under another
+    rule one work may have been several, and one of several must not bring its effect back.
+    """
+    known = [(number, each) for number, each in enumerate(records) if each is not None]
+    if not known:
+        return None
+    number, _ = max(known, key=lambda one: (one[1][0] is State.DONE, one[1][1], -one[0]))
+    return number
 
 
 def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself

@@ -10,17 +10,17 @@ Read next: `queue.py` for how a copy is published, `recognition.py` for whose fu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import Task, current_app
 from celery.exceptions import Ignore
 
-from taskguard import Answered, Completed, GuardedFunction, errors
+from taskguard import Answered, Completed, Former, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.house import house_of
-from taskguard_celery.message import message_of, published_at_s
+from taskguard_celery.message import is_redelivered, message_of, published_at_s
 from taskguard_celery.queue import CeleryQueue, NotPublishedError, put_off_unread
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -44,6 +44,7 @@ def guarded_task(
     work: str | None = None,
     fingerprint: Any = None,
     row: Any = None,
+    formerly: Former | Sequence[Former] = (),
     **options: Any,
 ) -> Decorator:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
@@ -62,6 +63,8 @@ def guarded_task(
             is not its own. Only a digest is stored.
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
+        formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
+            gave the same work another id. See docs/changing-a-guard.md.
         options: see `taskguard.Policy`.
 
     Raises:
@@ -78,6 +81,7 @@ def guarded_task(
             work=work,
             fingerprint=fingerprint,
             row=row,
+            formerly=formerly,
             options=options,
             busy="retry",
         )
@@ -194,6 +198,7 @@ def _deliver_once(
         task=task.name,
         message=message_of(request),
         published_at_s=published_at_s(request),
+        redelivered=is_redelivered(request),
         queue=queue,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )

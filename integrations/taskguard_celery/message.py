@@ -13,7 +13,7 @@ from celery.signals import before_task_publish
 
 from taskguard import MessageRef
 
-__all__ = ["COPY_HEADER", "message_of", "published_at_s"]
+__all__ = ["COPY_HEADER", "is_redelivered", "message_of", "published_at_s"]
 
 COPY_HEADER = "taskguard_copy"
 PUBLISHED_HEADER = "taskguard_published_at"
@@ -33,6 +33,14 @@ def published_at_s(request: Any) -> float | None:
     """When the message was published first, in seconds since 1970; None if it does not say."""
     stamp = _header(request, PUBLISHED_HEADER)
     return float(stamp) if stamp is not None else None
+
+
+def is_redelivered(request: Any) -> bool:
+    """Whether the broker says that it has delivered the message before.
+
+    Not whether it is a duplicate: copies and retries are messages of their own to the broker.
+    """
+    return bool((request.delivery_info or {}).get("redelivered"))
 
 
 def _header(request: Any, name: str) -> Any:

@@ -221,7 +221,8 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     delivery = house.delivery(compiled, args, kwargs, task=task.name, message=message)
     ledger = house.runner.ledger
     if ledger is not None and delivery.work is not None:
-        ledger.revoke(delivery.work, message=message.id)
+        for work in (delivery.work, *delivery.formerly):
+            ledger.revoke(work, message=message.id)
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from rq import get_current_job
 from rq.job import Job
 
-from taskguard import Answered, Completed, Dropped, GuardedFunction, MessageRef, Outcome
+from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
@@ -46,6 +46,7 @@ def guarded_job(
     work: str | None = None,
     fingerprint: Any = None,
     row: Any = None,
+    formerly: Former | Sequence[Former] = (),
     message_id: Callable[[Job], str] | None = None,
     **options: Any,
 ) -> Decorator:
@@ -61,6 +62,8 @@ def guarded_job(
             is not its own. Only a digest is stored.
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
+        formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
+            gave the same work another id. See docs/changing-a-guard.md.
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.
@@ -79,6 +82,7 @@ def guarded_job(
             work=work,
             fingerprint=fingerprint,
             row=row,
+            formerly=formerly,
             options=options,
             busy="retry",
         )
@@ -178,6 +182,8 @@ def _deliver(
         kwargs,
         message=message,
         published_at_s=job.created_at.timestamp(),
+        # All else looks like the first time.
+        redelivered=bool(job.number_of_retries),
         queue=queue,
         call=call_of(job) if compiled.policy.recoverable else None,
     )

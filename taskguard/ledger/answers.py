@@ -44,7 +44,15 @@ def decide_row(
 
 def standing_claim(request: ClaimRequest, fence: int) -> Claim:
     """The claim that was granted to this request."""
-    return Claim(request.keys, request.owner, fence, request.work, request.message, request.row)
+    return Claim(
+        request.keys,
+        request.owner,
+        fence,
+        request.work,
+        request.message,
+        request.row,
+        request.formerly,
+    )
 
 
 def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:

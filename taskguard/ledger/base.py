@@ -95,6 +95,8 @@ class ClaimRequest:
         call: how the work's message is sent again, if it is to be stored: JSON text.
         row: the user's own row, which says whether there is anything to do; None: the work's
             record does.
+        formerly: ids under which this work may be on record as well. The claim is written under
+            each of them, too, for who knows it by that id alone.
     """
 
     keys: tuple[str, ...]
@@ -108,6 +110,7 @@ class ClaimRequest:
     fingerprint: str | None = None
     call: str | None = None
     row: RowRef | None = None
+    formerly: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,12 @@ class Claim:
     work: str | None
     message: MessageRef = MessageRef("")
     row: RowRef | None = None
+    formerly: tuple[str, ...] = ()
+
+    @property
+    def works(self) -> tuple[str, ...]:
+        """The ids of all records that it changes; none for the plain lock."""
+        return () if self.work is None else (self.work, *self.formerly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,7 @@ class Claimed:
         takeover: another holder's lease had run out; it counts as a crash.
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
+        began_as: the former id under which the work began; None: under this one.
     """
 
     claim: Claim
@@ -138,6 +148,7 @@ class Claimed:
     takeover: bool = False
     crashes: int = 0
     progress_json: str | None = None
+    began_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +183,7 @@ class Answer:
         owner: who completed the work; its body may still be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
+        recorded_as: the former id whose record says so; None: the work's own.
     """
 
     state: State | None
@@ -188,6 +200,7 @@ class Answer:
     owner: Owner | None = None
     same_message: bool = True
     age_s: float = 0.0
+    recorded_as: str | None = None
 
 
 ClaimAnswer = Claimed | Busy | Answer
@@ -337,6 +350,13 @@ class Ledger(Protocol):
 
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
+        ...
+
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        """Another work of the same task that this message has done; None if there is none.
+
+        Reads every record: for messages of which that is to be feared.
+        """
         ...
 
     def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:

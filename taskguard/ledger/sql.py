@@ -128,6 +128,8 @@ class SqlLedger:
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         database, hot_path = self._database, self._database.hot_path
+        if request.formerly:
+            return claim_in_steps(database, request)
         if hot_path is HotPath.POSTGRESQL:
             return self._claim_on_postgresql(request)
         answered = mariadb.claim(database, request) if hot_path is HotPath.MARIADB else None
@@ -230,12 +232,12 @@ class SqlLedger:
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
-        if self._database.hot_path is HotPath.POSTGRESQL:
+        if self._database.hot_path is HotPath.POSTGRESQL and not claim.formerly:
             database = self._database
             database.twice(lambda: postgresql.store_result(database, claim, result_json))
             return
         self._change(
-            WORKS.c.id == claim.work,
+            WORKS.c.id.in_(claim.works),
             WORKS.c.state == State.DONE.value,
             WORKS.c.fence == claim.fence,
             WORKS.c.owner == str(claim.owner),
@@ -300,7 +302,7 @@ class SqlLedger:
                     # A first try that got no answer may have freed them.
                     return freed.rowcount == len(claim.keys) or tries > 1
                 changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
-                ended = changed.rowcount == 1
+                ended = changed.rowcount > 0
                 if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                     rows.put_back(db, claim)
                 return ended
@@ -310,7 +312,7 @@ class SqlLedger:
     def report_in(self, claim: Claim) -> None:
         """Uncount this holder's crash, once."""
         self._change(
-            WORKS.c.id == claim.work,
+            WORKS.c.id.in_(claim.works),
             WORKS.c.crashed_owner == str(claim.owner),
             WORKS.c.crashes > 0,
             WORKS.c.state != State.DEAD.value,
@@ -352,7 +354,8 @@ class SqlLedger:
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        if self._database.hot_path is HotPath.POSTGRESQL:
+        single = not any(hold.claim.formerly for hold in holds)
+        if self._database.hot_path is HotPath.POSTGRESQL and single:
             return self._database.twice(lambda: postgresql.renew(self._database, holds))
         return self._database.twice(lambda: renew_in_steps(self._database, holds))
 
@@ -385,6 +388,22 @@ class SqlLedger:
 
         row = self._database.twice(read)
         return None if row is None else view_of(row)
+
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        """Another work of the same task that this message has done; None if there is none."""
+        select = sa.select(WORKS.c.id).where(
+            WORKS.c.message == request.message.id,
+            WORKS.c.task == request.task,
+            WORKS.c.state == State.DONE.value,
+            WORKS.c.id.not_in([str(request.work), *request.formerly]),
+        )
+
+        def read() -> str | None:
+            with self._database.transaction() as db:
+                found: str | None = db.execute(select.limit(1)).scalar()
+                return found
+
+        return self._database.twice(read)
 
     def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of works in a state, those that started last first."""

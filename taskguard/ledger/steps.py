@@ -8,6 +8,7 @@ Guarantees: each claim is decided by `states.decide()` from rows nobody else can
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -28,7 +29,7 @@ from taskguard.ledger.database import Database
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, Place, State
+from taskguard.states import Decision, State, speaking_record
 
 __all__ = ["claim_in_steps", "look", "renew_in_steps"]
 
@@ -36,7 +37,8 @@ __all__ = ["claim_in_steps", "look", "renew_in_steps"]
 # Those that decide, and those that are told.
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
-    "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished",
+    "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
+    "crashed_owner", "rounds",
 )  # fmt: skip
 
 
@@ -48,6 +50,7 @@ def claim_in_steps(database: Database, request: ClaimRequest) -> ClaimAnswer:
             found = _look(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
                 _settle(db, request, found)
+                _catch_up(db, found)
                 return found.answer(request)
         return _Claim(database, db, request).decide()
 
@@ -69,18 +72,86 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         db.execute(sa.update(WORKS).where(WORKS.c.id == row.id, *same).values(due=None))
 
 
-class Seen(NamedTuple):
-    """A work's row, what a claim would do with it, the database's time in µs, the user's row."""
+def _catch_up(db: sa.Connection, found: Seen) -> None:
+    """A record that a worker with a former guard has overtaken, and ended, is sent no more.
 
-    row: Any
-    decision: Decision
+    Where that has done the work, it says so, too.
+    """
+    mine, row = found.records.own, found.row
+    ended = found.decision in (Decision.DONE, Decision.DEAD, Decision.REVOKED)
+    if not ended or mine is None or row is None or mine.fence >= row.fence:
+        return
+    these = (
+        WORKS.c.id == mine.id,
+        WORKS.c.state == mine.state,
+        WORKS.c.fence == mine.fence,
+        WORKS.c.owner == mine.owner,
+    )
+    values: dict[str, Any] = {"due": None}
+    if found.decision is Decision.DONE and row.state == State.DONE.value:
+        same = ("state", "message", "fence", "owner", "result", "error", "finished")
+        values |= {name: getattr(row, name) for name in same} | {"lease_until": 0, "call": None}
+    elif mine.due is None:
+        return
+    db.execute(sa.update(WORKS).where(*these).values(**values))
+
+
+class Records(NamedTuple):
+    """A work's records, its own first, then those under its former ids; None for what is none."""
+
+    rows: tuple[Any, ...]
+    numbers: tuple[tuple[int, int], ...]
     now_us: int
+
+    @property
+    def own(self) -> Any:
+        """The one under its id."""
+        return self.rows[0]
+
+    @property
+    def _number(self) -> int:
+        known = [None if row is None else (State(row.state), row.fence) for row in self.rows]
+        return speaking_record(known) or 0
+
+    @property
+    def speaking(self) -> Any:
+        """The one that a claim is decided by."""
+        return self.rows[self._number]
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """The message's number: of those that a requeue has forgotten there is none left."""
+        return max(self.numbers[0], self.numbers[self._number])
+
+    @property
+    def began_as(self) -> str | None:
+        """The former id that is older than the work's own."""
+        known = [row for row in self.rows if row is not None]
+        first = min(known, key=lambda row: row.created, default=None)
+        if first is None or (self.own is not None and first.created >= self.own.created):
+            return None
+        return str(first.id)
+
+
+class Seen(NamedTuple):
+    """A work's records, what a claim would do with it, and the user's row."""
+
+    records: Records
+    decision: Decision
     own: rows.Found | None
+
+    @property
+    def row(self) -> Any:
+        """The work's row."""
+        return self.records.speaking
 
     def answer(self, request: ClaimRequest) -> Answer | Busy:
         """What the delivery is told, where it gets no claim."""
         own_state = None if self.own is None else self.own.state
-        return answer(request, self.row, self.decision, self.now_us, own_state)
+        told = answer(request, self.row, self.decision, self.records.now_us, own_state)
+        if isinstance(told, Answer) and self.row is not None and self.row.id != request.work:
+            return replace(told, recorded_as=self.row.id)
+        return told
 
 
 def look(database: Database, request: ClaimRequest) -> Seen:
@@ -91,26 +162,44 @@ def look(database: Database, request: ClaimRequest) -> Seen:
 
 def _look(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
-    row, recorded, now_us = _read(database, db, request)
-    decision = decide_row(request, row, recorded, now_us, _place(request, own, row))
-    return Seen(row, decision, now_us, own)
+    records = _read(database, db, request)
+    return Seen(records, _decide(request, records, own), own)
 
 
-def _place(request: ClaimRequest, own: rows.Found | None, row: Any) -> Place | None:
-    return None if request.row is None else rows.place(request.row, own, row)
+def _decide(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
+    row = records.speaking
+    place = None if request.row is None else rows.place(request.row, own, row)
+    return decide_row(request, row, records.recorded, records.now_us, place)
 
 
 def _read(
     database: Database, db: sa.Connection, request: ClaimRequest, *, lock: bool = False
+) -> Records:
+    """The work's records, the message's numbers in them, and the clock, not that of a wait before.
+
+    Locked in an order that all who lock several share.
+    """
+    found: dict[str, tuple[Any, tuple[int, int]]] = {}
+    now_us = 0
+    ids = (str(request.work), *request.formerly)
+    for work in sorted(ids) if lock else ids:
+        row, number, now_us = _read_one(database, db, request, work, lock=lock)
+        found[work] = row, number
+    return Records(
+        tuple(found[work][0] for work in ids), tuple(found[work][1] for work in ids), now_us
+    )
+
+
+def _read_one(
+    database: Database, db: sa.Connection, request: ClaimRequest, work: str, *, lock: bool
 ) -> tuple[Any, tuple[int, int], int]:
-    """The work or None, the message's number in it, and the clock, not that of a wait before."""
     statements = database.once(_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
-        db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == request.work).with_for_update())
-    values = {"work": request.work, "message": request.message.id}
+        db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == work).with_for_update())
+    values = {"work": work, "message": request.message.id}
     [row] = database.read(db, statements.read if lock else statements.look, values)
-    recorded = (row.known_retries or 0, row.known_copy or 0)
-    return (None if row.id is None else row), recorded, row.now_us
+    number = (row.known_retries or 0, row.known_copy or 0)
+    return (None if row.id is None else row), number, row.now_us
 
 
 class _Statements(NamedTuple):
@@ -172,23 +261,21 @@ class _Claim:
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
             self._make_keys()
             self.keys = database.read(db, self.statements.lock_keys, self.names)
-        self.row: Any = None
-        self.recorded = (0, 0)
         if request.work is None:
-            self.now_us = database.now_us(db)
+            self.records = Records((None,), ((0, 0),), database.now_us(db))
         else:
-            self.row, self.recorded, self.now_us = _read(database, db, request, lock=True)
+            self.records = _read(database, db, request, lock=True)
+        self.row, self.now_us = self.records.speaking, self.records.now_us
 
     def _make_keys(self) -> None:
         self.statements.make_keys.run(self.db, self.names)
 
     def decide(self) -> ClaimAnswer:
-        place = _place(self.request, self.own, self.row)
-        decision = decide_row(self.request, self.row, self.recorded, self.now_us, place)
+        decision = _decide(self.request, self.records, self.own)
         if decision is Decision.BURY:
             return self._bury()
         if decision not in CLAIMABLE:
-            return Seen(self.row, decision, self.now_us, self.own).answer(self.request)
+            return Seen(self.records, decision, self.own).answer(self.request)
         live = [
             key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
         ]
@@ -209,8 +296,10 @@ class _Claim:
             values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
             self.statements.take_keys.run(self.db, {**self.names, **values})
             if self.request.work is not None:
-                self._write_work(decision, fence, until_us)
-        return claimed(self.request, fence, self.row, decision)
+                self._write_works(decision, fence, until_us)
+        granted = claimed(self.request, fence, self.row, decision)
+        began_as = self.records.began_as
+        return granted if began_as is None else replace(granted, began_as=began_as)
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
         """The user's row is PROCESSING, with a fence above every one it had."""
@@ -220,9 +309,12 @@ class _Claim:
             raise TransactionRetryError("the row was locked, and did not change")  # a trigger?
         return fence
 
-    def _write_work(self, decision: Decision, fence: int, until_us: int) -> None:
-        request, row = self.request, self.row
-        values: dict[str, Any] = {
+    def _write_works(self, decision: Decision, fence: int, until_us: int) -> None:
+        """The work's own record, and a copy under each former id, without what would be sent."""
+        request = self.request
+        calls = [request.call, *(each.call for each in (self.records.own, self.row) if each)]
+        call = next((each for each in calls if each is not None), None)
+        claim: dict[str, Any] = {
             "message": request.message.id,
             "retries": request.message.retries,
             "state": State.PROCESSING.value,
@@ -233,35 +325,68 @@ class _Claim:
             "error": None,
         }
         if request.fingerprint is not None:
-            values["fingerprint"] = request.fingerprint
-        if request.call is not None:
-            values["call"] = request.call
-        if request.call is not None or (row is not None and row.call is not None):
-            values["due"] = until_us
+            claim["fingerprint"] = request.fingerprint
+        for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
+            values = dict(claim)
+            if call is not None and work == request.work:
+                values["due"] = until_us
+                if known is None or known.call != call:
+                    values["call"] = call
+            elif known is not None and known.call is not None:
+                values |= {"call": None, "due": None}
+            if known is None:
+                self._insert(decision, str(work), values)
+            else:
+                self._update(decision, known, values)
+
+    def _insert(self, decision: Decision, work: str, values: dict[str, Any]) -> None:
+        request, row = self.request, self.row
+        values |= {"id": work, "task": request.task, "key": ",".join(request.keys)}
+        values |= {"created": self.now_us, "final": 0}
         if row is None:
-            fresh = {"final": 0, "attempts": 1, "crashes": 0, "crashed_owner": ""}
-            values |= {"id": request.work, "task": request.task, "key": ",".join(request.keys)}
-            values |= {"created": self.now_us, **fresh}
-            try:
-                self.database.once(_inserting, tuple(values)).run(self.db, values)
-            except sa.exc.IntegrityError as error:
-                raise TransactionRetryError("Another claim of this work came first.") from error
-            return
+            values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
+        else:
+            values = {**self._carried(), **values, **self._counted(decision)}
+        try:
+            self.database.once(_inserting, tuple(values)).run(self.db, values)
+        except sa.exc.IntegrityError as error:
+            raise TransactionRetryError("Another claim of this work came first.") from error
+
+    def _carried(self) -> dict[str, Any]:
+        """What a new record takes over from the one that speaks."""
+        row = self.row
+        names = ("crashes", "crashed_owner", "rounds", "fingerprint", "progress")
+        return {name: getattr(row, name) for name in names} | {"attempts": row.attempts + 1}
+
+    def _counted(self, decision: Decision) -> dict[str, Any]:
+        """What the decision alone makes of a record."""
+        row = self.row
         if decision is Decision.TAKEOVER:
-            values |= {"crashes": WORKS.c.crashes + 1, "crashed_owner": row.owner}
-        if decision is Decision.AGAIN:
-            values |= {"final": 0, "crashes": 0, "crashed_owner": "", "finished": None}
-            if row.state == State.DONE.value:
-                values |= {"result": None, "progress": None}
+            return {"crashes": row.crashes + 1, "crashed_owner": row.owner}
+        if decision is not Decision.AGAIN:
+            return {}
+        anew = {"final": 0, "crashes": 0, "crashed_owner": "", "finished": None}
+        if row.state == State.DONE.value:
+            anew |= {"result": None, "progress": None}
+        return anew
+
+    def _update(self, decision: Decision, known: Any, values: dict[str, Any]) -> None:
+        row = self.row
+        if known is row:
+            counted = int(decision is not Decision.SAME)
+            values |= {"attempts": WORKS.c.attempts + counted}
+        else:
+            values = {**self._carried(), "final": 0, "finished": None, "result": None, **values}
+        values |= self._counted(decision)
         changed = self.db.execute(
             sa.update(WORKS)
             .where(
-                WORKS.c.id == request.work,
-                WORKS.c.state == row.state,
-                WORKS.c.fence == row.fence,
-                WORKS.c.owner == row.owner,
+                WORKS.c.id == known.id,
+                WORKS.c.state == known.state,
+                WORKS.c.fence == known.fence,
+                WORKS.c.owner == known.owner,
             )
-            .values(attempts=WORKS.c.attempts + int(decision is not Decision.SAME), **values)
+            .values(**values)
         )
         if changed.rowcount != 1:
             raise AssertionError("the row was locked, and changed")
@@ -273,7 +398,7 @@ class _Claim:
         self.db.execute(
             sa.update(WORKS)
             .where(
-                WORKS.c.id == self.request.work,
+                WORKS.c.id.in_([str(self.request.work), *self.request.formerly]),
                 WORKS.c.state == State.PROCESSING.value,
                 WORKS.c.fence == row.fence,
                 WORKS.c.owner == row.owner,

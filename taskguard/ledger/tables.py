@@ -154,8 +154,15 @@ def holding(claim: Claim) -> Any:
 
 
 def standing(claim: Claim) -> Any:
-    """The work is still this claim's: old state, fence and owner."""
-    return processed(claim.work, claim.fence, str(claim.owner))
+    """The work is still this claim's: old state, fence and owner; under each id that it has."""
+    if not claim.formerly:
+        return processed(claim.work, claim.fence, str(claim.owner))
+    return sa.and_(
+        WORKS.c.id.in_(claim.works),
+        WORKS.c.state == State.PROCESSING.value,
+        WORKS.c.fence == claim.fence,
+        WORKS.c.owner == str(claim.owner),
+    )
 
 
 def of_claim() -> Any:

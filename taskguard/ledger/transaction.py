@@ -231,7 +231,7 @@ class SqlTransaction:
             self._transactions.lock_keys(self.db, claim)
             stored, self._mark = self._transactions.mark(self.db, claim, progress_json)
             done = self.db.execute(sa.update(WORKS).where(standing(claim)).values(progress=stored))
-        if done.rowcount != 1:
+        if done.rowcount != len(claim.works):
             raise stale(claim)
 
 
@@ -545,7 +545,8 @@ class Transactions:
             return self._complete_in_one(db, claim, result_json)
         if claim.row is not None:
             rows.complete(db, claim)
-        if self._database.hot_path is HotPath.MARIADB and len(claim.keys) == 1:
+        single = len(claim.keys) == 1 and not claim.formerly
+        if self._database.hot_path is HotPath.MARIADB and single:
             return mariadb.complete(self._database, db, claim, result_json)
         return self._complete_in_steps(db, claim, result_json)
 
@@ -554,7 +555,8 @@ class Transactions:
         end_key, end_work = self._database.once(_completing)
         if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
             return False
-        return end_work.run(db, {"my_work": claim.work, "json": result_json, **held_by}) == 1
+        done = {"json": result_json, **held_by}
+        return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.works)
 
     def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if claim.row is None:
@@ -567,7 +569,8 @@ class Transactions:
 
     def in_one_statement(self, claim: Claim) -> bool:
         """Whether PostgreSQL completes it so."""
-        return self._database.hot_path is HotPath.POSTGRESQL and len(claim.keys) == 1
+        single = len(claim.keys) == 1 and not claim.formerly
+        return self._database.hot_path is HotPath.POSTGRESQL and single
 
 
 def _seeing(database: Database) -> Prepared:

@@ -467,6 +467,13 @@ class MemoryLedger:
         row = self.works.get(work)
         return None if row is None else view_of(row)
 
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        mine = request.message.id, request.task, State.DONE
+        for work in self.works.values():
+            if (work.message, work.task, work.state) == mine and work.id != request.work:
+                return work.id
+        return None
+
     def check_schema(self, rows: Any = ()) -> None:
         """There is none."""
 

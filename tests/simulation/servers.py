@@ -297,6 +297,9 @@ class PortLedger(Boundary):
     def view(self, work: str) -> WorkView | None:
         return self.world.ledger.view(work)
 
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        return self.world.ledger.done_elsewhere(request)
+
     def check_schema(self, rows: Any = ()) -> None:
         """There is none."""
 

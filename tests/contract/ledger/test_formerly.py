@@ -1,0 +1,270 @@
+"""Works that had another id before their guard was changed, beside workers with the former guard.
+
+The former guard names the work `ship order:1` and holds `order:1`; the new one names it
+`ship shop:1`, holds `shop:1` and, for it was declared with the former one, `order:1`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from contract.ledger.conftest import Book
+
+from taskguard.errors import StaleTokenError
+from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.locks.base import Renewal
+from taskguard.states import State
+
+OLD, NEW = "ship order:1", "ship shop:1"
+
+
+@pytest.fixture
+def book(make_book: Callable[..., Book], request: pytest.FixtureRequest) -> Book:
+    if "[memory]" in request.node.name or "[memory-" in request.node.name:
+        pytest.skip("the simulation's ledger knows one id for a work")
+    return make_book()
+
+
+def old(book: Book, **values: Any) -> ClaimRequest:
+    """What a worker with the former guard asks for."""
+    return book.request(1, **values)
+
+
+def new(book: Book, **values: Any) -> ClaimRequest:
+    """What one with the new guard asks for."""
+    keys = ("order:1", "shop:1")
+    return book.request(1, **{"keys": keys, "work": NEW, "formerly": (OLD,), **values})
+
+
+def claim(book: Book, request: ClaimRequest) -> Claimed:
+    found = book.ledger.claim(request)
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def expire(book: Book) -> None:
+    """Every lease runs out."""
+    with book.engine.begin() as db:
+        for table in (KEYS, WORKS):
+            db.execute(sa.update(table).values(lease_until=1))
+
+
+def states(book: Book) -> dict[str, str]:
+    with book.engine.connect() as db:
+        return {row.id: row.state for row in db.execute(sa.select(WORKS))}
+
+
+BOTH = [pytest.param(old, new, id="old, then new"), pytest.param(new, old, id="new, then old")]
+
+
+@pytest.mark.parametrize(("first", "second"), BOTH)
+def test_what_is_done_by_one_guard_is_done_for_the_other(
+    book: Book, first: Any, second: Any
+) -> None:
+    """With its result, also one that is stored late."""
+    claimed = claim(book, first(book))
+    book.ledger.complete(claimed.claim, None)
+    book.ledger.store_result(claimed.claim, "7")
+    for asked in (second(book), second(book, message="n"), first(book)):
+        for ask in (book.ledger.claim, book.ledger.look):
+            found = ask(asked)
+            assert isinstance(found, Answer)
+            assert (found.state, found.result_json) == (State.DONE, "7")
+    assert set(states(book).values()) == {"DONE"}
+
+
+def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
+    """For whoever is to look it up."""
+    book.ledger.complete(claim(book, old(book)).claim, None)
+    found = book.ledger.claim(new(book))
+    assert isinstance(found, Answer)
+    assert found.recorded_as == OLD
+    assert states(book) == {OLD: "DONE"}
+
+
+@pytest.mark.parametrize(("first", "second"), BOTH)
+def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: Any) -> None:
+    """Until its lease has run out; then the other takes over, and the first is refused."""
+    claimed = claim(book, first(book))
+    with book.ledger.transaction(claimed.claim) as tx:
+        tx.checkpoint(claimed.claim, "[1]")
+    found = book.ledger.claim(second(book))
+    assert isinstance(found, Busy)
+    assert (found.same_work, found.owner) == (True, claimed.claim.owner)
+    expire(book)
+    taken = claim(book, second(book))
+    assert (taken.takeover, taken.attempt, taken.crashes) == (True, 2, 1)
+    assert taken.progress_json == "[1]"
+    assert taken.claim.fence > claimed.claim.fence
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(claimed.claim, None)
+    book.ledger.complete(taken.claim, "2")
+    found = book.ledger.claim(first(book))
+    assert isinstance(found, Answer)
+    assert found.result_json == "2"
+
+
+@pytest.mark.parametrize(("first", "second"), BOTH)
+@pytest.mark.parametrize("end", ["fail", "give_back", "crash", "end_round"])
+def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any, end: str) -> None:
+    """At once, and with what was counted; only an exit is a crash."""
+    claimed = claim(book, first(book))
+    if end == "give_back":
+        assert book.ledger.give_back(claimed.claim)
+    elif end == "end_round":
+        assert book.ledger.end_round(claimed.claim, "why", most=3) is State.NEW
+    else:
+        assert getattr(book.ledger, end)(claimed.claim, "why")
+    taken = claim(book, second(book, retries=1))
+    assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
+    book.ledger.report_in(claimed.claim)
+    book.ledger.complete(taken.claim, None)
+    for ask in (old, new):
+        assert isinstance(book.ledger.claim(ask(book)), Answer)
+    assert set(states(book).values()) == {"DONE"}
+
+
+def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
+    """DEAD after three, for both; requeued under the id that is named, for both again."""
+    for ask in (old, new, old):
+        claim(book, ask(book))
+        expire(book)
+    buried = book.ledger.claim(new(book))
+    assert isinstance(buried, Answer)
+    assert (buried.state, buried.buried, buried.crashes) == (State.DEAD, True, 3)
+    for ask in (old, new):
+        found = book.ledger.claim(ask(book))
+        assert isinstance(found, Answer)
+        assert found.state is State.DEAD
+    named = book.ledger.claim(new(book))
+    assert isinstance(named, Answer)
+    assert book.ledger.requeue(named.recorded_as or NEW, reason="mended")
+    assert claim(book, new(book)).crashes == 0
+
+
+def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> None:
+    """The copy under the former id does not keep it DEAD."""
+    for _ in range(3):
+        claim(book, new(book))
+        expire(book)
+    found = book.ledger.claim(new(book))
+    assert isinstance(found, Answer)
+    assert (found.state, found.recorded_as) == (State.DEAD, None)
+    assert book.ledger.requeue(NEW, reason="mended")
+    taken = claim(book, new(book))
+    book.ledger.complete(taken.claim, None)
+    assert states(book) == {OLD: "DONE", NEW: "DONE"}
+
+
+def test_a_claim_asked_again_is_the_same(book: Book) -> None:
+    """Its answer may have been lost."""
+    asked = new(book)
+    first, again = claim(book, asked), claim(book, asked)
+    assert (again.claim, again.attempt) == (first.claim, 1)
+
+
+def test_renewals_keep_both_records(book: Book) -> None:
+    """No worker with the former guard takes the holder for a crashed one."""
+    claimed = claim(book, new(book))
+    expire(book)
+    assert book.ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
+    with book.engine.connect() as db:
+        assert all(until > 1 for until in db.execute(sa.select(WORKS.c.lease_until)).scalars())
+    found = book.ledger.claim(old(book, max_crashes=1))
+    assert isinstance(found, Busy)
+
+
+def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
+    """A payment provider is to hear the same idempotency key from every attempt."""
+    assert claim(book, new(book, message="other", work="w", formerly=("v",))).began_as is None
+    expire(book)
+    book.ledger.give_back(claim(book, old(book)).claim)
+    for _ in range(2):
+        taken = claim(book, new(book))
+        assert taken.began_as == OLD
+        book.ledger.give_back(taken.claim)
+
+
+def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
+    """Numbers of a message in the former work count."""
+    claim(book, old(book, message="holder"))
+    assert book.ledger.defer(old(book), lambda copy: None)
+    expire(book)
+    found = book.ledger.claim(new(book))
+    assert isinstance(found, Answer)
+    assert found.superseded
+    assert isinstance(book.ledger.claim(new(book, copy=1)), Claimed)
+
+
+def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
+    """A sweep would send it until it gave up."""
+    book.ledger.complete(claim(book, old(book)).claim, "7")
+    asked = new(book, message="n", call='{"message": "n", "queue": "test"}')
+    book.ledger.enqueue(None, asked)
+    assert states(book) == {OLD: "DONE", NEW: "NEW"}
+    found = book.ledger.claim(asked)
+    assert isinstance(found, Answer)
+    assert found.result_json == "7"
+    assert states(book) == {OLD: "DONE", NEW: "DONE"}
+    view = book.ledger.view(NEW)
+    assert (view.result_json, view.call) == ("7", None)
+    with book.engine.begin() as db:
+        assert db.execute(sa.select(WORKS.c.due)).scalars().all() == [None, None]
+
+
+def test_a_call_is_stored_once(book: Book) -> None:
+    """A sweep sends one message for a work, under the id that it has now."""
+    call = '{"message": "m", "queue": "test"}'
+    book.ledger.give_back(claim(book, old(book, call=call)).claim)
+    book.ledger.give_back(claim(book, new(book, copy=1)).claim)
+    expire(book)
+    with book.engine.begin() as db:
+        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+    assert [work.work for work in book.ledger.overdue()] == [NEW]
+
+
+def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
+    """Each message was work of its own before: what one has done it does not do again."""
+    by_message = {"work": "ship message:m order:1"}
+    book.ledger.complete(claim(book, old(book, **by_message)).claim, None)
+    other = new(book, message="n", formerly=("ship message:n order:1",))
+    book.ledger.fail(claim(book, other).claim, "why")
+    found = book.ledger.claim(new(book, formerly=("ship message:m order:1",)))
+    assert isinstance(found, Answer)
+    assert found.state is State.DONE
+
+
+def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
+    """A deploy, one worker after the other: whoever claims first, and whoever dies."""
+    rounds, workers = 6, 4
+    for number in range(rounds):
+        gate = threading.Barrier(workers)
+        with book.engine.begin() as db:
+            for table in (KEYS, WORKS, MESSAGES):
+                db.execute(sa.delete(table))
+
+        def work(place: int, gate: threading.Barrier = gate, item: int = number) -> None:
+            ledger = book.again()
+            gate.wait()
+            for _ in range(200):
+                asked = (old if place % 2 else new)(book, max_crashes=1_000)
+                found = ledger.claim(asked)
+                if isinstance(found, Answer):
+                    assert found.state is State.DONE
+                    return
+                if isinstance(found, Claimed):
+                    with ledger.transaction(found.claim) as tx:
+                        book.effect(tx.db, item)
+                        tx.complete(found.claim, None)
+
+        threads = [threading.Thread(target=work, args=(place,)) for place in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert book.effects() == {str(number): 1 for number in range(rounds)}

@@ -1,0 +1,239 @@
+"""Guards that a deploy changes: what was done under the former one is not done again."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard import (
+    Answered,
+    Completed,
+    Deferred,
+    Delivery,
+    Former,
+    Guard,
+    GuardedFunction,
+    MessageRef,
+)
+from taskguard.errors import ConfigurationError, KeyTemplateError, WorkDeadError
+from taskguard.events import DoneElsewhere
+from taskguard.locks.memory import MemoryLocks
+
+
+def ship(order_id: int, shop: str = "a", guard: Guard | None = None) -> None:
+    """A task."""
+
+
+WAS: dict[str, Any] = {"key": "order:<order_id>"}
+
+
+class Guarded:
+    """The task in one deploy: how it is guarded, and under which names."""
+
+    def __init__(self, shop: GuardedShop, *, task: str = "ship", app: str = "", **options: Any):
+        self._shop = shop
+        self._task, self._app = task, app
+        named = {
+            name: options.pop(name) for name in ("namespace", "max_crashes") if name in options
+        }
+        self._function = GuardedFunction(ship, **options, options=named)
+        self.queue = NotingQueue()
+        self.ran: list[Guard] = []
+
+    def delivery(self, order: int = 1, message: str = "m", **numbers: Any) -> Delivery:
+        redelivered = numbers.pop("redelivered", False)
+        return self._function.delivery(
+            (order,),
+            {},
+            task=self._task,
+            message=MessageRef(message, **numbers),
+            queue=self.queue,
+            namespace=self._app,
+            redelivered=redelivered,
+        )
+
+    def deliver(self, *args: Any, body: Callable[[Guard], Any] | None = None, **values: Any) -> Any:
+        def default(guard: Guard) -> str:
+            self.ran.append(guard)
+            with guard.transaction() as db:
+                write(db)
+                guard.result = "shipped"
+            return "shipped"
+
+        delivery = self.delivery(*args, **values)
+        return self._shop.tg.runner.deliver(delivery, body or default)
+
+
+CHANGES = {
+    "key": ({"key": "shop:<shop>:order:<order_id>"}, Former(key="order:<order_id>")),
+    "once_per": ({**WAS, "once_per": "<shop>:<order_id>"}, Former(once_per="key")),
+    "message": ({**WAS, "once_per": "message"}, Former(once_per="key")),
+    "namespace": ({**WAS, "namespace": "eu"}, Former(namespace="")),
+    "task": ({**WAS, "task": "shop.ship"}, Former(task="ship")),
+    "several": (
+        {"key": "o:<order_id>", "namespace": "eu"},
+        [Former(key="x:<order_id>"), Former(key="order:<order_id>", namespace="")],
+    ),
+    "an application's namespace": ({**WAS, "app": "eu"}, Former(namespace="")),
+}
+
+
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
+    made: GuardedShop = make_shop(request.getfixturevalue(request.param), locks=MemoryLocks())
+    return made
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_message_that_is_done_has_its_effect_once_over_a_deploy(
+    shop: GuardedShop, change: str
+) -> None:
+    """Its worker was killed before it could acknowledge it, and the next one has a new guard."""
+    options, formerly = CHANGES[change]
+    before = Guarded(shop, **WAS)
+    after = Guarded(shop, **options, formerly=formerly)
+    assert before.deliver() == Completed("shipped")
+    assert after.deliver(redelivered=True) == Answered("shipped")
+    assert shop.effects == ["x"]
+    assert "done_elsewhere" not in shop.happened
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, change: str) -> None:
+    """They run for a while beside those with the new guard."""
+    options, formerly = CHANGES[change]
+    before = Guarded(shop, **WAS)
+    after = Guarded(shop, **options, formerly=formerly)
+    told: list[Any] = []
+
+    def body(guard: Guard) -> None:
+        told.append(before.deliver(message="n"))
+        with guard.transaction() as db:
+            write(db)
+            guard.result = "shipped"
+
+    def apart(guard: Guard) -> None:
+        contextvars.Context().run(body, guard)
+
+    assert after.deliver(body=apart) == Completed("shipped")
+    assert isinstance(told[0], Deferred)
+    assert before.deliver(message="n", copy=1) == Answered("shipped")
+    assert before.ran == []
+    assert shop.effects == ["x"]
+
+
+def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
+    """A warning names both works; only of a message that the queue says it has delivered before."""
+    Guarded(shop, **WAS).deliver()
+    changed = Guarded(shop, key="shop:<shop>:order:<order_id>")
+    changed.deliver(redelivered=True)
+    assert shop.effects == ["x", "x"]
+    [told] = [event for event in shop.events if isinstance(event, DoneElsewhere)]
+    assert (told.other, told.work) == ("ship order:1", "ship shop:a:order:1")
+    assert (told.message, told.task) == ("m", "ship")
+
+
+def test_what_is_no_such_change_is_not_told_of(shop: GuardedShop) -> None:
+    """Another message, another task, a first delivery, a body that is run again."""
+    Guarded(shop, **WAS).deliver()
+    changed: dict[str, Any] = {"key": "shop:<shop>:order:<order_id>"}
+    Guarded(shop, **changed).deliver(2)
+    Guarded(shop, **changed).deliver(3, "n", redelivered=True)
+    Guarded(shop, **changed, task="bill").deliver(redelivered=True)
+    assert "done_elsewhere" not in shop.happened
+
+
+def test_every_attempt_of_a_work_has_one_idempotency_key(shop: GuardedShop) -> None:
+    """A payment provider is not to take the second, under the new guard, for another payment."""
+    keys: list[str] = []
+
+    def fails(guard: Guard) -> None:
+        keys.extend([guard.idempotency_key, guard.idempotency_key_for("pay")])
+        raise ZeroDivisionError
+
+    before = Guarded(shop, **WAS)
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS))
+    for number, guarded in enumerate([before, after, after]):
+        with pytest.raises(ZeroDivisionError):
+            guarded.deliver(body=fails, retries=number)
+    assert keys[:2] == keys[2:4] == keys[4:]
+
+
+def test_steps_of_the_former_guard_are_not_taken_again(shop: GuardedShop) -> None:
+    """What the last holder has stored is met by the next."""
+    paid: list[int] = []
+
+    def pays(guard: Guard) -> Any:
+        guard.step("pay", lambda: paid.append(1))
+        if len(paid) == guard.attempt:
+            raise ZeroDivisionError
+        return guard.attempt
+
+    with pytest.raises(ZeroDivisionError):
+        Guarded(shop, **WAS).deliver(body=pays)
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS))
+    assert after.deliver(body=pays, retries=1) == Completed(2)
+    assert paid == [1]
+
+
+def test_an_error_names_the_record_to_requeue(shop: GuardedShop) -> None:
+    """That under the former id, where that is DEAD."""
+    options = {**WAS, "max_crashes": 1}
+    before = Guarded(shop, **options)
+    with pytest.raises(SystemExit):
+        before.deliver(body=lambda guard: sys.exit(1))
+    with pytest.raises(WorkDeadError):
+        before.deliver()
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS))
+    with pytest.raises(WorkDeadError, match="requeue 'ship order:1'"):
+        after.deliver()
+
+
+def test_arguments_of_which_the_former_key_was_none_have_no_former_work(
+    shop: GuardedShop,
+) -> None:
+    """The former guard would have refused them."""
+    formerly = Former(key="shop:<shop>:order:<order_id>")
+    after = Guarded(shop, **WAS, formerly=formerly)
+    assert after.delivery().formerly == ("ship shop:a:order:1",)
+    assert after.delivery().keys == ("order:1", "shop:a:order:1")
+    function = GuardedFunction(ship, **WAS, formerly=formerly)
+    delivery = function.delivery((1, None), {}, message=MessageRef("m"))
+    assert (delivery.formerly, delivery.keys) == ((), ("order:1",))
+
+
+def test_a_former_shape_that_is_the_present_one_costs_nothing(shop: GuardedShop) -> None:
+    """As where the former name is registered as well."""
+    function = Guarded(shop, **WAS, formerly=Former(task="ship"))
+    delivery = function.delivery()
+    assert delivery == replace(delivery, formerly=(), keys=("order:1",))
+
+
+@pytest.mark.parametrize(
+    ("formerly", "error"),
+    [
+        ("order:<order_id>", ConfigurationError),
+        ([Former(task="x"), {"key": "y"}], ConfigurationError),
+        ([Former(task=str(number)) for number in range(9)], ConfigurationError),
+        (Former(key="order:<order>"), KeyTemplateError),
+        (Former(once_per="<order>"), KeyTemplateError),
+    ],
+)
+def test_what_cannot_have_been_is_refused(formerly: Any, error: type[Exception]) -> None:
+    """At decoration, with the task's name."""
+    with pytest.raises(error, match="ship"):
+        GuardedFunction(ship, **WAS, formerly=formerly)
+
+
+def test_a_former_guard_says_what_was_different() -> None:
+    """Else it is none; and a namespace is checked as the option is."""
+    with pytest.raises(ConfigurationError, match="name what has changed"):
+        Former()
+    with pytest.raises(ConfigurationError, match="namespace"):
+        Former(namespace="a b")
