@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -154,7 +156,8 @@ def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
 
 def test_called_by_anybody_else_it_is_awaited(here: Any) -> None:
     """In a script and in another loop, which goes on meanwhile: several at once, each work once."""
-    assert asyncio.iscoroutinefunction(charge_async)
+    where: Any = inspect if sys.version_info >= (3, 12) else asyncio
+    assert where.iscoroutinefunction(charge_async)
 
     async def main() -> list[dict[str, int]]:
         return await asyncio.gather(*(charge_async(n, 0.1) for n in (10, 11, 12)))
