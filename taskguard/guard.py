@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from taskguard.delivery import Codec, Delivery
@@ -169,6 +170,8 @@ class Guard:
         answered: whether the record says what the body returned.
         ended: whether its body, or its lock, was left.
         enclosing: the guard that was around this one when it began, perhaps ended since.
+        interrupt_by: for who runs the body in an event loop: takes what cancels it there, which
+            `on_lost="interrupt"` calls, from another thread.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class Guard:
         claimed: Claimed | None,
         codec: Codec,
         on_completed: Callable[[], None] = lambda: None,
+        interrupt_by: Callable[[Callable[[], None]], None] = lambda _: None,
     ) -> None:
         self._lease = lease
         self._delivery = delivery
@@ -187,6 +191,7 @@ class Guard:
         self._claimed = claimed
         self._codec = codec
         self._on_completed = on_completed
+        self.interrupt_by = interrupt_by
         self.enclosing = _standing(_running.get())
         self._task = _reference(_current_task())
         self.ended = False
@@ -370,11 +375,16 @@ class Guard:
             StaleTokenError: a newer holder exists; the result was not stored.
             TransactionUsageError: inside a transaction, or after DONE was committed.
             ConfigurationError: the task has no ledger.
-            TypeError: the name is no text.
+            TypeError: the name is no text, or the function is async.
         """
         self._refuse_transaction("step")
         if not isinstance(name, str):  # JSON makes a text of it, under which nobody would find it
             raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
+        if iscoroutinefunction(function):
+            raise TypeError(
+                f"guard.step({name!r}, …): nobody would await {function!r}. Give a plain function; "
+                "in a coroutine, `await asyncio.to_thread(guard.step, …)` leaves its loop free."
+            )
         if name not in self._progress.steps:
             if name in self._called:
                 result: Any = self._called[name]

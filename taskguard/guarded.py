@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.delivery import Delivery, MessageRef, Queue
 from taskguard.errors import ConfigurationError
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
-_NOT_RUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_NOT_RUN = (GeneratorType, AsyncGeneratorType)
 
 
 class GuardedFunction:
     """A function, its keys and its policy.
 
     Attributes:
+        awaits: whether `run_coroutine` runs coroutines; by default they are refused.
         function: the function as written.
         name: its module and qualified name, for messages.
         policy: its options.
@@ -41,6 +42,8 @@ class GuardedFunction:
         by_message: whether each message is work of its own (`once_per="message"`).
         row: the GuardedRow that it moves; None: taskguard's own record alone tells its state.
     """
+
+    awaits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class GuardedFunction:
         self.name = f"{function.__module__}.{function.__qualname__}"
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise self._never_runs("a generator: nobody would iterate over it")
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) and not self.awaits:
             raise self._never_runs("async, and nothing here would await it")
         self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
         self._signature = inspect.signature(function)
@@ -156,11 +159,17 @@ class GuardedFunction:
         if self._wants_guard:
             kwargs = {**kwargs, GUARD_PARAMETER: guard}
         value = self.function(*args, **kwargs)
+        if isinstance(value, Coroutine):
+            return self.run_coroutine(value, guard)
         if isinstance(value, _NOT_RUN):
-            if isinstance(value, CoroutineType):
-                value.close()
             raise self._never_runs(f"a function that returns a {type(value).__name__}")
         return value
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
+        """What the body comes to that the function made. For queues that await it: not here."""
+        del guard
+        coroutine.close()
+        raise self._never_runs(f"a function that returns a {type(coroutine).__name__}")
 
     def _never_runs(self, what: str) -> ConfigurationError:
         return ConfigurationError(

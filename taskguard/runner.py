@@ -717,6 +717,7 @@ class Runner:
             claimed=entered.claimed,
             codec=self.codec,
             on_completed=completed,
+            interrupt_by=kept.interrupt_by,
         )
 
 

@@ -78,12 +78,22 @@ class Kept:
         self.mutex = allocate_lock()
         self._interruptible = interrupt and greenlets() is None
         self._thread: int | None = None
+        self._cancel: Callable[[], None] | None = None
         self._interrupted = False
 
     def enter_body(self) -> None:
         """From here on the running thread may be interrupted."""
         if self._interruptible:
-            self._thread = threading.get_ident()
+            self._thread, self._cancel = threading.get_ident(), None
+
+    def interrupt_by(self, cancel: Callable[[], None]) -> None:
+        """The body is run by an event loop: there an error is raised by cancelling its task.
+
+        One that came between two steps of the loop would be its own, and could be swallowed.
+        """
+        if self._interruptible:
+            with self.mutex:
+                self._cancel = cancel
 
     def leave_body(self) -> None:
         """No interrupt arrives after this returned, not even one that is under way."""
@@ -99,6 +109,9 @@ class Kept:
         with self.mutex:
             if self._thread is not None and not self._interrupted:
                 self._interrupted = True
+                if self._cancel is not None:
+                    self._cancel()
+                    return
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self._thread), ctypes.py_object(_interruption(self.lease))
                 )

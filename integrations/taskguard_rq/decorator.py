@@ -1,8 +1,10 @@
 """`@guarded_job`: from an RQ job to a delivery, and from its outcome to what RQ is told.
 
 Guarantees: module, name and signature (less `guard`) stay, so that `queue.enqueue(charge, 42)`
-finds the function. A job that is put off is in the schedule before its execution ends. A body that
-returns `Retry` has asked RQ for another execution: that is no result, so its work is not DONE.
+finds the function. An `async def` is run as RQ would run it, and to be awaited where anybody else
+calls it (`coroutines.py`). A job that is put off is in the schedule before its execution ends. A
+body that returns `Retry` has asked RQ for another execution: that is no result, so its work is not
+DONE.
 
 Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
 `retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
@@ -11,6 +13,7 @@ Does not guarantee that RQ tries again: a work horse that is killed is retried b
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -21,6 +24,7 @@ from rq.job import Job
 
 from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
+from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
@@ -87,18 +91,28 @@ def guarded_job(
             busy="retry",
         )
 
+        is_async = inspect.iscoroutinefunction(function)
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             job = get_current_job()
-            try:
-                if job is None or not _is_of(job, wrapper):
-                    return house().run(compiled, args, kwargs)
-                message = message_of(job, message_id=message_id)
-                return _deliver(job, compiled, message, args, kwargs)
-            except RetryReturnedError as asked:
-                return asked.retry
+
+            def run() -> Any:
+                try:
+                    if job is None or not _is_of(job, wrapper):
+                        return house().run(compiled, args, kwargs)
+                    message = message_of(job, message_id=message_id)
+                    return _deliver(job, compiled, message, args, kwargs)
+                except RetryReturnedError as asked:
+                    return asked.retry
+
+            if is_async and not _is_called_by_rq(job, wrapper):
+                return in_thread(run)
+            return run()
 
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
+        if is_async:
+            mark(wrapper)
         setattr(wrapper, _MARK, compiled)
         setattr(wrapper, _MESSAGE_ID, message_id)
         return wrapper
@@ -124,8 +138,14 @@ def _marked(function: Any, name: str) -> Any:
     return None
 
 
+def _plain(function: Any) -> Any:
+    """The function of a bound method, which is what was decorated."""
+    return getattr(function, "__func__", function)
+
+
 def _layers(function: Any) -> Iterator[Any]:
     """A function, outermost first: other decorators may stand around it."""
+    function = _plain(function)
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
@@ -134,6 +154,14 @@ def _layers(function: Any) -> Iterator[Any]:
 def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:
     """Whether the job's function is `wrapper`, perhaps with other decorators around it."""
     return any(layer is wrapper for layer in _layers(job.func))
+
+
+def _is_called_by_rq(job: Job | None, wrapper: Callable[..., Any]) -> bool:
+    """Whether RQ itself is the caller, which takes a value as well as a coroutine.
+
+    Whoever else calls a coroutine function wants to await what it returns.
+    """
+    return job is not None and _plain(job.func) is wrapper and not loop_runs_here()
 
 
 def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> MessageRef:

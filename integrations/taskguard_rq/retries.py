@@ -1,4 +1,6 @@
-"""A body that returns RQ's `Retry` asks for another execution, and has not done its work.
+"""A job's body as RQ runs it: what it returns may be a coroutine, or RQ's `Retry`.
+
+A body that returns `Retry` asks for another execution, and has not done its work.
 
 Guarantees: it ends as a body that raises does: what it wrote in an open transaction is rolled
 back, the attempt is FAILED, and the next one is a later delivery of the same message. RQ is
@@ -11,12 +13,14 @@ log says that the body asked in vain.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from rq import Retry
 
 from taskguard import Guard, GuardedFunction
+from taskguard.errors import ConfigurationError
+from taskguard_rq.coroutines import loop_runs_here, run_body
 
 __all__ = ["GuardedJobFunction", "RetryReturnedError"]
 
@@ -37,7 +41,9 @@ class RetryReturnedError(Exception):
 
 
 class GuardedJobFunction(GuardedFunction):
-    """A job's function, whose `Retry` is no result."""
+    """A job's function, whose `Retry` is no result, and whose coroutine is awaited."""
+
+    awaits = True
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
         """As for every guarded function. Raises RetryReturnedError for a `Retry`."""
@@ -53,3 +59,15 @@ class GuardedJobFunction(GuardedFunction):
                 guard.key,
             )
         raise RetryReturnedError(value)
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
+        """As RQ does with what a job's function returns."""
+        if loop_runs_here():
+            # A coroutine function goes to a thread: this one was none by its looks.
+            coroutine.close()
+            raise ConfigurationError(
+                f"{self.name} is a plain function that returns a coroutine, and was called where "
+                "an event loop runs. Nothing of it was run. Let the decorator under @guarded_job "
+                "be an `async def` that awaits it."
+            )
+        return run_body(coroutine, guard)

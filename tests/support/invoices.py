@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from rq import Retry
 
+import taskguard
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard_rq import guarded_job
@@ -183,3 +184,84 @@ def patient(invoice: int, guard: Guard) -> None:
         raise
     with guard.transaction() as db:
         effect(db, invoice, guard)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+async def charge_async(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
+    """As `charge`, in an event loop; another of its tasks writes."""
+    step(invoice, "began")
+    if guard.attempt == 1:
+        await asyncio.sleep(seconds)
+
+    async def write() -> None:
+        assert taskguard.current_guard() is guard
+        with guard.transaction() as db:
+            effect(db, invoice, guard)
+
+    await asyncio.create_task(write())
+    return {"invoice": invoice}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, atomic=True)
+async def charge_async_atomically(invoice: int, attempts: int, *, guard: Guard) -> object:
+    """As `ask_again_atomically`, with its write in another thread."""
+    step(invoice, "began")
+    await asyncio.to_thread(effect, guard.db, invoice, guard)
+    return Retry(max=5) if guard.attempt < attempts else {"attempt": guard.attempt}
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, on_lost="interrupt", max_crashes=100)
+async def wait_async(invoice: int, *, guard: Guard) -> None:
+    """The first attempt waits until it is cancelled."""
+    step(invoice, "began")
+    try:
+        if guard.attempt == 1:
+            await asyncio.sleep(600)
+    except asyncio.CancelledError:
+        step(invoice, "cancelled")
+        raise
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+
+
+@_around
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+@_around
+async def charge_hidden(invoice: int, *, guard: Guard) -> None:
+    """A coroutine function that no longer looks like one."""
+    step(invoice, "began")
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+
+
+def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def awaiting(*args: Any, **kwargs: Any) -> Any:
+        return await function(*args, **kwargs)
+
+    return awaiting
+
+
+@_awaiting
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+async def wait_decorated(invoice: int, seconds: float, *, guard: Guard) -> None:
+    """An async decorator around the guard."""
+    step(invoice, "began")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        step(invoice, "cancelled")
+        raise
+    with guard.transaction() as db:
+        effect(db, invoice, guard)
+
+
+class Clerk:
+    """Jobs may be methods."""
+
+    @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+    def charge(self, invoice: int, *, guard: Guard) -> None:
+        """Takes no time."""
+        step(invoice, "began")
+        with guard.transaction() as db:
+            effect(db, invoice, guard)

@@ -1,0 +1,253 @@
+"""`async def` jobs: RQ awaits them, and so does `@guarded_job`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import taskguard
+import taskguard_rq
+from support import invoices
+from support.invoices import (
+    Clerk,
+    charge_async,
+    charge_async_atomically,
+    charge_hidden,
+    wait_async,
+    wait_decorated,
+)
+from taskguard import Guard
+from taskguard.errors import ConfigurationError
+from taskguard_rq import guarded_job
+
+KINDS = [
+    ("taskguard_rq.GuardedWorker", ()),
+    ("taskguard_rq.GuardedSimpleWorker", ()),
+    ("rq.Worker", ("--with-scheduler",)),
+    ("rq.worker.SpawnWorker", ("--with-scheduler",)),
+]
+
+
+def finished(job: Any) -> bool:
+    return bool(job.get_status(refresh=True) == "finished")
+
+
+def failed(job: Any) -> bool:
+    return bool(job.get_status(refresh=True) == "failed")
+
+
+@pytest.fixture
+def here(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The office, and jobs that are called in this process are guarded by its servers."""
+    for name, value in office.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(invoices, "_engines", {})
+    taskguard_rq.configure()
+    yield office
+    taskguard_rq.house().close()
+    taskguard_rq.configure()
+    for engine in invoices._engines.values():
+        engine.dispose()
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_a_coroutine_is_awaited_and_done_once(
+    office: Any, kind: str, options: tuple[str, ...]
+) -> None:
+    """Longer than its lease; the duplicate waits for it, and gets its result."""
+    first = office.queue.enqueue(charge_async, 1, 3.0)
+    second = office.queue.enqueue(charge_async, 1, 3.0)
+    office.worker(kind, *options)
+    office.worker(kind, *options)
+    office.wait_for(lambda: finished(first) and finished(second), "both finished")
+    assert office.effects() == Counter({"1": 1})
+    assert len(office.steps("began")) == 1
+    assert first.return_value() == second.return_value() == {"invoice": 1}
+
+
+def test_a_killed_coroutine_is_taken_over(office: Any) -> None:
+    """Its worker goes with it: another one does the work, once."""
+    office.queue.enqueue(charge_async, 2, 600.0)
+    worker = office.worker()
+    office.wait_for(lambda: office.steps("began"), "began")
+    office.kill_tree(worker)
+    again = office.queue.enqueue(charge_async, 2)
+    office.worker()
+    office.wait_for(lambda: finished(again), "finished")
+    assert office.effects() == Counter({"2": 1})
+
+
+def test_a_coroutine_may_be_atomic_and_return_retry(office: Any) -> None:
+    """The transaction is open around its loop; what it wrote before `Retry` is rolled back."""
+    job = office.queue.enqueue(charge_async_atomically, 3, 3)
+    office.worker()
+    office.wait_for(lambda: finished(job) or failed(job), "ended")
+    assert job.return_value() == {"attempt": 3}
+    assert office.effects() == Counter({"3": 1})
+
+
+@pytest.mark.parametrize("kind", ["taskguard_rq.GuardedWorker", "taskguard_rq.GuardedSimpleWorker"])
+def test_a_coroutine_that_takes_too_long_is_failed_by_its_timeout(office: Any, kind: str) -> None:
+    """Cancelled, so that it can clean up; the record has RQ's own error."""
+    job = office.queue.enqueue(wait_async, 4, job_timeout=3)
+    office.worker(kind)
+    office.wait_for(lambda: failed(job), "failed")
+    assert len(office.steps("cancelled")) == 1
+    view = office.ledger.view("support.invoices.wait_async invoice:4")
+    assert (view.state.value, view.crashes) == ("FAILED", 0)
+    assert view.error.startswith("JobTimeoutException")
+
+
+def test_a_coroutine_whose_lease_is_lost_is_cancelled_and_runs_again(office: Any) -> None:
+    """`on_lost="interrupt"` reaches one that waits: the ledger's record says another holds it."""
+    job = office.queue.enqueue(wait_async, 5)
+    office.worker()
+    office.wait_for(lambda: office.steps("began"), "began")
+    with office.engine.begin() as db:
+        for table in ("taskguard_works", "taskguard_keys"):
+            db.exec_driver_sql(f"update {table} set owner = 'another'")
+    office.wait_for(lambda: office.steps("cancelled"), "cancelled")
+    office.wait_for(lambda: finished(job), "finished")
+    assert office.effects() == Counter({"5": 1})
+
+
+def test_a_coroutine_that_a_decorator_hid_is_awaited(office: Any) -> None:
+    """RQ looks at what was returned, not at the function."""
+    jobs = [office.queue.enqueue(charge_hidden, 6) for _ in range(2)]
+    office.worker()
+    office.wait_for(lambda: all(map(finished, jobs)), "finished")
+    assert office.effects() == Counter({"6": 1})
+    assert len(office.steps("began")) == 1
+
+
+def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None:
+    """It is the job's own delivery still: while the key is held, it is put off."""
+    office.worker()
+    with office.holding("invoice:7"):
+        job = office.queue.enqueue(wait_decorated, 7, 0.0)
+        office.wait_for(lambda: job.get_meta(refresh=True).get("taskguard_copy", 0) >= 1, "put off")
+    office.wait_for(lambda: finished(job), "finished")
+    assert office.effects() == Counter({"7": 1})
+    late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=3)
+    office.wait_for(lambda: failed(late), "failed")
+    assert [item for item, _ in office.steps("cancelled")] == ["8"]
+
+
+def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
+    """While the key is held, the job is put off; as a plain call it would have failed."""
+    office.worker()
+    with office.holding("invoice:9"):
+        job = office.queue.enqueue(Clerk().charge, 9)
+        office.wait_for(
+            lambda: failed(job) or job.get_meta(refresh=True).get("taskguard_copy", 0) >= 1,
+            "put off",
+        )
+    office.wait_for(lambda: finished(job) or failed(job), "ended")
+    assert finished(job)
+    assert office.effects() == Counter({"9": 1})
+
+
+def test_called_by_anybody_else_it_is_awaited(here: Any) -> None:
+    """In a script and in another loop, which goes on meanwhile: several at once, each work once."""
+    where: Any = inspect if sys.version_info >= (3, 12) else asyncio
+    assert where.iscoroutinefunction(charge_async)
+
+    async def main() -> list[dict[str, int]]:
+        return await asyncio.gather(*(charge_async(n, 0.1) for n in (10, 11, 12)))
+
+    assert asyncio.run(main()) == [{"invoice": n} for n in (10, 11, 12)]
+    assert asyncio.run(charge_async(10)) == {"invoice": 10}
+    assert here.effects() == Counter({"10": 1, "11": 1, "12": 1})
+    assert len(here.steps("began")) == 3
+
+
+def test_a_caller_that_is_cancelled_cancels_the_body_and_waits_for_it(here: Any) -> None:
+    """Nothing goes on unseen; the work is FAILED, and a later call does it."""
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait_async(13), 2)
+
+    asyncio.run(main())
+    assert len(here.steps("cancelled")) == 1
+    view = here.ledger.view("support.invoices.wait_async invoice:13")
+    assert view.state.value == "FAILED"
+    asyncio.run(wait_async(13))
+    assert here.effects() == Counter({"13": 1})
+
+
+def test_claim_and_completion_do_not_hold_up_a_loop(here: Any) -> None:
+    """They run in the thread that has the body, and no loop."""
+    seen: list[tuple[str, bool, int]] = []
+
+    def note(event: Any) -> None:
+        if event.name in ("claimed", "completed"):
+            loop = asyncio._get_running_loop() is not None
+            seen.append((event.name, loop, threading.get_ident()))
+
+    taskguard_rq.configure(listeners=[note])
+
+    @guarded_job(key="n:<n>")
+    async def plain(n: int) -> int:
+        seen.append(("body", asyncio.get_running_loop() is not None, threading.get_ident()))
+        return n
+
+    async def main() -> None:
+        await plain(1)
+
+    asyncio.run(main())
+    assert [(name, loop) for name, loop, _ in seen] == [
+        ("claimed", False),
+        ("body", True),
+        ("completed", False),
+    ]
+    threads = {thread for _, _, thread in seen}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_a_hidden_coroutine_within_a_loop_is_refused(here: Any) -> None:
+    """Nobody could run it there, and it is not DONE."""
+
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="async def"):
+            charge_hidden(14)
+
+    asyncio.run(main())
+    assert here.effects() == Counter()
+
+
+def test_a_step_takes_no_coroutine_function(here: Any) -> None:
+    """Nobody would await it: nothing was called. In a thread it takes a plain one."""
+
+    async def pay() -> int:
+        return 1
+
+    calls: list[str] = []
+
+    @guarded_job(key="n:<n>")
+    async def steps(n: int, guard: Guard) -> Any:
+        with pytest.raises(TypeError, match="to_thread"):
+            guard.step("pay", pay)
+        assert await asyncio.to_thread(taskguard.current_guard) is guard
+        return await asyncio.to_thread(guard.step, "plain", calls.append, "called")
+
+    asyncio.run(steps(1))
+    assert calls == ["called"]
+
+
+def test_async_generators_are_refused() -> None:
+    """Nobody would iterate."""
+
+    async def wrong(n: int) -> Any:
+        yield n
+
+    with pytest.raises(ConfigurationError, match="generator"):
+        guarded_job(key="n:<n>")(wrong)
