@@ -354,8 +354,7 @@ class SqlLedger:
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        single = not any(hold.claim.formerly for hold in holds)
-        if self._database.hot_path is HotPath.POSTGRESQL and single:
+        if self._database.hot_path is HotPath.POSTGRESQL:
             return self._database.twice(lambda: postgresql.renew(self._database, holds))
         return self._database.twice(lambda: renew_in_steps(self._database, holds))
 

@@ -412,7 +412,8 @@ class _Claim:
                 finished=self.now_us,
             )
         )
-        return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
+        buried = Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
+        return buried if row.id == self.request.work else replace(buried, recorded_as=row.id)
 
 
 def renew_in_steps(database: Database, holds: Sequence[LedgerHold]) -> list[str]:

@@ -6,9 +6,12 @@ import contextvars
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from celery import Celery
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard import (
@@ -19,11 +22,17 @@ from taskguard import (
     Former,
     Guard,
     GuardedFunction,
+    GuardedRow,
     MessageRef,
 )
 from taskguard.errors import ConfigurationError, KeyTemplateError, WorkDeadError
 from taskguard.events import DoneElsewhere
 from taskguard.locks.memory import MemoryLocks
+from taskguard_celery import guarded_task
+from taskguard_celery.message import is_redelivered
+from taskguard_celery.recognition import guarded_function_of as function_of_task
+from taskguard_rq import guarded_job
+from taskguard_rq.decorator import guarded_function_of as function_of_job
 
 
 def ship(order_id: int, shop: str = "a", guard: Guard | None = None) -> None:
@@ -237,3 +246,89 @@ def test_a_former_guard_says_what_was_different() -> None:
         Former()
     with pytest.raises(ConfigurationError, match="namespace"):
         Former(namespace="a b")
+
+
+def test_every_decorator_takes_it(shop: GuardedShop) -> None:
+    """Of Celery, of RQ and of plain functions."""
+    app = Celery("shop", set_as_current=False)
+    formerly = Former(task="shop.ship")
+
+    def charge(order_id: int) -> None:
+        """A body."""
+
+    task = app.task(name="ship", shared=False)(guarded_task(**WAS, formerly=formerly)(charge))
+    of_celery = function_of_task(task)
+    assert of_celery is not None
+    of_rq = function_of_job(guarded_job(**WAS, formerly=[formerly])(charge))
+    assert of_rq is not None
+    for function in (of_celery, of_rq):
+        delivery = function.delivery((1,), {}, message=MessageRef("m"))
+        assert delivery.formerly == ("shop.ship order:1",)
+
+    @shop.tg.guarded(**WAS, work="shop.ship")
+    def before(order_id: int) -> int:
+        return 1
+
+    @shop.tg.guarded(**WAS, work="ship", formerly=formerly)
+    def after(order_id: int) -> int:
+        return 2
+
+    assert (before(1), after(1)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("info", "known"),
+    [({"redelivered": True}, True), ({"redelivered": False}, False), ({}, False), (None, False)],
+)
+def test_a_celery_delivery_says_whether_its_broker_knows_it(info: Any, known: bool) -> None:
+    """Eager calls have no broker."""
+    assert is_redelivered(SimpleNamespace(delivery_info=info)) is known
+
+
+# -- a row of the user's own ------------------------------------------------------------------
+
+
+ROWS = sa.Table(
+    "orders",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("fence_token", sa.BigInteger),
+)
+
+
+@pytest.mark.parametrize("ends", ["done", "failed", "killed"])
+def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
+    """It is the authority; a holder that was killed under the former guard is taken over."""
+    ROWS.create(shop.engine)
+    with shop.engine.begin() as db:
+        db.execute(ROWS.insert().values(id=1, status="PAID"))
+    row = GuardedRow(
+        ROWS,
+        id="<order_id>",
+        state=ROWS.c.status,
+        fence=ROWS.c.fence_token,
+        new="PAID",
+        processing="SHIPPING",
+        done="SHIPPED",
+    )
+    before = Guarded(shop, **WAS, row=row)
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=row)
+
+    def leaves(guard: Guard) -> None:
+        if ends == "failed":
+            raise ZeroDivisionError
+        if ends == "killed":
+            sys.exit(1)
+
+    if ends == "done":
+        before.deliver(body=leaves)
+    else:
+        with pytest.raises((ZeroDivisionError, SystemExit)):
+            before.deliver(body=leaves)
+    told = after.deliver(retries=1)
+    assert told == (Answered(None) if ends == "done" else Completed("shipped"))
+    with shop.engine.connect() as db:
+        assert db.execute(sa.select(ROWS.c.status)).scalar() == "SHIPPED"
+    assert len(after.ran) == len(shop.effects) == int(ends != "done")
+    assert [guard.attempt for guard in after.ran] == ([] if ends == "done" else [2])

@@ -313,21 +313,28 @@ def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
 
 
 def _renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
-    rows = [(hold, key) for hold in holds for key in hold.claim.keys]
+    rows = [(hold, key, work) for hold in holds for key, work in _pairs(hold.claim)]
     found = database.ask(
         _RENEW,
         {
-            "owners": [str(hold.claim.owner) for hold, _ in rows],
-            "fences": [hold.claim.fence for hold, _ in rows],
-            "works": [hold.claim.work for hold, _ in rows],
-            "ttls_us": [int(hold.ttl_s * 1e6) for hold, _ in rows],
-            "keys": [key for _, key in rows],
+            "owners": [str(hold.claim.owner) for hold, _, _ in rows],
+            "fences": [hold.claim.fence for hold, _, _ in rows],
+            "works": [work for _, _, work in rows],
+            "ttls_us": [int(hold.ttl_s * 1e6) for hold, _, _ in rows],
+            "keys": [key for _, key, _ in rows],
             "lock_timeout": str(milliseconds(database.lock_timeout_s)),
         },
         renewal=True,
     )
     by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
     return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]
+
+
+def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
+    """Each of its keys, and each of its records, in as few pairs as have all of them."""
+    keys, works = claim.keys, claim.works or (None,)
+    number = max(len(keys), len(works))
+    return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
 
 
 def _renewal(hold: LedgerHold, row: _FoundHold) -> str:

@@ -1,6 +1,7 @@
--- Renew many claims at once. A hold has one row here for each of its keys; it is renewed if all of
--- them and its work are free to be locked, and skipped otherwise: its holder, or a claimer, is at
--- work on them, and the others' renewals must not wait for that.
+-- Renew many claims at once. A hold has one row here for each of its keys, and for each record of its
+-- work, if those are more; it is renewed if all keys and a record are free to be locked, and skipped
+-- otherwise: its holder, or a claimer, is at work on them, and the others' renewals must not wait for
+-- that.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,

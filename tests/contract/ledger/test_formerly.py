@@ -137,6 +137,7 @@ def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
     buried = book.ledger.claim(new(book))
     assert isinstance(buried, Answer)
     assert (buried.state, buried.buried, buried.crashes) == (State.DEAD, True, 3)
+    assert buried.recorded_as == OLD
     for ask in (old, new):
         found = book.ledger.claim(ask(book))
         assert isinstance(found, Answer)
@@ -168,9 +169,14 @@ def test_a_claim_asked_again_is_the_same(book: Book) -> None:
     assert (again.claim, again.attempt) == (first.claim, 1)
 
 
-def test_renewals_keep_both_records(book: Book) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"keys": ("order:1",)}, {"formerly": (OLD, "ship a", "ship b")}],
+    ids=["two keys", "one key", "more ids than keys"],
+)
+def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
     """No worker with the former guard takes the holder for a crashed one."""
-    claimed = claim(book, new(book))
+    claimed = claim(book, new(book, **values))
     expire(book)
     assert book.ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
     with book.engine.connect() as db:

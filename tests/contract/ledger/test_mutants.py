@@ -13,20 +13,23 @@ import functools
 import itertools
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
+from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
-from taskguard.ledger.base import Claimed
+from taskguard.ledger.base import Claim, Claimed
 from taskguard.ledger.database import Database
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.transaction import Transactions
 from taskguard.states import Decision
 
 pytestmark = pytest.mark.once
@@ -120,13 +123,13 @@ def without_leases_of_locks(made: Mutation) -> None:
 def without_leases(made: Mutation) -> None:
     """Whoever claims gets key and work."""
     without_leases_of_locks(made)
-    read, ahead_us = steps._read, itertools.count(10**15, 10**15)
+    read, ahead_us = steps._read_one, itertools.count(10**15, 10**15)
 
     def ahead(*args: Any, **options: Any) -> Any:
         row, recorded, clock_us = read(*args, **options)
         return row, recorded, clock_us + next(ahead_us)
 
-    made.replace(steps, "_read", ahead)
+    made.replace(steps, "_read_one", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     made.edit(postgresql, "_CLAIM", key, *work)
@@ -205,6 +208,37 @@ def without_a_limit(made: Mutation) -> None:
     made.edit(postgresql, "_CLAIM", ("and w.crashes + 1 < %(max_crashes)s::integer", ""))
 
 
+def without_former_records(made: Mutation) -> None:
+    """What a work was before its guard was changed is not looked at."""
+    read = steps._read
+
+    def own(*args: Any, **options: Any) -> steps.Records:
+        found = read(*args, **options)
+        return found._replace(rows=(found.own, *(None for _ in found.rows[1:])))
+
+    made.replace(steps, "_read", own)
+
+
+def without_copies_of_the_end(made: Mutation) -> None:
+    """DONE is not written under the former id."""
+    complete = Transactions._complete_in_steps
+
+    def alone(self: Transactions, db: Any, claim: Claim, result_json: str | None) -> bool:
+        return complete(self, db, replace(claim, formerly=()), result_json)
+
+    made.replace(Transactions, "_complete_in_steps", alone)
+
+
+def claim_after_the_former_guard(book: Any) -> None:
+    """What it has done is done."""
+    formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
+
+
+def claim_before_the_former_guard(book: Any) -> None:
+    """Workers that still have it find what is done."""
+    formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.new, formerly.old)
+
+
 def claim_what_is_done(book: Any) -> None:
     """DONE is answered to whoever comes."""
     book.ledger.complete(book.claim().claim, None)
@@ -233,6 +267,8 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_an_end, claim_what_is_done),
     (without_numbers, claim_what_is_superseded),
     (without_a_limit, endings.test_a_crash_too_many_is_dead),
+    (without_former_records, claim_after_the_former_guard),
+    (without_copies_of_the_end, claim_before_the_former_guard),
 ]
 
 
