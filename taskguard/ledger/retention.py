@@ -1,9 +1,11 @@
 """Forgetting what is long done: works, their messages, and keys that nobody has held since.
 
-Guarantees: only works that have ended (DONE, FAILED; DEAD if asked for) and free keys go, each by a
+Guarantees: only works that have ended (DONE, FAILED; DEAD if asked for) go, and keys whose lease
+ended before the cut-off: let go by their holders, or run out, as after a crash. Each goes by a
 statement that says so again; a batch is a transaction of its own, and rows that somebody has locked
 are left for the next time. No token goes back: the next one of a key that is gone is the database's
-clock, which is ahead of every token from before the cut-off.
+clock, which is ahead of every token from before the cut-off. A holder that sleeps for so long, and
+finds its key gone, is refused as if another had it.
 
 Does not guarantee that a message older than the cut-off is known: tasks refuse those that are older
 than their `retention_s`, so a cut-off has to be at least that long ago.
@@ -19,7 +21,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.database import Database
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
@@ -69,7 +71,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     keys = _in_batches(
         database,
         (KEYS.c.key,),
-        lambda: sa.and_(KEYS.c.owner == FREE, KEYS.c.fence < before_us),
+        lambda: sa.and_(KEYS.c.lease_until < before_us, KEYS.c.fence < before_us),
         batch,
     )
     return Purged(works=works, messages=messages, keys=keys)

@@ -556,7 +556,7 @@ class SqlLedger:
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget works that ended so long ago, their messages, and keys that are free since.
+        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
 
         Args:
             older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for

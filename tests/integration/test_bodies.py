@@ -112,11 +112,11 @@ def test_renewals_do_not_wait_for_the_bodies_connections(pg_url: str) -> None:
     one, two = GuardedShop(pg_url, engine), GuardedShop(pg_url)
     told: list[Any] = []
 
-    @one.tg.guarded(key="order:<n>", work="ship", ttl_s=0.5)
+    @one.tg.guarded(key="order:<n>", work="ship", ttl_s=3.0)
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction() as db:
             write(db)
-            time.sleep(1.0)
+            time.sleep(4.0)
             other = threading.Thread(target=lambda: told.append(two.deliver(lambda guard: None)))
             other.start()
             other.join()

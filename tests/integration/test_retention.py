@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from support.databases import DATABASES
 from taskguard.cli import main
-from taskguard.errors import ConfigurationError
+from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.lease import new_owner
 from taskguard.ledger import steps
 from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
@@ -91,7 +91,8 @@ def test_only_what_ended_before_goes(store: Store) -> None:
     with store.engine.begin() as db:
         dead = sa.update(WORKS).where(WORKS.c.id == "ship order:dead")
         db.execute(dead.values(state="DEAD", finished=WORKS.c.started))
-        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(owner=""))
+        free = {"owner": "", "lease_until": 0}
+        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(**free))
     store.age(31)
     ledger.complete(store.claim("young").claim, None)
     assert ledger.purge(older_than_s=30 * DAY_S) == Purged(works=2, messages=2, keys=4)
@@ -101,6 +102,41 @@ def test_only_what_ended_before_goes(store: Store) -> None:
     assert keys == {"running", "young"}
     assert ledger.purge(older_than_s=30 * DAY_S, dead=True) == Purged(1, 1, 0)
     assert store.left()[0] == {"given-back", "running", "young"}
+
+
+def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
+    """They stayed for ever; a lease that stands, and the mark of the database, still do."""
+    ledger = store.ledger
+    crashed, asleep = store.claim("crashed"), store.claim("asleep")
+    store.claim("long-lease")
+    lock = ledger.claim(replace(store.request("lock"), work=None))
+    assert isinstance(lock, Claimed)
+    with store.engine.begin() as db:
+        ledger.enqueue(db, replace(store.request("enqueued"), call="{}"))
+    before = {"crashed", "asleep", "long-lease", "lock"}
+    mark = store.left()[2] - before
+    store.age(31)
+    assert ledger.purge(older_than_s=30 * DAY_S).keys == 0
+    us = int(31 * DAY_S * 1e6)
+    with store.engine.begin() as db:
+        run_out = KEYS.c.key.in_([f"order:{name}" for name in before - {"long-lease"}])
+        older = {"lease_until": KEYS.c.lease_until - us}
+        db.execute(sa.update(KEYS).where(run_out).values(older))
+        db.execute(sa.update(WORKS).where(WORKS.c.lease_until > 0).values(lease_until=1))
+    assert ledger.purge(older_than_s=30 * DAY_S).keys == 3
+    assert store.left()[2] == {"long-lease"} | mark
+    # What the next holder gets is above all that was granted, and who slept is refused.
+    again = store.claim("crashed", message="again")
+    assert again.takeover
+    assert again.claim.fence > crashed.claim.fence
+    with pytest.raises(StaleTokenError):
+        ledger.complete(asleep.claim, None)
+    assert not ledger.give_back(lock.claim)
+    assert isinstance(ledger.claim(replace(store.request("lock"), work=None)), Claimed)
+    if mark:
+        with store.engine.begin() as db:
+            ledger.enqueue(db, replace(store.request("enqueued-too"), call="{}"))
+        assert store.left()[2] >= mark
 
 
 def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) -> None:

@@ -26,6 +26,7 @@
 (*   Time: a lease stands until it expires.  When that is, is left open,   *)
 (*     so that no two clocks need to agree.  A live holder renews; that    *)
 (*     its lease expires all the same is what a pause is.                  *)
+(*   A purge of the key's row, at any time after its lease.                *)
 (*   Faults, MaxFaults of them, anywhere: a pause beyond the lease, a      *)
 (*     crash, a redelivery, a shutdown in the body, or a body that ends    *)
 (*     its process; the reply of a claim, of complete or of the recording  *)
@@ -35,7 +36,8 @@
 (* What is left out                                                        *)
 (*                                                                         *)
 (*   Claims of several keys; burials (DEAD), revocation, operators;        *)
-(*   results, checkpoints, retention; busy policies other than "retry".    *)
+(*   results, checkpoints; a purge of works and messages; busy policies    *)
+(*   other than "retry".                                                   *)
 (*   The two halves of the claim in one statement: a claim is atomic here. *)
 (*   A hand-over of the lock to its true owner is one step with the claim  *)
 (*   that was turned away, a release one step with acknowledging: the lock *)
@@ -68,6 +70,7 @@ ASSUME Mutant \in {
     "none",
     "no fence check",    \* complete names the old state, but neither fence nor owner
     "lost counter",      \* the lock server counts the tokens, and its memory may be lost
+    "purged counter",    \* a key whose row was purged begins its fences anew
     "early ack",         \* acknowledged when received, not when committed
     "no nonce",          \* a holder of the same message is taken for the same owner
     "dropped duplicate", \* a duplicate of work in progress is acknowledged without a copy
@@ -466,6 +469,16 @@ Expires ==
 Expire == db.key.owner = Gone /\ Mutant # "no expiry" /\ Expires /\ NoFault
 Pause == db.key.owner # Gone /\ Expires /\ Fault
 
+\* The key's row is purged, whoever owned it, once its lease is over.  The next claim makes it
+\* anew, with a fence by the clock: beyond every fence that was granted before the cut-off.
+Purge ==
+    /\ ~db.key.leased
+    /\ db.key.owner # Nobody
+    /\ Write([db EXCEPT !.key.owner = Nobody,
+                        !.key.fence = IF Mutant = "purged counter" THEN 0 ELSE @])
+    /\ NoFault
+    /\ UNCHANGED <<live, record, lock, counter, worker, history>>
+
 \* The lock server forgets the owner: its lease ran out, or the memory is gone.
 Forget ==
     /\ lock # Nobody
@@ -486,7 +499,7 @@ Next ==
         \/ Step(w) \/ Crash(w) \/ Shutdown(w) \/ Exit(w)
         \/ ClaimReplyLost(w) \/ CompleteReplyLost(w) \/ RecordLost(w)
         \/ \E d \in live : Receive(w, d) \/ Redeliver(w, d)
-    \/ Expire \/ Pause \/ Forget \/ DatabaseCrash
+    \/ Expire \/ Pause \/ Purge \/ Forget \/ DatabaseCrash
 
 Spec == Init /\ [][Next]_vars
 

@@ -145,6 +145,21 @@ class MemoryLedger:
         """The database's clock."""
         return int(self.clock.wall_s() * 1e6)
 
+    def purge_keys(self) -> int:
+        """Forget keys whose lease is over, as of now, whoever held them. How many are gone."""
+        now_us = self.now_us()
+        with self._mutex:
+            gone = [
+                key
+                for key, row in self.keys.items()
+                if row.lease_until < now_us
+                and row.fence < now_us
+                and ("key", key) not in self._locked
+            ]
+            for key in gone:
+                del self.keys[key]
+        return len(gone)
+
     # -- rows and their locks -----------------------------------------------------------------
 
     @contextmanager

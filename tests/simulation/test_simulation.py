@@ -40,6 +40,7 @@ def test_no_schedule_breaks_anything(
         "messages lost on the way",
         "lock server emptied",
         "database clock jumped",
+        "keys purged",
         "transactions ended by the server",
         "leases lost",
         "told WorkDeadError",

@@ -421,7 +421,7 @@ class World:
             raise Crashed
         self.say(f"{process.name} {name}")
         if self.faulty:
-            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1, 1))
+            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1, 1, 2))
             if fault == 1:
                 self.counts["processes killed"] += 1
                 self.say(f"{process.name} KILLED")
@@ -441,6 +441,8 @@ class World:
                 self.locks.flush()
             if fault == 5:
                 jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
+                if self.counts["keys purged"]:
+                    jump_s = abs(jump_s)  # what is purged is older than clocks are set back
                 self.counts["database clock jumped"] += 1
                 self.say(f"database clock JUMPS by {jump_s} s")
                 self.database_clock.ahead_s += jump_s
@@ -449,6 +451,10 @@ class World:
                 self._abort_a_transaction()
             if fault == 7:
                 self._set_the_lock_servers_clock_back()
+            if fault == 8:
+                gone = self.ledger.purge_keys()
+                self.counts["keys purged"] += gone
+                self.say(f"keys PURGED: {gone}")
         scheduler.step()
 
     def _duplicate(self) -> None:
