@@ -1,8 +1,8 @@
 """What a guard's decorator makes of a function, for type checkers: the function less `guard`.
 
 Guarantees to mypy and pyright: a function that takes no guard stays what it is. One that takes it
-last is called without it, and what is given by position is checked; one that takes it by keyword
-alone is called with anything. What it returns is known of all of them.
+last, after four others at most, is called without it, and what is given by position is checked; one
+that takes it after more, or by keyword alone, is called with anything. What they return is known.
 
 Does not guarantee that names are checked: types can take a parameter away by its place, not by its
 name. So what is given by keyword is not looked at, and mypy wants a function that has other
@@ -124,9 +124,7 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[[A, B, C, D, Guard], R], /) -> _Takes4[A, B, C, D, R]: ...
     @overload
-    def __call__(
-        self, function: Callable[[Unpack[Ts], Guard], R], /
-    ) -> Callable[[Unpack[Ts]], R]: ...
+    def __call__(self, function: Callable[[Unpack[Ts], Guard], R], /) -> Callable[..., R]: ...
     @overload
     def __call__(self, function: _Named0[R], /) -> Callable[..., R]: ...
     @overload

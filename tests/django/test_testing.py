@@ -199,8 +199,10 @@ class Project:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self.url = url
-        self.write("settings.py", SETTINGS.format(database=database_of(url), locks=None))
+        self.database = database_of(url)
+        if "sqlite" in self.database["ENGINE"]:  # in memory unless told otherwise
+            self.database["TEST"] = {"NAME": str(folder / "test.sqlite")}
+        self.write("settings.py", SETTINGS.format(database=self.database, locks=None))
         self.write("manage.py", MANAGE)
         self.write("pytest.ini", "[pytest]\nDJANGO_SETTINGS_MODULE = settings\n")
         self.write("shop/models.py", MODELS)
@@ -217,7 +219,7 @@ class Project:
     def locks_are_away(self) -> None:
         """The configured lock server is not to be asked."""
         locks = "redis://127.0.0.1:1"
-        self.write("settings.py", SETTINGS.format(database=database_of(self.url), locks=locks))
+        self.write("settings.py", SETTINGS.format(database=self.database, locks=locks))
 
     def run(self, *arguments: str, code: int = 0) -> str:
         path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
@@ -276,6 +278,15 @@ def test_a_guarded_test_case(project: Project) -> None:
     project.write("shop/tests/test_ours.py", OURS)
     assert "Ran 3 tests" in project.test()
     assert "3 passed" in project.run("-m", "pytest", *PLUGINS, "shop/tests/test_ours.py")
+
+
+def test_a_guarded_test_case_on_sqlite(tmp_path: Path, sqlite_url: str) -> None:
+    """Its test database is a file, and is removed."""
+    project = Project(tmp_path, sqlite_url)
+    project.locks_are_away()
+    project.write("shop/tests/test_ours.py", OURS)
+    assert "Ran 3 tests" in project.test()
+    assert not list(tmp_path.glob("*.sqlite*"))
 
 
 def test_a_test_that_may_not_use_the_database_claims_nothing(project: Project) -> None:

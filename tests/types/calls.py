@@ -25,6 +25,11 @@ def transfer(account: int, amount: int, guard: Guard) -> bool:
     return amount > 0
 
 
+@tg.guarded(key="account:<a>")
+def of_five(a: int, b: int, c: int, d: int, e: int, guard: Guard) -> int:
+    return a
+
+
 @tg.guarded(key="nightly")
 def nightly(guard: Guard) -> None: ...
 
@@ -81,6 +86,7 @@ assert_type(transfer(1, amount=2), bool)
 assert_type(transfer(account=1, amount=2), bool)
 transfer("1", 2)  # refused
 transfer(1, 2, 3)  # refused
+assert_type(of_five(1, 2, 3, d=4, e=5), int)
 nightly()
 nightly(1)  # refused
 assert_type(by_name(1), int)
