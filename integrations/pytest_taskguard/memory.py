@@ -104,8 +104,8 @@ class Memory:
     def _close(self) -> None:
         self._locks.close()
         self.redis.close()
+        self._ledger.close()  # on an Engine that is given it has pools of its own, too
         if self._own:
-            self._ledger.close()
             self.engine.dispose()
 
     def _refuse_a_ledger_in_use(self) -> None:
