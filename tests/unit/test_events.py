@@ -27,6 +27,7 @@ NAMES = [
     "dead",
     "lock_unavailable",
     "lock_overruled",
+    "done_elsewhere",
 ]
 
 

@@ -140,7 +140,8 @@ def without_growing_fences_of_locks(made: Mutation) -> None:
     """The next holder of a key alone gets the fence of the one before."""
 
     def first(*values: Any, **options: Any) -> Any:
-        return builtins.max(*values, **options) if options else 1
+        of_fences = not options and isinstance(values[0], int)
+        return 1 if of_fences else builtins.max(*values, **options)
 
     made.replace(steps, "max", first, raising=False)
     made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
