@@ -62,6 +62,7 @@ class Database:
 
     Args:
         one_statement: False: no hot path, whatever it is.
+        pools: those of the same database by another Engine; None: of its own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
@@ -72,7 +73,14 @@ class Database:
             cost. Not on an Engine of the user's own, which stays as it is.
     """
 
-    def __init__(self, database: Any, *, lock_timeout_s: float, one_statement: bool = True) -> None:
+    def __init__(
+        self,
+        database: Any,
+        *,
+        lock_timeout_s: float,
+        one_statement: bool = True,
+        pools: Pools | None = None,
+    ) -> None:
         self.engine = make_engine(database, lock_timeout_s=lock_timeout_s)
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
@@ -84,7 +92,7 @@ class Database:
         self.begins_itself = own and begins_itself(self.engine.url)
         self._made: dict[Any, Any] = {}
         self._unicode: bool | None = None
-        self.pools = Pools(
+        self.pools = pools or Pools(
             self.engine,
             own=own,
             apart=self.dialect.claims_apart,
@@ -289,10 +297,12 @@ class Database:
     def elsewhere(self, engine: sa.Engine) -> Database:
         """The same by way of another Engine; what was made `once` is made for both."""
         database = Database(
-            engine, lock_timeout_s=self.lock_timeout_s, one_statement=self._one_statement
+            engine,
+            lock_timeout_s=self.lock_timeout_s,
+            one_statement=self._one_statement,
+            pools=self.pools,
         )
         database._made = self._made
-        database.pools = self.pools
         return database
 
     def once(self, make: Callable[..., _T], *args: Any) -> _T:
