@@ -131,10 +131,10 @@ class Database:
         """Close idle connections."""
         self.forget_idle()
 
-    def connect(self, engine: sa.Engine) -> sa.Connection:
-        """A connection of one of `pools`; the caller closes it."""
+    def connect(self, engine: sa.Engine | None = None) -> sa.Connection:
+        """A connection of one of `pools`, or of the bodies'; the caller closes it."""
         with self.translated():
-            return engine.connect()
+            return (self.engine if engine is None else engine).connect()
 
     @contextmanager
     def transaction(
