@@ -63,6 +63,7 @@ class Database:
     Args:
         one_statement: False: no hot path, whatever it is.
         pooled: False: connections are closed after each use, unless the engine is the user's own.
+        pools: those of the same database by another Engine; None: of its own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
@@ -80,6 +81,7 @@ class Database:
         lock_timeout_s: float,
         one_statement: bool = True,
         pooled: bool = True,
+        pools: Pools | None = None,
     ) -> None:
         self.engine = make_engine(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
         self.lock_timeout_s = lock_timeout_s
@@ -92,7 +94,7 @@ class Database:
         self.begins_itself = own and begins_itself(self.engine.url)
         self._made: dict[Any, Any] = {}
         self._unicode: bool | None = None
-        self.pools = Pools(
+        self.pools = pools or Pools(
             self.engine,
             own=own,
             apart=self.dialect.claims_apart,
@@ -131,10 +133,10 @@ class Database:
         """Close idle connections."""
         self.forget_idle()
 
-    def connect(self, engine: sa.Engine) -> sa.Connection:
-        """A connection of one of `pools`; the caller closes it."""
+    def connect(self, engine: sa.Engine | None = None) -> sa.Connection:
+        """A connection of one of `pools`, or of the bodies'; the caller closes it."""
         with self.translated():
-            return engine.connect()
+            return (self.engine if engine is None else engine).connect()
 
     @contextmanager
     def transaction(
@@ -297,10 +299,12 @@ class Database:
     def elsewhere(self, engine: sa.Engine) -> Database:
         """The same by way of another Engine; what was made `once` is made for both."""
         database = Database(
-            engine, lock_timeout_s=self.lock_timeout_s, one_statement=self._one_statement
+            engine,
+            lock_timeout_s=self.lock_timeout_s,
+            one_statement=self._one_statement,
+            pools=self.pools,
         )
         database._made = self._made
-        database.pools = self.pools
         return database
 
     def once(self, make: Callable[..., _T], *args: Any) -> _T:

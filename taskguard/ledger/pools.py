@@ -9,7 +9,7 @@ seconds is told so; and a process has at most so many:
 * for each level of guarded bodies within others' transactions: 10;
 * renewals: one, on a pool of their own, for their thread is a native one.
 
-On an Engine of the user's own the latter two kinds are pools like its own, of no more connections
+On an Engine of the user's own all but the first are pools like its own, of no more connections
 than that has. On SQLite all is on one pool: an open transaction there stops the others anyway.
 
 Does not guarantee that the server has as many.
@@ -88,7 +88,7 @@ class Pools:
 
         def forget(disposed: sa.Engine) -> None:
             pools = mine()
-            if pools is not None and disposed.pool is engine.pool:
+            if pools is not None and disposed.pool is pools._engine.pool:  # noqa: SLF001  # itself
                 pools.dispose()
 
         listen_once(engine, "engine_disposed", forget)

@@ -852,7 +852,7 @@ def test_claims_go_through_again_whatever_idle_connections_a_restart_left(
     database = ledger._database
     with ExitStack() as at_once:  # three claims at the same moment
         for _ in range(3):
-            claiming = database.transaction(lock_timeout_s=database.lock_timeout_s, spare=True)
+            claiming = database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True)
             at_once.enter_context(claiming).exec_driver_sql("select 1")
     name = sa.make_url(url).database
     for (pid,) in server.execute(

@@ -196,6 +196,25 @@ def test_connections_are_bounded(pg: GuardedShop, few: int) -> None:
     assert few < most[0] <= few + 10 + 20 + 1 + 15
 
 
+def test_one_body_after_the_other_needs_one_connection(pg_url: str, make_shop: Any) -> None:
+    """As a prefork child or a work horse has them: to open one takes longer than a claim."""
+    shop = make_shop(pg_url)
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> str:
+        with guard.transaction() as db:
+            write(db)
+        return "stored later"
+
+    for n in range(3):
+        ship(n)
+    shop.ledger.close()  # what made the tables
+    wait_until(lambda: connections(shop) == 0)
+    for n in range(3, 6):
+        ship(n)
+    assert connections(shop) == 1
+
+
 def test_a_small_engine_of_the_users_stays_small(pg_url: str, make_shop: Any) -> None:
     """As many again for the ledger, and for bodies within others: one each."""
     engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0, pool_timeout=60)
