@@ -129,11 +129,20 @@ def held_keys() -> set[str]:
     return {key for guard in _around() for key in guard.keys}
 
 
+def _size(text: str) -> int:
+    """Of JSON, in bytes of UTF-8; if that were too much, without what is escaped."""
+    size = len(text.encode("utf-8"))
+    if size <= MAX_RESULT_BYTES:
+        return size
+    plain = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+    return len(plain.encode("utf-8", "surrogatepass"))
+
+
 def encode(value: Any, codec: Codec, *, what: str, key: str) -> str:
     """`value` as JSON text for the ledger. Raises ResultError where that cannot be."""
     try:
         text = codec.dumps(value)
-        size = len(text.encode("utf-8"))
+        size = _size(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultError(
             f"The {what} of {key} is not JSON ({type(error).__name__}: {error}). Return plain "

@@ -84,6 +84,8 @@ class Pools:
         self._one = one
         self._others: dict[str, sa.Engine] = {}
         self._begin_anew()
+        # Whoever drops a ledger on an Engine of his own has nothing else to close.
+        weakref.finalize(self, _dispose, self._others).atexit = False
         mine = weakref.ref(self)
 
         def forget(disposed: sa.Engine) -> None:
@@ -150,6 +152,11 @@ class Pools:
         """Close idle connections, but those of `engine`; in a child they are its parent's."""
         for engine in list(self._others.values()):
             engine.dispose(close=self._pid == os.getpid())
+
+
+def _dispose(engines: dict[str, sa.Engine]) -> None:
+    for engine in engines.values():
+        engine.dispose()
 
 
 def _room(pool: Any) -> int:

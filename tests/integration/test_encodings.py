@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.guarded_shop import GuardedShop, write
-from taskguard.guard import Guard
+from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.states import State
 from taskguard_sandbox.servers import Postgres
 
@@ -56,6 +56,13 @@ def test_a_result_in_the_transaction_holds_every_character(encoded: GuardedShop)
     encoded.deliver(body)
     assert (encoded.effects, encoded.states) == (["x"], ["DONE"])
     assert encoded.deliver(body).value == TEXT
+
+
+def test_escapes_do_not_count_as_length(encoded: GuardedShop) -> None:
+    """A result of the greatest length is stored, whatever its characters are."""
+    text = "\U0001f642" * ((MAX_RESULT_BYTES - 2) // 4)
+    assert encoded.deliver(lambda guard: text).value == text
+    assert encoded.deliver(lambda guard: text).value == text
 
 
 def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
