@@ -253,9 +253,8 @@ class Database:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
-            if (
-                deadline is not None and deadline.passed
-            ):  # the answer had come, and nobody was there to read it
+            # The answer had come, and nobody was there to read it.
+            if deadline is not None and deadline.passed and pooled.is_valid:
                 pooled.invalidate()
             pooled.close()
 

@@ -213,7 +213,7 @@ def test_arguments_of_which_the_former_key_was_none_have_no_former_work(
     assert after.delivery().formerly == ("ship shop:a:order:1",)
     assert after.delivery().keys == ("order:1", "shop:a:order:1")
     function = GuardedFunction(ship, **WAS, formerly=formerly)
-    delivery = function.delivery((1, None), {}, message=MessageRef("m"))
+    delivery = function.delivery((1, None), {}, namespace="", message=MessageRef("m"))
     assert (delivery.formerly, delivery.keys) == ((), ("order:1",))
 
 
@@ -262,7 +262,7 @@ def test_every_decorator_takes_it(shop: GuardedShop) -> None:
     of_rq = function_of_job(guarded_job(**WAS, formerly=[formerly])(charge))
     assert of_rq is not None
     for function in (of_celery, of_rq):
-        delivery = function.delivery((1,), {}, message=MessageRef("m"))
+        delivery = function.delivery((1,), {}, namespace="", message=MessageRef("m"))
         assert delivery.formerly == ("shop.ship order:1",)
 
     @shop.tg.guarded(**WAS, work="shop.ship")

@@ -77,8 +77,8 @@ def test_a_claim_is_told_within_seconds(server: Any, make_shop: Any) -> None:
         asked_at_s = time.monotonic()
         with pytest.raises(LedgerUnavailableError):
             ask()
-        # One answer, one connection, and a slow machine; the driver's own time-outs never come.
-        assert time.monotonic() - asked_at_s < 20.0
+        # One answer, one connection, and a slow machine; without a limit none would ever come.
+        assert time.monotonic() - asked_at_s < 60.0
     server.resume()
     wait_until(lambda: tried(lambda: ship(4)), timeout_s=60.0)
     assert shop.effects == ["1", "4"]

@@ -210,7 +210,7 @@ def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
     said([commands / "taskguard", "ledger", "create", "--url", pg_url])
     servers = {"redis://localhost/1": redis_url}
     block = placed(block, {**servers, "postgresql+psycopg://shop@localhost/shop": pg_url})
-    block = block.replace("report(day, guard): ...", "report(day, guard): return print('ran')")
+    block = block.replace(") -> None: ...", ") -> None: return print('ran')")
     script = outside / "script.py"
     script.write_text(f"import taskguard\n{block}\nprint(lease.fence)\nreport(1)\nreport(1)\n")
     fence, *ran = said([commands / "python", script]).split()

@@ -77,7 +77,7 @@ def test_a_killed_coroutine_is_taken_over(office: Any) -> None:
     office.queue.enqueue(charge_async, 2, 600.0)
     worker = office.worker()
     office.wait_for(lambda: office.steps("began"), "began")
-    office.kill_tree(worker)
+    worker.kill()
     again = office.queue.enqueue(charge_async, 2)
     office.worker()
     office.wait_for(lambda: finished(again), "finished")
