@@ -96,7 +96,7 @@ def test_a_coroutine_may_be_atomic_and_return_retry(office: Any) -> None:
 @pytest.mark.parametrize("kind", ["taskguard_rq.GuardedWorker", "taskguard_rq.GuardedSimpleWorker"])
 def test_a_coroutine_that_takes_too_long_is_failed_by_its_timeout(office: Any, kind: str) -> None:
     """Cancelled, so that it can clean up; the record has RQ's own error."""
-    job = office.queue.enqueue(wait_async, 4, job_timeout=3)
+    job = office.queue.enqueue(wait_async, 4, job_timeout=10)
     office.worker(kind)
     office.wait_for(lambda: failed(job), "failed")
     assert len(office.steps("cancelled")) == 1
@@ -135,7 +135,7 @@ def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None
         office.wait_for(lambda: job.get_meta(refresh=True).get("taskguard_copy", 0) >= 1, "put off")
     office.wait_for(lambda: finished(job), "finished")
     assert office.effects() == Counter({"7": 1})
-    late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=3)
+    late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=10)
     office.wait_for(lambda: failed(late), "failed")
     assert [item for item, _ in office.steps("cancelled")] == ["8"]
 
