@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from typing import Any
 
 from taskguard import Guard
@@ -71,17 +71,15 @@ def run_body(coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
 async def in_thread(call: Callable[[], Any]) -> Any:
     """`call()` in a thread. Cancelled, it cancels the body that runs there, and waits for it."""
     cancellation = _Cancellation()
-    token = _of_caller.set(cancellation)
-    try:
-        thread = asyncio.ensure_future(asyncio.to_thread(call))  # with a copy of the context
-    finally:
-        _of_caller.reset(token)
+    context = contextvars.copy_context()
+    context.run(_of_caller.set, cancellation)
+    # No task: what ends the caller's loop would cancel that as well, and hide that it goes on.
+    thread = asyncio.get_running_loop().run_in_executor(None, context.run, call)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        if not thread.done():
-            cancellation.cancel()
-            await asyncio.wait([thread])
+        cancellation.cancel()
+        await asyncio.wait([thread])
         if not thread.cancelled():
             thread.exception()  # it is this one that the caller hears of
         raise
@@ -112,4 +110,6 @@ class _Cancellation:
             cancel()
 
 
-_of_caller: ContextVar[_Cancellation | None] = ContextVar("taskguard_cancellation", default=None)
+_of_caller: contextvars.ContextVar[_Cancellation | None] = contextvars.ContextVar(
+    "taskguard_cancellation", default=None
+)

@@ -26,7 +26,7 @@ from taskguard_sandbox.servers import Valkey
 KEY = ("order:42",)
 LOCK = "taskguard:{order:42}"
 SOCKET_TIMEOUT_S = 0.3
-# Two attempts of a connection, a handshake and a reply each, and what a loaded machine adds. Without
+# Two attempts of a connection, a handshake, a reply each, and what a loaded machine adds. Without
 # limits nothing that is tried here would ever end.
 BOUND_S = 2 * 3 * SOCKET_TIMEOUT_S + 20.0
 BOTH_WAYS = pytest.mark.parametrize("then", [Mode.SWALLOW, Mode.CUT])
