@@ -16,6 +16,7 @@ from support.needs import need_redis_in_memory
 
 SETTINGS = """
 SECRET_KEY = "secret"
+USE_TZ = True  # Django 4.2 warns of projects that do not say
 INSTALLED_APPS = ["taskguard_django", "shop"]
 DATABASES = {{"default": {database!r}}}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
