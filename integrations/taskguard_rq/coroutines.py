@@ -9,7 +9,8 @@ its caller's loop goes on; cancelled there, the body is cancelled and its end wa
 Does not guarantee that the guard's own calls in the body leave its loop alone:
 `guard.transaction()`, `checkpoint()` and `step()` block it while they talk to the database. Where
 other tasks of the body must go on meanwhile, `await asyncio.to_thread(…)` a plain function that has
-the block in it; `current_guard()` works there, too.
+the block in it; `current_guard()` works there, too. Nor that a body which another coroutine awaits
+ends at a time-out of RQ's before 3: that leaves its loop without cancelling what runs there.
 """
 
 from __future__ import annotations

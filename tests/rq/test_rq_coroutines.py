@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import rq
 
 import taskguard
 import taskguard_rq
@@ -28,6 +29,8 @@ from support.invoices import (
 from taskguard import Guard
 from taskguard.errors import ConfigurationError
 from taskguard_rq import guarded_job
+
+_RQ = int(rq.VERSION.partition(".")[0])
 
 KINDS = [
     ("taskguard_rq.GuardedWorker", ()),
@@ -140,7 +143,9 @@ def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None
     assert office.effects() == Counter({"7": 1})
     late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=10)
     office.wait_for(lambda: failed(late), "failed")
-    assert [item for item, _ in office.steps("cancelled")] == ["8"]
+    # RQ before 3 leaves the loop that it made for such a job, and cancels nothing in it.
+    cancelled = ["8"] if _RQ >= 3 else []
+    assert [item for item, _ in office.steps("cancelled")] == cancelled
 
 
 def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
