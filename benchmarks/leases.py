@@ -21,8 +21,9 @@ TTL_S = 30.0
 INTERVAL_S = TTL_S / 3
 INTERVALS = 5
 
-# So long the watchdogs of what was measured before may still be there, which would be counted.
-_LINGER_S = 3.0
+# So long the threads of what was measured before may still be there, which would be counted: a
+# watchdog's, and the one that bounds the ledger's statements.
+_LINGER_S = 7.0
 
 
 def main(*, quick: bool) -> None:
@@ -33,20 +34,21 @@ def main(*, quick: bool) -> None:
         ledger.create_schema()
         lost: list[Event] = []
         renewed: list[int] = []
+        threads = _Threads()
 
         def listen(event: Event) -> None:
             if isinstance(event, Lost):
                 lost.append(event)
             elif isinstance(event, Renewed):
                 renewed.append(event.count)
+                threads.look()  # the thread that renews is there for as long as it renews
 
         tg = taskguard.connect(locks=valkey.url, ledger=ledger, listeners=(listen,))
         trips = _Trips(tg, ledger)
         with contextlib.ExitStack() as stack:
             time.sleep(_LINGER_S)
-            threads = threading.active_count()
+            threads.start()
             process = psutil.Process()
-            native = process.num_threads()
             leases = [
                 stack.enter_context(tg.lock(f"lease:{number}", ttl_s=ttl_s))
                 for number in range(count)
@@ -66,11 +68,29 @@ def main(*, quick: bool) -> None:
             )
             CONSOLE.print(f"  renewals: {sum(renewed):,}, {cpu_s / INTERVALS:.2f} s of CPU each")
             CONSOLE.print(
-                f"  threads for it: {process.num_threads() - native} "
-                f"({threading.active_count() - threads} of Python's own)"
+                f"  threads for it, at most: {threads.most_native} "
+                f"({threads.most_own} of Python's own)"
             )
             CONSOLE.print()
         tg.close()
+
+
+class _Threads:
+    """How many more than at the start were there at once, where somebody looked."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self.start()
+
+    def start(self) -> None:
+        """Count from here."""
+        self._native, self._own = self._process.num_threads(), threading.active_count()
+        self.most_native = self.most_own = 0
+
+    def look(self) -> None:
+        """Count now."""
+        self.most_native = max(self.most_native, self._process.num_threads() - self._native)
+        self.most_own = max(self.most_own, threading.active_count() - self._own)
 
 
 class _Trips:
