@@ -119,7 +119,7 @@ fuzz:
 # Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
 debian-servers:
 	@sh .ci/debian-servers
-	@sh .ci/unpack-mysql
+	@sh .ci/unpack-servers
 
 clean:
 	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz

@@ -36,6 +36,7 @@ from taskguard_sandbox.servers import (
     DebianRedis,
     MariaDB,
     MySQL,
+    NewestRabbitMQ,
     Postgres,
     RabbitMQ,
     Redis62,
@@ -152,9 +153,10 @@ def mysql() -> Iterator[MySQL]:
     yield from started(MySQL(innodb_flush_log_at_trx_commit=0, tls_version="", **quick))
 
 
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    yield from started(RabbitMQ())
+@pytest.fixture(scope="session", params=[RabbitMQ, NewestRabbitMQ])
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
+    """Of Debian's stable and of its unstable."""
+    yield from started(request.param())
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from taskguard_sandbox.servers import (
     DebianRedis,
     MariaDB,
     MySQL,
+    NewestRabbitMQ,
     Postgres,
     RabbitMQ,
     Redis62,
@@ -43,6 +44,7 @@ KINDS = [
     pytest.param(MariaDB, marks=pytest.mark.debian),
     pytest.param(MySQL, marks=pytest.mark.debian),
     pytest.param(RabbitMQ, marks=pytest.mark.debian),
+    pytest.param(NewestRabbitMQ, marks=pytest.mark.debian),
 ]
 REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
 
@@ -314,6 +316,7 @@ time.sleep(600)
     [
         *[(kind, paused) for kind in (Valkey, Redis62, Postgres) for paused in (False, True)],
         pytest.param(RabbitMQ, False, marks=pytest.mark.debian),
+        pytest.param(NewestRabbitMQ, False, marks=pytest.mark.debian),
     ],
 )
 def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "DebianRedis",
     "MariaDB",
     "MySQL",
+    "NewestRabbitMQ",
     "Postgres",
     "RabbitMQ",
     "Redis62",
@@ -434,7 +435,7 @@ class MariaDB(_MySQLKind):
 
 
 class MySQL(_MySQLKind):
-    """A MySQL that is installed, or that `.ci/unpack-mysql` has put beside the system."""
+    """A MySQL that is installed, or that `.ci/unpack-servers` has put beside the system."""
 
     name = "MySQL"
     _SCHEME = "mysql"
@@ -481,6 +482,7 @@ class RabbitMQ(Server):
 
     name = "RabbitMQ"
     SCRIPT: ClassVar[Path] = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    _within: ClassVar[tuple[str, ...]] = ()  # what its programs are run by
 
     def __init__(self, *, port: int | None = None, **options: str | int) -> None:
         super().__init__(port=port)
@@ -507,14 +509,14 @@ class RabbitMQ(Server):
         lines += [f"{name} = {value}" for name, value in self.options.items()]
         (self.folder / "rabbitmq.conf").write_text("\n".join([*lines, ""]), encoding="utf-8")
         (self.folder / "enabled_plugins").write_text("[].\n", encoding="utf-8")
-        epmd = shutil.which("epmd")
-        assert epmd is not None
         # Started here, in the foreground: the one that Erlang starts by itself is a daemon.
-        self._spawn_helper([epmd, "-address", "127.0.0.1", "-port", str(self._epmd_port)])
+        epmd = shutil.which("epmd") or "/usr/bin/epmd"
+        options = ["-address", "127.0.0.1", "-port", str(self._epmd_port)]
+        self._spawn_helper([*self._within, epmd, *options])
         self._await(lambda: _listens(self._epmd_port), "epmd")
 
     def _command(self) -> list[str]:
-        return [str(self.SCRIPT)]
+        return [*self._within, str(self.SCRIPT)]
 
     def _environment(self) -> dict[str, str]:
         folder = self.folder
@@ -544,6 +546,19 @@ class RabbitMQ(Server):
     def _answers(self) -> bool:
         # The first frame of AMQP is a method of channel 0; the listener opens last at boot.
         return self._ask(b"AMQP\x00\x00\x09\x01").startswith(b"\x01\x00\x00")
+
+
+class NewestRabbitMQ(RabbitMQ):
+    """That of Debian's unstable, which `.ci/unpack-servers` has put beside the system."""
+
+    name = "RabbitMQ of Debian's unstable"
+    _within: ClassVar[tuple[str, ...]] = ("/opt/taskguard-rabbitmq/run",)
+
+    @classmethod
+    def available(cls) -> str | None:
+        if os.access(cls._within[0], os.X_OK) and os.geteuid() == 0:
+            return None
+        return f"{cls.name} is not there, or this is not root"
 
 
 def _in_package(package: str, *path: str) -> Path | None:

@@ -13,7 +13,7 @@ import pytest
 from support.celery_shop import Shop
 from support.needs import need
 from support.waiting import wait_until
-from taskguard_sandbox.servers import RabbitMQ
+from taskguard_sandbox.servers import NewestRabbitMQ, RabbitMQ
 
 pytestmark = pytest.mark.debian
 
@@ -39,11 +39,12 @@ def is_done(shop: Shop, order: int) -> bool:
     return view is not None and view.state.value == "DONE"
 
 
-def test_a_restart_loses_nothing(make_shop: Callable[..., Shop]) -> None:
+@pytest.mark.parametrize("kind", [RabbitMQ, NewestRabbitMQ])
+def test_a_restart_loses_nothing(make_shop: Callable[..., Shop], kind: type[RabbitMQ]) -> None:
     """Stopped with bodies running and with messages waiting: their deliveries come again, and
     nobody's work is done twice or left."""
-    need(RabbitMQ)
-    with RabbitMQ() as broker:
+    need(kind)
+    with kind() as broker:
         shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)
         orders = range(4)
         with shop.worker(concurrency=2):
