@@ -188,7 +188,8 @@ MANAGE = """
 import os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
 from django.core.management import execute_from_command_line
-execute_from_command_line(sys.argv)
+if __name__ == "__main__":  # processes of a parallel run import it again
+    execute_from_command_line(sys.argv)
 """
 
 
