@@ -7,6 +7,7 @@
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make explore    what `make test` tries a part of, with nothing left out (SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7)
+#   make foreign    Celery's and RQ's own test suites, with everything guarded (SUITE=rq)
 #   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
 SHELL := /bin/sh
@@ -22,6 +23,7 @@ SCHEDULES ?= 100000
 SECONDS ?= 60
 STORM_ARGS ?=
 INPUT ?=
+SUITE ?=
 MODEL_ARGS ?=
 # Tests wait much: twice as many processes as there are processors, eight at most.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 4 && echo 8 || echo $$((2 * n)))
@@ -55,7 +57,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test explore lint format bench simulate storm fuzz model debian-servers clean
+.PHONY: setup demo test explore lint format bench simulate storm foreign fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -111,6 +113,11 @@ storm:
 	@echo "seed $(SEED)"
 	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
 
+# In an environment of its own: what these suites want is theirs.
+foreign:
+	@$(MAKE) --no-print-directory setup VENV=.venv-foreign EXTRAS=celery,rq,redis,postgresql GROUP=foreign
+	@cd tests && "$(CURDIR)/.venv-foreign/bin/python" -m foreign $(SUITE)
+
 # In an environment of its own: atheris is large, and has wheels for Linux on x86-64 alone.
 fuzz:
 	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS= GROUP=fuzz
@@ -122,4 +129,4 @@ debian-servers:
 	@sh .ci/unpack-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz
+	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz .foreign

@@ -1,0 +1,69 @@
+"""RQ's suite with `GuardedWorker` in the place of `Worker`, and its jobs guarded, a key for each.
+
+As a plugin of its pytest this is about the workers that the tests start. The jobs are those of
+`tests/fixtures.py`, which worker processes import as well: `running.py` adds a line to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from typing import Any
+
+import rq
+import rq.worker
+
+from taskguard import current_guard
+from taskguard.errors import TransactionUsageError
+from taskguard_rq import GuardedSimpleWorker, GuardedSpawnWorker, GuardedWorker, guarded_job
+
+# No jobs, but called by tests, in processes that are to be quick; or by workers as callbacks.
+_HELPERS = (
+    "start_worker", "burst_two_workers", "run_dummy_heroku_worker", "kill_", "resume_",
+    "create_file_after_timeout_and_setpgrp",
+)  # fmt: skip
+_OF_CALLBACKS = "job"
+
+for _module in (rq, rq.worker):
+    for _guarded in (GuardedWorker, GuardedSimpleWorker, GuardedSpawnWorker):
+        _name = _guarded.__name__.removeprefix("Guarded")
+        if hasattr(_module, _name):
+            setattr(_module, _name, _guarded)
+
+
+def _key(*args: Any, **kwargs: Any) -> str:
+    """The job's; a call's own where there is none, or where its body calls another job."""
+    del args, kwargs
+    job = rq.get_current_job()
+    try:
+        current_guard()
+    except TransactionUsageError:
+        return str(uuid.uuid4()) if job is None else job.id
+    return str(uuid.uuid4())
+
+
+_guard = guarded_job(key=_key, once_per="message")
+
+
+def guard_jobs(names: dict[str, Any]) -> None:
+    """Guard the jobs among a module's functions, and the methods of its classes that are jobs."""
+    for name, value in list(names.items()):
+        if getattr(value, "__module__", None) != names["__name__"]:
+            continue
+        if inspect.isfunction(value) and _is_job(name, value):
+            names[name] = _guard(value)
+        elif inspect.isclass(value) and value.__bases__ == (object,):
+            _guard_methods(value)
+
+
+def _is_job(name: str, function: Any) -> bool:
+    first = next(iter(inspect.signature(function).parameters), "")
+    return not name.startswith(("_", *_HELPERS)) and first != _OF_CALLBACKS
+
+
+def _guard_methods(kind: type) -> None:
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, classmethod | staticmethod):
+            setattr(kind, name, type(value)(_guard(value.__func__)))
+        elif inspect.isfunction(value) and (name == "__call__" or not name.startswith("_")):
+            setattr(kind, name, _guard(value))
