@@ -7,9 +7,9 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq` are the servers; a
-test that stops or pauses one starts its own instead (`taskguard_sandbox.servers`). `redis_url`,
-`pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
+`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq` and `newest_rabbitmq`
+are the servers; a test that stops or pauses one starts its own instead (`taskguard_sandbox.servers`).
+`redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ from taskguard_sandbox.servers import (
     Valkey,
 )
 
-_OF_DEBIAN = {"debian_redis", "mariadb", "mariadb_url", "mysql", "mysql_url", "rabbitmq"}
+_OF_DEBIAN = {
+    *("debian_redis", "mariadb", "mariadb_url", "mysql", "mysql_url"),
+    *("rabbitmq", "newest_rabbitmq"),
+}
 ServerT = TypeVar("ServerT", bound=Server)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -153,10 +156,15 @@ def mysql() -> Iterator[MySQL]:
     yield from started(MySQL(innodb_flush_log_at_trx_commit=0, tls_version="", **quick))
 
 
-@pytest.fixture(scope="session", params=[RabbitMQ, NewestRabbitMQ])
-def rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
-    """Of Debian's stable and of its unstable."""
-    yield from started(request.param())
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    yield from started(RabbitMQ())
+
+
+@pytest.fixture(scope="session")
+def newest_rabbitmq() -> Iterator[RabbitMQ]:
+    """That of Debian's unstable."""
+    yield from started(NewestRabbitMQ())
 
 
 @pytest.fixture

@@ -27,10 +27,17 @@ def shop(make_shop: Callable[..., Shop]) -> Shop:
     return make_shop()
 
 
+@pytest.fixture(params=["rabbitmq", "newest_rabbitmq"])
+def any_rabbitmq(request: pytest.FixtureRequest) -> RabbitMQ:
+    """Of Debian's stable and of its unstable."""
+    server: RabbitMQ = request.getfixturevalue(request.param)
+    return server
+
+
 @pytest.fixture
-def rabbit_shop(make_shop: Callable[..., Shop], rabbitmq: RabbitMQ) -> Shop:
+def rabbit_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
     """A shop whose broker is RabbitMQ, with a queue of its own."""
-    return make_shop(SHOP_BROKER=rabbitmq.url, SHOP_QUEUE=f"shop-{time.time_ns()}")
+    return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=f"shop-{time.time_ns()}")
 
 
 @pytest.fixture

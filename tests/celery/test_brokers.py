@@ -29,9 +29,9 @@ def waiting(shop: Any) -> int:
         return int(connection.default_channel.queue_declare(name, passive=True).message_count)
 
 
-def test_what_is_sent_in_a_row_has_been_confirmed(rabbitmq: Any) -> None:
+def test_what_is_sent_in_a_row_has_been_confirmed(any_rabbitmq: Any) -> None:
     """Also where the app does not ask for it: a channel that has died drops what it is given."""
-    with Celery("confirm", broker=rabbitmq.url, set_as_current=False) as app:
+    with Celery("confirm", broker=any_rabbitmq.url, set_as_current=False) as app:
         app.conf.task_default_queue = f"confirm-{uuid.uuid4().hex}"
         lost = app.signature("any", exchange="there-is-none", routing_key="x")
         calls = [app.signature("any", (n,)) for n in range(10)] + [lost]
@@ -102,12 +102,12 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
 
 
 @pytest.fixture
-def strict_shop(make_shop: Any, rabbitmq: RabbitMQ) -> Any:
+def strict_shop(make_shop: Any, any_rabbitmq: RabbitMQ) -> Any:
     """A shop whose queue is declared as a quorum queue, and throws away what came back twice."""
     if celery.VERSION < (5, 5):
         pytest.skip("Celery consumes from quorum queues since 5.5")
     name = f"strict-{time.time_ns()}"
-    return make_shop(SHOP_BROKER=rabbitmq.url, SHOP_QUEUE=name, SHOP_DELIVERY_LIMIT="2")
+    return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=name, SHOP_DELIVERY_LIMIT="2")
 
 
 def test_a_quorum_queue_that_is_declared_is_found_out(strict_shop: Any) -> None:
