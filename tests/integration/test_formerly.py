@@ -19,6 +19,7 @@ from taskguard import (
     Completed,
     Deferred,
     Delivery,
+    Dropped,
     Former,
     Guard,
     GuardedFunction,
@@ -297,13 +298,12 @@ ROWS = sa.Table(
 )
 
 
-@pytest.mark.parametrize("ends", ["done", "failed", "killed"])
-def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
-    """It is the authority; a holder that was killed under the former guard is taken over."""
+def paid_order(shop: GuardedShop) -> GuardedRow:
+    """Order 1, which is paid, and how a task moves it."""
     ROWS.create(shop.engine)
     with shop.engine.begin() as db:
         db.execute(ROWS.insert().values(id=1, status="PAID"))
-    row = GuardedRow(
+    return GuardedRow(
         ROWS,
         id="<order_id>",
         state=ROWS.c.status,
@@ -312,6 +312,17 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
         processing="SHIPPING",
         done="SHIPPED",
     )
+
+
+def status_of_order(shop: GuardedShop) -> Any:
+    with shop.engine.connect() as db:
+        return db.execute(sa.select(ROWS.c.status)).scalar()
+
+
+@pytest.mark.parametrize("ends", ["done", "failed", "killed"])
+def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
+    """It is the authority; a holder that was killed under the former guard is taken over."""
+    row = paid_order(shop)
     before = Guarded(shop, **WAS, row=row)
     after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=row)
 
@@ -328,7 +339,19 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
             before.deliver(body=leaves)
     told = after.deliver(retries=1)
     assert told == (Answered(None) if ends == "done" else Completed("shipped"))
-    with shop.engine.connect() as db:
-        assert db.execute(sa.select(ROWS.c.status)).scalar() == "SHIPPED"
+    assert status_of_order(shop) == "SHIPPED"
     assert len(after.ran) == len(shop.effects) == int(ends != "done")
     assert [guard.attempt for guard in after.ran] == ([] if ends == "done" else [2])
+
+
+def test_a_row_of_what_is_revoked_under_the_former_id_is_put_back(shop: GuardedShop) -> None:
+    """A worker with the former guard revokes what it knows; the holder finds that out."""
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=paid_order(shop))
+
+    def body(guard: Guard) -> None:
+        assert shop.ledger.revoke("ship order:1", message="m")
+        with guard.transaction() as db:
+            write(db)
+
+    assert after.deliver(body=body) == Dropped("revoked")
+    assert (status_of_order(shop), shop.effects) == ("PAID", [])
