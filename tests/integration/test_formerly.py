@@ -6,6 +6,7 @@ import contextvars
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,9 @@ from taskguard_celery.message import is_redelivered
 from taskguard_celery.recognition import guarded_function_of as function_of_task
 from taskguard_rq import guarded_job
 from taskguard_rq.decorator import guarded_function_of as function_of_job
+from taskguard_rq.queue import COPY
+from taskguard_rq.redelivery import is_redelivered as is_begun_again
+from taskguard_rq.redelivery import note_start
 
 
 def ship(order_id: int, shop: str = "a", guard: Guard | None = None) -> None:
@@ -284,6 +288,32 @@ def test_every_decorator_takes_it(shop: GuardedShop) -> None:
 def test_a_celery_delivery_says_whether_its_broker_knows_it(info: Any, known: bool) -> None:
     """Eager calls have no broker."""
     assert is_redelivered(SimpleNamespace(delivery_info=info)) is known
+
+
+JOB: dict[str, Any] = {"number_of_retries": None, "repeats_left": None, "meta": {}}
+BEFORE = datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [
+        ({"started_at": BEFORE}, True),
+        ({"started_at": None}, False),
+        ({"started_at": None, "number_of_retries": 1}, True),
+        ({"started_at": BEFORE, "repeats_left": 0}, False),
+        ({"started_at": BEFORE, "meta": {COPY: 1}}, False),
+        ({"started_at": BEFORE, "meta": {"interval": 60}}, False),
+    ],
+    ids=["begun", "new", "has asked again", "a repeat", "put off", "of rq-scheduler"],
+)
+def test_a_guarded_worker_tells_whether_rq_has_begun_a_job_before(
+    values: dict[str, Any], known: bool
+) -> None:
+    """Of one that is used for several messages, or that was put off, that says nothing."""
+    job: Any = SimpleNamespace(**{**JOB, **values})
+    note_start(job)
+    job.started_at = datetime.now(UTC)
+    assert is_begun_again(job) is known
 
 
 # -- a row of the user's own ------------------------------------------------------------------
