@@ -218,6 +218,8 @@ class History:
                 raise ViolationError("L4", f"{worker.process.name} keeps leases of nothing")
         now_us = world.ledger.now_us()
         for key, row in world.ledger.keys.items():
+            if row.fence < self._fences.get(thing_of(key), 0):
+                continue  # its holder was overtaken under the former key; this runs out by itself
             if (
                 row.owner
                 and row.lease_until > now_us
