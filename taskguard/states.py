@@ -140,15 +140,20 @@ def speaking_record(records: Sequence[tuple[State, int] | None]) -> int | None:
 
     Each is a state and a fence. The first is the work's own; the others stand under ids that it
     had before its guard was changed, where workers with the former guard look and write. Who has
-    held the key last has written last, so the highest fence speaks, and of equal ones, which one
-    claim has written all, the first. But what is DONE under any of them is done: under another
-    rule one work may have been several, and one of several must not bring its effect back.
+    held the key last has written last, so the highest fence speaks. Equal ones are of one claim;
+    of those the first that is PROCESSING no more speaks, for a worker with the former guard buries
+    and revokes what it knows alone. But what is DONE under any of them is done: under another rule
+    one work may have been several, and one of several must not bring its effect back.
     """
     known = [(number, each) for number, each in enumerate(records) if each is not None]
     if not known:
         return None
-    number, _ = max(known, key=lambda one: (one[1][0] is State.DONE, one[1][1], -one[0]))
-    return number
+
+    def newest(one: tuple[int, tuple[State, int]]) -> tuple[bool, int, bool, int]:
+        number, (state, fence) = one
+        return state is State.DONE, fence, state is not State.PROCESSING, -number
+
+    return max(known, key=newest)[0]
 
 
 def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself

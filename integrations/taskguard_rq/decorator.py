@@ -27,6 +27,7 @@ from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
+from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 
 if TYPE_CHECKING:
@@ -38,9 +39,6 @@ logger = logging.getLogger("taskguard")
 
 _MARK = "__taskguard_job__"
 _MESSAGE_ID = "__taskguard_message_id__"
-
-# What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
-_RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
 
 
 def guarded_job(
@@ -173,7 +171,7 @@ def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> M
 
 
 def _default_id(job: Job) -> str:
-    if _RQ_SCHEDULER_META.intersection(job.meta):
+    if RQ_SCHEDULER_META.intersection(job.meta):
         # rq-scheduler enqueues the same job each time: all that changes is when.
         _warn_of_rq_scheduler(job.func_name)
         return f"{job.id}@{_seconds(job.enqueued_at or job.created_at)}"
@@ -210,8 +208,7 @@ def _deliver(
         kwargs,
         message=message,
         published_at_s=job.created_at.timestamp(),
-        # All else looks like the first time.
-        redelivered=bool(job.number_of_retries),
+        redelivered=is_redelivered(job),
         queue=queue,
         call=call_of(job) if compiled.policy.recoverable else None,
     )

@@ -28,6 +28,7 @@ from rq.worker import BaseWorker, SpawnWorker
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
 from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
+from taskguard_rq.redelivery import note_start
 
 try:  # RQ 3 has rate limits
     from rq.rate_limit import release_slot
@@ -83,6 +84,11 @@ class GuardedWorkerMixin(BaseWorker):
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True
         return super().work(*args, **kwargs)
+
+    def prepare_job_execution(self, job: Job, *args: Any, **kwargs: Any) -> None:
+        """As RQ's, which forgets here that the job was begun before."""
+        note_start(job)
+        super().prepare_job_execution(job, *args, **kwargs)
 
     def handle_job_retry(
         self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any

@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from taskguard.lease import Owner
 from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
-from taskguard.states import Decision, Place, State, WorkRow, decide, decide_by_row
+from taskguard.states import (
+    Decision,
+    Place,
+    State,
+    WorkRow,
+    decide,
+    decide_by_row,
+    speaking_record,
+)
 
-__all__ = ["CLAIMABLE", "answer", "busy_key", "claimed", "decide_row", "standing_claim", "view_of"]
+__all__ = [
+    "CLAIMABLE",
+    "Records",
+    "answer",
+    "busy_key",
+    "claimed",
+    "decide_row",
+    "standing_claim",
+    "view_of",
+]
 
 CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
+
+
+class Records(NamedTuple):
+    """A work's records, its own first, then those under its former ids; None for what is none.
+
+    With the numbers of the delivery's message in each of them, and the database's clock.
+    """
+
+    rows: tuple[Any, ...]
+    numbers: tuple[tuple[int, int], ...]
+    now_us: int
+
+    @property
+    def own(self) -> Any:
+        """The one under its id."""
+        return self.rows[0]
+
+    @property
+    def _number(self) -> int:
+        known = [None if row is None else (State(row.state), row.fence) for row in self.rows]
+        return speaking_record(known) or 0
+
+    @property
+    def speaking(self) -> Any:
+        """The one that a claim is decided by."""
+        return self.rows[self._number]
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """The message's number: of those that a requeue has forgotten there is none left."""
+        return max(self.numbers[0], self.numbers[self._number])
+
+    def answer(
+        self, request: ClaimRequest, decision: Decision, own_state: Any = None
+    ) -> Answer | Busy:
+        """`answer()` by the record that speaks, which it names where that is a former one."""
+        row = self.speaking
+        told = answer(request, row, decision, self.now_us, own_state)
+        if isinstance(told, Answer) and row is not None and row.id != request.work:
+            return replace(told, recorded_as=row.id)
+        return told
+
+    def claimed(self, request: ClaimRequest, fence: int, decision: Decision) -> Claimed:
+        """`claimed()` by the record that speaks, and under which id the work began."""
+        return replace(claimed(request, fence, self.speaking, decision), began_as=self._began_as())
+
+    def _began_as(self) -> str | None:
+        """The former id that is older than the work's own."""
+        known = [row for row in self.rows if row is not None]
+        first = min(known, key=lambda row: row.created, default=None)
+        if first is None or (self.own is not None and first.created >= self.own.created):
+            return None
+        return str(first.id)
 
 
 def decide_row(

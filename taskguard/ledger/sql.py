@@ -301,13 +301,21 @@ class SqlLedger:
                 if claim.work is None:
                     # A first try that got no answer may have freed them.
                     return freed.rowcount == len(claim.keys) or tries > 1
-                changed = db.execute(sa.update(WORKS).where(standing(claim)).values(**values))
-                ended = changed.rowcount > 0
+                ended = not claim.formerly or self._all_stand(db, claim)
+                if ended:
+                    update = sa.update(WORKS).where(standing(claim))
+                    ended = db.execute(update.values(**values)).rowcount > 0
                 if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                     rows.put_back(db, claim)
                 return ended
 
         return self._database.twice(end)
+
+    @staticmethod
+    def _all_stand(db: sa.Connection, claim: Claim) -> bool:
+        """Whether nobody has overtaken it who knows its work by a former id alone."""
+        select = sa.select(WORKS.c.id).where(standing(claim)).order_by(WORKS.c.id)
+        return len(db.execute(select.with_for_update()).all()) == len(claim.works)
 
     def report_in(self, claim: Claim) -> None:
         """Uncount this holder's crash, once."""
@@ -630,7 +638,7 @@ class SqlLedger:
 
 def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
-    where = WORKS.c.id == claim.work, WORKS.c.fence == claim.fence, WORKS.c.final == 1
+    where = WORKS.c.id.in_(claim.works), WORKS.c.fence == claim.fence, WORKS.c.final == 1
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
 
 

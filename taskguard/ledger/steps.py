@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger import rows
-from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.answers import CLAIMABLE, Records, busy_key, decide_row
 from taskguard.ledger.base import (
     Answer,
     Busy,
@@ -29,7 +29,7 @@ from taskguard.ledger.database import Database
 from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS, standing
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State, speaking_record
+from taskguard.states import Decision, State
 
 __all__ = ["claim_in_steps", "look", "renew_in_steps"]
 
@@ -96,43 +96,6 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
     db.execute(sa.update(WORKS).where(*these).values(**values))
 
 
-class Records(NamedTuple):
-    """A work's records, its own first, then those under its former ids; None for what is none."""
-
-    rows: tuple[Any, ...]
-    numbers: tuple[tuple[int, int], ...]
-    now_us: int
-
-    @property
-    def own(self) -> Any:
-        """The one under its id."""
-        return self.rows[0]
-
-    @property
-    def _number(self) -> int:
-        known = [None if row is None else (State(row.state), row.fence) for row in self.rows]
-        return speaking_record(known) or 0
-
-    @property
-    def speaking(self) -> Any:
-        """The one that a claim is decided by."""
-        return self.rows[self._number]
-
-    @property
-    def recorded(self) -> tuple[int, int]:
-        """The message's number: of those that a requeue has forgotten there is none left."""
-        return max(self.numbers[0], self.numbers[self._number])
-
-    @property
-    def began_as(self) -> str | None:
-        """The former id that is older than the work's own."""
-        known = [row for row in self.rows if row is not None]
-        first = min(known, key=lambda row: row.created, default=None)
-        if first is None or (self.own is not None and first.created >= self.own.created):
-            return None
-        return str(first.id)
-
-
 class Seen(NamedTuple):
     """A work's records, what a claim would do with it, and the user's row."""
 
@@ -148,10 +111,7 @@ class Seen(NamedTuple):
     def answer(self, request: ClaimRequest) -> Answer | Busy:
         """What the delivery is told, where it gets no claim."""
         own_state = None if self.own is None else self.own.state
-        told = answer(request, self.row, self.decision, self.records.now_us, own_state)
-        if isinstance(told, Answer) and self.row is not None and self.row.id != request.work:
-            return replace(told, recorded_as=self.row.id)
-        return told
+        return self.records.answer(request, self.decision, own_state)
 
 
 def look(database: Database, request: ClaimRequest) -> Seen:
@@ -297,9 +257,7 @@ class _Claim:
             self.statements.take_keys.run(self.db, {**self.names, **values})
             if self.request.work is not None:
                 self._write_works(decision, fence, until_us)
-        granted = claimed(self.request, fence, self.row, decision)
-        began_as = self.records.began_as
-        return granted if began_as is None else replace(granted, began_as=began_as)
+        return self.records.claimed(self.request, fence, decision)
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
         """The user's row is PROCESSING, with a fence above every one it had."""

@@ -6,6 +6,7 @@ import contextvars
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from taskguard import (
     Completed,
     Deferred,
     Delivery,
+    Dropped,
     Former,
     Guard,
     GuardedFunction,
@@ -33,6 +35,9 @@ from taskguard_celery.message import is_redelivered
 from taskguard_celery.recognition import guarded_function_of as function_of_task
 from taskguard_rq import guarded_job
 from taskguard_rq.decorator import guarded_function_of as function_of_job
+from taskguard_rq.queue import COPY
+from taskguard_rq.redelivery import is_redelivered as is_begun_again
+from taskguard_rq.redelivery import note_start
 
 
 def ship(order_id: int, shop: str = "a", guard: Guard | None = None) -> None:
@@ -285,6 +290,32 @@ def test_a_celery_delivery_says_whether_its_broker_knows_it(info: Any, known: bo
     assert is_redelivered(SimpleNamespace(delivery_info=info)) is known
 
 
+JOB: dict[str, Any] = {"number_of_retries": None, "repeats_left": None, "meta": {}}
+BEFORE = datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [
+        ({"started_at": BEFORE}, True),
+        ({"started_at": None}, False),
+        ({"started_at": None, "number_of_retries": 1}, True),
+        ({"started_at": BEFORE, "repeats_left": 0}, False),
+        ({"started_at": BEFORE, "meta": {COPY: 1}}, False),
+        ({"started_at": BEFORE, "meta": {"interval": 60}}, False),
+    ],
+    ids=["begun", "new", "has asked again", "a repeat", "put off", "of rq-scheduler"],
+)
+def test_a_guarded_worker_tells_whether_rq_has_begun_a_job_before(
+    values: dict[str, Any], known: bool
+) -> None:
+    """Of one that is used for several messages, or that was put off, that says nothing."""
+    job: Any = SimpleNamespace(**{**JOB, **values})
+    note_start(job)
+    job.started_at = datetime.now(UTC)
+    assert is_begun_again(job) is known
+
+
 # -- a row of the user's own ------------------------------------------------------------------
 
 
@@ -297,13 +328,12 @@ ROWS = sa.Table(
 )
 
 
-@pytest.mark.parametrize("ends", ["done", "failed", "killed"])
-def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
-    """It is the authority; a holder that was killed under the former guard is taken over."""
+def paid_order(shop: GuardedShop) -> GuardedRow:
+    """Order 1, which is paid, and how a task moves it."""
     ROWS.create(shop.engine)
     with shop.engine.begin() as db:
         db.execute(ROWS.insert().values(id=1, status="PAID"))
-    row = GuardedRow(
+    return GuardedRow(
         ROWS,
         id="<order_id>",
         state=ROWS.c.status,
@@ -312,6 +342,17 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
         processing="SHIPPING",
         done="SHIPPED",
     )
+
+
+def status_of_order(shop: GuardedShop) -> Any:
+    with shop.engine.connect() as db:
+        return db.execute(sa.select(ROWS.c.status)).scalar()
+
+
+@pytest.mark.parametrize("ends", ["done", "failed", "killed"])
+def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
+    """It is the authority; a holder that was killed under the former guard is taken over."""
+    row = paid_order(shop)
     before = Guarded(shop, **WAS, row=row)
     after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=row)
 
@@ -328,7 +369,19 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
             before.deliver(body=leaves)
     told = after.deliver(retries=1)
     assert told == (Answered(None) if ends == "done" else Completed("shipped"))
-    with shop.engine.connect() as db:
-        assert db.execute(sa.select(ROWS.c.status)).scalar() == "SHIPPED"
+    assert status_of_order(shop) == "SHIPPED"
     assert len(after.ran) == len(shop.effects) == int(ends != "done")
     assert [guard.attempt for guard in after.ran] == ([] if ends == "done" else [2])
+
+
+def test_a_row_of_what_is_revoked_under_the_former_id_is_put_back(shop: GuardedShop) -> None:
+    """A worker with the former guard revokes what it knows; the holder finds that out."""
+    after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=paid_order(shop))
+
+    def body(guard: Guard) -> None:
+        assert shop.ledger.revoke("ship order:1", message="m")
+        with guard.transaction() as db:
+            write(db)
+
+    assert after.deliver(body=body) == Dropped("revoked")
+    assert (status_of_order(shop), shop.effects) == ("PAID", [])

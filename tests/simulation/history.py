@@ -20,11 +20,19 @@ from taskguard.ledger.base import Claim, Claimed
 from taskguard.states import TRANSITIONS, State
 
 if TYPE_CHECKING:
-    from simulation.world import Message, World
+    from simulation.world import Message, Task, World
 
-__all__ = ["BoomError", "History", "ViolationError"]
+__all__ = ["CHANGED", "BoomError", "History", "ViolationError", "thing_of"]
 
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
+
+# What a deploy makes of a key begins so.
+CHANGED = "shop:"
+
+
+def thing_of(key: str) -> str:
+    """What a key is about: before a deploy and after it the same."""
+    return key.removeprefix(CHANGED)
 
 
 class BoomError(Exception):
@@ -58,26 +66,28 @@ class History:
     def claimed(self, process: Process, found: Claimed) -> None:
         """S1: fences of a key grow. S5: nobody else trusts a lease on it."""
         claim = found.claim
+        things = set(map(thing_of, claim.keys))
         for key in claim.keys:
-            last = self._fences.get(key, 0)
+            thing = thing_of(key)
+            last = self._fences.get(thing, 0)
             again = claim.fence == last and self._world.ledger.keys[key].owner == str(claim.owner)
             if claim.fence <= last and not again:
                 raise ViolationError("S1", f"{key} was claimed with {claim.fence} after {last}")
-            self._fences[key] = claim.fence
+            self._fences[thing] = claim.fence
         if self.trusts_are_disjoint:
             for worker in self._world.workers:
                 for kept in list(worker.runner.watchdog._kept.values()):
                     lease = kept.lease
                     other = kept.claim is not None and lease.owner != claim.owner
-                    shared = set(lease.keys) & set(claim.keys)
+                    shared = things & set(map(thing_of, lease.keys))
                     if worker.process.dead or not (other and shared):
                         continue
-                    if not any(self._was_held_by(lease.owner, key) for key in shared):
+                    if not any(self._was_held_by(lease.owner, key) for key in lease.keys):
                         continue  # its work was done a moment ago, and it does not know yet
                     if lease.remaining_s > 0:
                         raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
         for work, holder in self.bodies.values():
-            if work == claim.work and holder is not process and not holder.dead:
+            if work in claim.works and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
 
     def _was_held_by(self, owner: Owner, key: str) -> bool:
@@ -90,7 +100,7 @@ class History:
         if not any(work.state is State.DONE for work in tx.works.values()):
             return
         for key in claim.keys:
-            if self._fences.get(key, 0) > claim.fence:
+            if self._fences.get(thing_of(key), 0) > claim.fence:
                 raise ViolationError(
                     "S3", f"{key}: commit with {claim.fence} after a claim with more"
                 )
@@ -117,7 +127,7 @@ class History:
 
     def acknowledged(self, message: Message, told: Any) -> None:
         """S7: nothing is acknowledged that is not done. S8: what was told is so."""
-        work = self._world.ledger.works.get(message.task.work(message.id))
+        work = _record(self._world.ledger.works, message.task, message.id)
         state = None if work is None else work.state
         self._world.counts[f"told {type(told).__name__}"] += 1
         if isinstance(told, Completed | Answered):
@@ -149,7 +159,9 @@ class History:
         ledger = self._world.ledger
         if ledger.works != self._works:
             for name, work in ledger.works.items():
-                self._check_work(name, self._works.get(name), work)
+                self._check_record(name, self._works.get(name), work)
+            for (message, _), task in self._world.published.items():
+                self._check_work(task, message)
             self._works = dict(ledger.works)
         if ledger.keys != self._keys:
             for key, row in ledger.keys.items():
@@ -163,44 +175,61 @@ class History:
             if self._effects[work] > 1:
                 raise ViolationError("S2", f"{work} has two effects, the second with fence {fence}")
 
-    def _check_work(self, name: str, before: Work | None, after: Work) -> None:
+    def _check_record(self, name: str, before: Work | None, after: Work) -> None:
+        """What holds of each, also of one that others have overtaken, and that is a copy now."""
         if before is None or before == after:
             return
         if after.fence < before.fence:
             raise ViolationError("S6", f"the fence of {name} went back to {after.fence}")
-        if before.state is not after.state and (before.state, after.state) not in TRANSITIONS:
-            raise ViolationError("S6", f"{name}: {before.state.value} -> {after.state.value}")
         if before.state in (State.DONE, State.DEAD) and before.state is not after.state:
             raise ViolationError("S6", f"{name} left {before.state.value}")
+
+    def _check_work(self, task: Task, message: str) -> None:
+        before = _record(self._works, task, message)
+        after = _record(self._world.ledger.works, task, message)
+        if before is None or after is None or before.state is after.state:
+            return
+        if (before.state, after.state) not in TRANSITIONS:
+            said = f"{before.state.value} -> {after.state.value}"
+            raise ViolationError("S6", f"{task.work(message)}: {said}")
 
     def at_the_end(self) -> None:
         """L1: everything was done, and once. L4: nothing is left behind."""
         world = self._world
         for (message, _), task in world.published.items():
-            work = world.ledger.works.get(task.work(message))
+            name, work = task.work(message), _record(world.ledger.works, task, message)
             if work is None or work.state not in _FINAL:
                 state = None if work is None else work.state.value
-                raise ViolationError("L1", f"{task.work(message)} was lost: {state}")
+                raise ViolationError("L1", f"{name} was lost: {state}")
             writes = task.body != "plain"
             expected = int(work.state is State.DONE and writes)
-            if self._effects[work.id] != expected:
+            if self._effects[name] != expected:
                 raise ViolationError(
-                    "S2", f"{work.id} is {work.state.value}, {self._effects[work.id]} effects"
+                    "S2", f"{name} is {work.state.value}, {self._effects[name]} effects"
                 )
             if task.body == "always exits" and work.state is not State.DEAD:
-                raise ViolationError("L1", f"{work.id} is {work.state.value}, and it never returns")
+                raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
             if work.error and "Transaction" in work.error:
                 continue  # the server ended its transactions again and again
             if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
-                raise ViolationError("L1", f"{work.id} is FAILED, and its body did not raise")
+                raise ViolationError("L1", f"{name} is FAILED, and its body did not raise")
         for worker in world.workers:
             if not worker.process.dead and len(worker.runner.watchdog):
                 raise ViolationError("L4", f"{worker.process.name} keeps leases of nothing")
         now_us = world.ledger.now_us()
         for key, row in world.ledger.keys.items():
+            if row.fence < self._fences.get(thing_of(key), 0):
+                continue  # its holder was overtaken under the former key; this runs out by itself
             if (
                 row.owner
                 and row.lease_until > now_us
                 and not world.counts["messages lost on the way"]
             ):
                 raise ViolationError("L4", f"{key} is held by {row.owner}")
+
+
+def _record(works: dict[str, Work], task: Task, message: str) -> Work | None:
+    """What is on record of a work: DONE under any of its ids, else what the last one wrote."""
+    found = [works[name] for name in task.works(message) if name in works]
+    said = [(work.state is State.DONE, work.fence, work.state in _FINAL) for work in found]
+    return found[said.index(max(said))] if found else None

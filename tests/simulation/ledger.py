@@ -19,7 +19,7 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
-from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row, view_of
+from taskguard.ledger.answers import CLAIMABLE, Records, busy_key, decide_row, view_of
 from taskguard.ledger.base import (
     Answer,
     Busy,
@@ -102,19 +102,23 @@ class MemoryTransaction:
         now_us = ledger.now_us()
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
-            work = ledger.works[claim.work or ""]
-            self.works[work.id] = replace(
-                work, state=State.DONE, result=result_json, lease_until=0, finished=now_us
-            )
-            for key in claim.keys:
+            done = {"state": State.DONE, "result": result_json, "finished": now_us}
+            for work in claim.works:
+                self.works[work] = replace(ledger.works[work], lease_until=0, **done)
+            for key in ledger.keys.keys() & claim.keys:
                 self.keys[key] = replace(ledger.keys[key], owner=FREE, lease_until=0)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         ledger = self.ledger
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
-            work = ledger.works[claim.work or ""]
-            self.works[work.id] = replace(work, progress=progress_json)
+            for work in claim.works:
+                self.works[work] = replace(ledger.works[work], progress=progress_json)
+
+
+def records_of(works: Sequence[str]) -> list[tuple[str, str | None]]:
+    """The rows of these works, to be locked."""
+    return [("work", work) for work in works]
 
 
 class MemoryLedger:
@@ -198,16 +202,17 @@ class MemoryLedger:
     @staticmethod
     def rows_of(claim: Claim | ClaimRequest) -> list[tuple[str, str | None]]:
         rows: list[tuple[str, str | None]] = [("key", key) for key in claim.keys]
-        return rows if claim.work is None else [*rows, ("work", claim.work)]
+        return rows if claim.work is None else rows + records_of((claim.work, *claim.formerly))
 
-    def work_stands(self, claim: Claim) -> bool:
-        """Old state, fence and owner."""
-        work = self.works.get(claim.work or "")
-        return work is not None and (work.state, work.fence, work.owner) == (
-            State.PROCESSING,
-            claim.fence,
-            str(claim.owner),
-        )
+    def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
+        """The claim's records that are still its own: old state, fence and owner."""
+        mine = state, claim.fence, str(claim.owner)
+        records = [self.works[work] for work in claim.works if work in self.works]
+        return [work for work in records if (work.state, work.fence, work.owner) == mine]
+
+    def works_stand(self, claim: Claim) -> bool:
+        """All records of its work are still its own."""
+        return len(self.standing(claim)) == len(claim.works)
 
     def keys_stand(self, claim: Claim) -> bool:
         return all(
@@ -218,7 +223,7 @@ class MemoryLedger:
 
     def stands(self, claim: Claim) -> bool:
         """What a completion asks for."""
-        return self.keys_stand(claim) and self.work_stands(claim)
+        return self.keys_stand(claim) and self.works_stand(claim)
 
     @staticmethod
     def expect(stands: bool, claim: Claim) -> None:
@@ -228,97 +233,133 @@ class MemoryLedger:
 
     # -- claims -------------------------------------------------------------------------------
 
-    def _decide(self, request: ClaimRequest) -> tuple[Work | None, Decision, int]:
-        row = self.works.get(request.work or "")
-        now_us = self.now_us()
-        recorded = self.copies.get(self.numbered(request), (0, 0))
-        return row, decide_row(request, row, recorded, now_us), now_us
+    def records(self, request: ClaimRequest) -> Records:
+        """What is on record of its work, under each id that this has."""
+        ids = (request.work, *request.formerly)
+        rows = tuple(self.works.get(work or "") for work in ids)
+        numbers = tuple(self.copies.get(self.numbered(request, work), (0, 0)) for work in ids)
+        return Records(rows, numbers, self.now_us())
 
-    def numbered(self, request: ClaimRequest) -> tuple[str, str | None]:
+    def _decide(self, request: ClaimRequest) -> tuple[Records, Decision]:
+        records = self.records(request)
+        row, recorded, now_us = records.speaking, records.recorded, records.now_us
+        return records, decide_row(request, row, recorded, now_us)
+
+    def numbered(self, request: ClaimRequest, work: str | None) -> tuple[str, str | None]:
         """Whose number a delivery has: a message's, in a work."""
-        return request.message.id, request.work
+        return request.message.id, work
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
-        row, decision, now_us = self._decide(request)
+        records, decision = self._decide(request)
         if decision not in CLAIMABLE and decision is not Decision.BURY:
-            return answer(request, row, decision, now_us)
+            return records.answer(request, decision)
+        row = records.speaking
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        row, decision, now_us = self._decide(request)
-        if decision not in CLAIMABLE and decision is not Decision.BURY:
-            return answer(request, row, decision, now_us)
+        records, decision = self._decide(request)
         try:
+            if decision not in CLAIMABLE and decision is not Decision.BURY:
+                self._catch_up(records, decision)
+                return records.answer(request, decision)
             with self._at_once(self.rows_of(request), self._lock_timeout_s):
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
 
+    def _catch_up(self, records: Records, decision: Decision) -> None:
+        """What a worker with a former guard has done stands under the work's own id, too."""
+        mine, row = records.own, records.speaking
+        if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
+            with self._at_once(records_of([mine.id]), self._lock_timeout_s):
+                if self.works[mine.id] == mine:
+                    same = {"id": mine.id, "task": mine.task, "key": mine.key}
+                    self.works[mine.id] = replace(row, created=mine.created, **same)
+
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
-        row, decision, now_us = self._decide(request)
+        records, decision = self._decide(request)
         if decision is Decision.BURY:
-            assert row is not None
-            self.works[row.id] = replace(
-                row, state=State.DEAD, crashes=row.crashes + 1, owner=FREE, finished=now_us
-            )
-            return Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
+            return self._bury(request, records)
         if decision not in CLAIMABLE:
-            return answer(request, row, decision, now_us)
+            return records.answer(request, decision)
         owner = str(request.owner)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
-        live = [key for key in keys if key.owner != owner and key.lease_until > now_us]
+        live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
         if live:
             last = max(live, key=lambda key: key.lease_until)
-            return busy_key(last.owner, last.lease_until, row, now_us)
+            return busy_key(last.owner, last.lease_until, records.speaking, records.now_us)
         if all(key.owner == owner for key in keys) and (
             decision is Decision.SAME or request.work is None
         ):
-            return claimed(request, keys[0].fence, row, decision)
-        return self._grant(request, row, decision, keys, now_us)
+            return records.claimed(request, keys[0].fence, decision)
+        return self._grant(request, records, decision, keys)
+
+    def _bury(self, request: ClaimRequest, records: Records) -> Answer:
+        row = records.speaking
+        mine = row.state, row.fence, row.owner
+        for each in records.rows:
+            if each is not None and (each.state, each.fence, each.owner) == mine:
+                self.works[each.id] = replace(
+                    each,
+                    state=State.DEAD,
+                    crashes=each.crashes + 1,
+                    owner=FREE,
+                    finished=records.now_us,
+                )
+        recorded_as = None if row.id == request.work else row.id
+        return Answer(
+            State.DEAD,
+            crashes=row.crashes + 1,
+            error=row.error,
+            buried=True,
+            recorded_as=recorded_as,
+        )
 
     def _grant(
-        self,
-        request: ClaimRequest,
-        row: Work | None,
-        decision: Decision,
-        keys: list[KeyRow],
-        now_us: int,
+        self, request: ClaimRequest, records: Records, decision: Decision, keys: list[KeyRow]
     ) -> Claimed:
-        fence = self.next_fence(keys, now_us)
-        until_us = now_us + int(request.ttl_s * self.lease_share * 1e6)
+        fence = self.next_fence(keys, records.now_us)
+        until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
         granted = KeyRow(fence, str(request.owner), until_us)
         self.keys.update(dict.fromkeys(request.keys, granted))
         if request.work is not None:
+            self._write(request, records, decision, granted)
+        return records.claimed(request, fence, decision)
+
+    def _write(
+        self, request: ClaimRequest, records: Records, decision: Decision, granted: KeyRow
+    ) -> None:
+        """The work's own record, and a copy under each former id."""
+        row = records.speaking
+        for work, known in zip((request.work, *request.formerly), records.rows, strict=True):
             fresh = Work(
-                id=request.work,
+                id=str(work),
                 task=request.task,
                 key=",".join(request.keys),
                 message=request.message.id,
                 retries=request.message.retries,
                 state=State.PROCESSING,
-                fence=fence,
-                owner=str(request.owner),
-                lease_until=until_us,
-                created=now_us,
-                started=now_us,
+                fence=granted.fence,
+                owner=granted.owner,
+                lease_until=granted.lease_until,
+                created=records.now_us,
+                started=records.now_us,
                 fingerprint=request.fingerprint,
             )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
                 fresh = replace(
                     fresh,
-                    created=row.created,
-                    final=row.final,
                     attempts=row.attempts + (decision is not Decision.SAME),
                     crashes=row.crashes + takeover,
                     rounds=row.rounds,
                     crashed_owner=row.owner if takeover else row.crashed_owner,
                     fingerprint=request.fingerprint or row.fingerprint,
                     progress=row.progress,
-                    result=row.result,
                 )
+            if known is not None:
+                fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             self.works[fresh.id] = fresh
-        return claimed(request, fence, row, decision)
 
     @staticmethod
     def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
@@ -340,7 +381,10 @@ class MemoryLedger:
 
     def begin(self, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         """A transaction; `commit()` or `unlock()` ends it."""
-        self.expect(not look_first or self.work_stands(claim), claim)
+        # As in the databases, the own one alone: what that does not show, the completion will.
+        self.expect(
+            not look_first or claim.work in {each.id for each in self.standing(claim)}, claim
+        )
         return MemoryTransaction(self)
 
     def commit(self, tx: MemoryTransaction) -> None:
@@ -359,14 +403,8 @@ class MemoryLedger:
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
-        with self._at_once([("work", claim.work)]):
-            work = self.works.get(claim.work or "")
-            mine = work is not None and (work.state, work.fence, work.owner) == (
-                State.DONE,
-                claim.fence,
-                str(claim.owner),
-            )
-            if work is not None and mine:
+        with self._at_once(records_of(claim.works)):
+            for work in self.standing(claim, State.DONE):
                 self.works[work.id] = replace(work, result=result_json)
 
     def fail(self, claim: Claim, error: str) -> bool:
@@ -406,21 +444,21 @@ class MemoryLedger:
                     self.keys[key] = replace(row, owner=FREE, lease_until=0)
             if claim.work is None:
                 return stood
-            if not self.work_stands(claim):
+            if not self.works_stand(claim):
                 return False
-            self.works[claim.work] = replace(self.works[claim.work], **values)
+            for work in self.standing(claim):
+                self.works[work.id] = replace(work, **values)
             return True
 
     def report_in(self, claim: Claim) -> None:
-        with self._at_once([("work", claim.work)]):
-            work = self.works.get(claim.work or "")
-            if (
-                work is not None
-                and work.crashed_owner == str(claim.owner)
-                and work.crashes > 0
-                and work.state is not State.DEAD
-            ):
-                self.works[work.id] = replace(work, crashes=work.crashes - 1, crashed_owner="")
+        with self._at_once(records_of(claim.works)):
+            for work in [self.works[each] for each in claim.works if each in self.works]:
+                if (
+                    work.crashed_owner == str(claim.owner)
+                    and work.crashes > 0
+                    and work.state is not State.DEAD
+                ):
+                    self.works[work.id] = replace(work, crashes=work.crashes - 1, crashed_owner="")
 
     def revoke(self, work: str, *, message: str) -> bool:
         with self._at_once([("work", work)]):
@@ -445,26 +483,23 @@ class MemoryLedger:
 
     def _renew(self, hold: LedgerHold) -> str:
         claim = hold.claim
-        work = self.works.get(claim.work or "")
-        mine = work is not None and work.owner == str(claim.owner)
-        if mine and work is not None and work.state is State.DONE:
+        if self.standing(claim, State.DONE):
             return Renewal.SKIPPED
-        if claim.work is not None and not self.work_stands(claim):
-            return Renewal.TAKEN
-        if not self.keys_stand(claim):
+        standing = self.standing(claim)
+        if (claim.work is not None and not standing) or not self.keys_stand(claim):
             return Renewal.TAKEN
         if any(row in self._locked for row in self.rows_of(claim)):
             return Renewal.SKIPPED
         until_us = self.now_us() + int(hold.ttl_s * 1e6)
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
-        if claim.work is not None:
-            self.works[claim.work] = replace(self.works[claim.work], lease_until=until_us)
+        for work in standing:
+            self.works[work.id] = replace(work, lease_until=until_us)
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         by = object()
-        row, copy = self.numbered(request), request.message.copy + 1
+        row, copy = self.numbered(request, request.work), request.message.copy + 1
         number = request.message.retries, copy
         try:
             with self.locking(by, [("message", f"{row}")]):
@@ -478,14 +513,38 @@ class MemoryLedger:
 
     # -- for people ---------------------------------------------------------------------------
 
+    def requeue(self, work: str, *, reason: str) -> bool:
+        """DEAD or FAILED -> NEW, and its messages' numbers are forgotten."""
+        with self._at_once(records_of([work])):
+            row = self.works.get(work)
+            if row is None or row.state not in (State.DEAD, State.FAILED):
+                return False
+            self.works[work] = replace(
+                row,
+                state=State.NEW,
+                final=False,
+                retries=0,
+                owner=FREE,
+                lease_until=0,
+                crashes=0,
+                crashed_owner="",
+                rounds=0,
+                fingerprint=None,
+                error=f"requeued: {reason}",
+                finished=None,
+            )
+            self.copies = {each: number for each, number in self.copies.items() if each[1] != work}
+            return True
+
     def view(self, work: str) -> WorkView | None:
         row = self.works.get(work)
         return None if row is None else view_of(row)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         mine = request.message.id, request.task, State.DONE
+        known = request.work, *request.formerly
         for work in self.works.values():
-            if (work.message, work.task, work.state) == mine and work.id != request.work:
+            if (work.message, work.task, work.state) == mine and work.id not in known:
                 return work.id
         return None
 

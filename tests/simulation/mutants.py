@@ -7,7 +7,7 @@ world before its schedule begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import taskguard.entry
@@ -16,7 +16,8 @@ from simulation.ledger import KeyRow
 from simulation.world import World
 from taskguard.guard import Guard
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim
+from taskguard.ledger.answers import Records
+from taskguard.ledger.base import Claim, ClaimRequest
 from taskguard.states import State
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -54,7 +55,7 @@ def _at_most_for_less(world: World) -> None:
 
 def _numbers_by_message(world: World) -> None:
     """One number for all works that the id of a message was used for."""
-    world.ledger.numbered = lambda request: (request.message.id, None)  # type: ignore[method-assign]
+    world.ledger.numbered = lambda request, work: (request.message.id, None)  # type: ignore[method-assign]
 
 
 def _release_without_compare(world: World) -> None:
@@ -126,6 +127,33 @@ def _believe_every_lock(world: World) -> None:
     world.patch(taskguard.entry, "_is_lease", lambda *_: True)
 
 
+def _former_key_unheld(world: World) -> None:
+    """A worker with the new guard holds its new key alone."""
+    world.holds_former_keys = False
+
+
+def _former_record_unread(world: World) -> None:
+    """What a work was before its guard was changed is not looked at."""
+    right = world.ledger.records
+
+    def records(request: ClaimRequest) -> Records:
+        found = right(request)
+        return found._replace(rows=(found.own, *(None for _ in found.rows[1:])))
+
+    world.ledger.records = records  # type: ignore[method-assign]
+
+
+def _former_record_unwritten(world: World) -> None:
+    """It is looked at, and claims and ends are written under the new id alone."""
+    right = world.ledger._write
+
+    def write(request: ClaimRequest, records: Records, *values: Any) -> None:
+        right(replace(request, formerly=()), records._replace(rows=records.rows[:1]), *values)
+
+    world.ledger._write = write  # type: ignore[method-assign]
+    world.patch(Claim, "works", property(lambda claim: (claim.work,)))
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -139,4 +167,7 @@ MUTANTS = (
     Mutant("any end is DONE", _any_end_is_done, ("S2",)),
     Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
     Mutant("every lock is believed", _believe_every_lock, ("L1",)),
+    Mutant("former key not held", _former_key_unheld, ("S1", "S3", "S5", "S6")),
+    Mutant("former record not read", _former_record_unread, ("S2", "S6")),
+    Mutant("former record not written", _former_record_unwritten, ("S2",)),
 )

@@ -17,7 +17,8 @@ from support.exploration import Exploration
 def test_no_schedule_breaks_anything(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
-    """Crashes, pauses, lost and late answers, duplicates, an emptied lock server, clock jumps.
+    """Crashes, pauses, lost and late answers, duplicates, an emptied lock server, clock jumps;
+    and in half of them workers with a former guard beside those with the new one.
 
     A run that never saw a stale commit refused, a second holder and an unknown outcome would
     prove nothing: each was seen often.
@@ -47,6 +48,7 @@ def test_no_schedule_breaks_anything(
         "bodies that ended their process",
         "lock server's clock set back",
         "locks overruled",
+        "works claimed under two guards",
     ):
         record_property(name, report.counts[name])
         assert report.counts[name] >= schedules / 400, name

@@ -2,7 +2,8 @@
 
 The runner, the watchdog and the guard are the library's own, unchanged; each worker is a process
 that takes messages as a Celery worker with `acks_late` does. What a schedule is like (how many
-workers, how long leases are, what bodies do) is chosen like everything else in it.
+workers, how long leases are, what bodies do) is chosen like everything else in it. In some a deploy
+changes guards, and workers of both run side by side.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import taskguard.entry
 import taskguard.watchdog
-from simulation.history import BoomError, History
+from simulation.history import CHANGED, BoomError, History
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
@@ -59,7 +60,10 @@ _BODIES = (
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of work: its key, what its body does, its options."""
+    """A kind of work: its key, what its body does, its options, what a deploy changes of its guard.
+
+    `changed` is "key", "once_per", or "" for nothing.
+    """
 
     name: str
     key: str
@@ -67,9 +71,19 @@ class Task:
     takes_s: float
     policy: Policy
     by_message: bool
+    changed: str = ""
 
     def work(self, message: str) -> str:
-        return f"{self.name} {self.key} {message}" if self.by_message else f"{self.name} {self.key}"
+        """The work's id before the deploy, which is its name here."""
+        return self._work(self.key, message)
+
+    def works(self, message: str) -> tuple[str, ...]:
+        """The ids of all records of a work: that after the deploy, that before it."""
+        former = self.work(message)
+        return (self._work(CHANGED + self.key, message), former) if self.changed else (former,)
+
+    def _work(self, value: str, message: str) -> str:
+        return f"{self.name} {value} {message}" if self.by_message else f"{self.name} {value}"
 
 
 @dataclass(frozen=True)
@@ -184,8 +198,9 @@ class PortQueue:
 class Worker:
     """One process that takes messages until it dies."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, *, former: bool) -> None:
         self.world = world
+        self.former = former  # it has the guards from before the deploy
         self.process = Process(name)
         locks = PortLocks(world, self.process) if world.has_locks else None
         self.runner = Runner(
@@ -254,9 +269,17 @@ class Worker:
 
     def _deliver(self, message: Message) -> Any:
         task = message.task
+        keys, (work, *formerly) = (task.key,), task.works(message.id)
+        if self.former:
+            work, formerly = task.work(message.id), []
+        elif task.changed == "key":
+            keys = (CHANGED + task.key,)
+            if self.world.holds_former_keys:
+                keys = (task.key, *keys)
         delivery = Delivery(
-            keys=(task.key,),
-            work=task.work(message.id),
+            keys=keys,
+            work=work,
+            formerly=tuple(formerly),
             task=task.name,
             message=MessageRef(message.id, message.retries, message.copy),
             policy=task.policy,
@@ -264,7 +287,7 @@ class Worker:
             by_message=task.by_message,
         )
         try:
-            return self.runner.deliver(delivery, lambda guard: self._body(task, guard))
+            return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
         except (TransactionAbandonedError, TransactionFailedError) as error:
             return BoomError(str(error))
         except (BoomError, TaskguardError) as error:
@@ -272,10 +295,9 @@ class Worker:
 
     # -- bodies -------------------------------------------------------------------------------
 
-    def _body(self, task: Task, guard: Guard) -> str:
-        world = self.world
-        work = guard.claim.work if guard.claim is not None else ""
-        assert work is not None
+    def _body(self, message: Message, guard: Guard) -> str:
+        world, task = self.world, message.task
+        work = task.work(message.id)
         with world.history.running(work, self.process):
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
@@ -319,6 +341,7 @@ class World:
         self.faulty = False
         self.open: dict[int, OpenTransaction] = {}
         self.has_locks = not choices.one_in(5)
+        self.deploys = choices.one_in(2)
         self.visibility_s = (60.0, 2.0)[choices.pick((3, 1))]
         self.broker = Broker(self, self.visibility_s)
         self.servers = Process("servers")
@@ -329,9 +352,12 @@ class World:
         # For mutants.
         self.acknowledges_first = False
         self.publish_copies = True
+        self.holds_former_keys = True
         self._patches = _Patches()
         self.workers: list[Worker] = []
         self.published: dict[tuple[str, str], Task] = {}
+        # Whether workers before the deploy, and after it, have claimed a work.
+        self._claimed_by: dict[str, set[bool]] = {}
 
     # -- a schedule ---------------------------------------------------------------------------
 
@@ -374,6 +400,7 @@ class World:
                     max_crashes=3 if body == "always exits" else (50, 2)[self.choices.pick((5, 1))],
                 ),
                 by_message=self.choices.one_in(4),
+                changed=self._change() if self.deploys else "",
             )
             for copy in range(1 + self.choices.pick((1, 2, 1))):
                 # The same message again, or another one about the same thing.
@@ -386,9 +413,15 @@ class World:
         for _ in range(2 + self.choices.pick((2, 1))):
             self.start_worker()
 
+    def _change(self) -> str:
+        return ("key", "once_per", "")[self.choices.pick((2, 1, 1))]
+
     def start_worker(self) -> None:
+        """One more; a deploy may be taken back, so that it has either guard."""
         self._workers += 1
-        self.workers.append(Worker(self, f"w{self._workers}"))
+        former = self.deploys and self.choices.one_in(2)
+        name = f"w{self._workers}" + (" (former)" if former else "")
+        self.workers.append(Worker(self, name, former=former))
 
     def _after_step(self) -> None:
         self.broker.restore()
@@ -528,7 +561,14 @@ class World:
         if isinstance(found, Claimed):
             self.say(f"  {request.work}: claimed, fence {found.claim.fence}")
             self.history.claimed(process, found)
+            self._note_guard(found.claim)
         return found
+
+    def _note_guard(self, claim: Claim) -> None:
+        guards = self._claimed_by.setdefault(claim.works[-1], set())
+        before = len(guards)
+        guards.add(bool(claim.formerly))
+        self.counts["works claimed under two guards"] += (before, len(guards)) == (1, 2)
 
     def begin(self, process: Process, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         tx = self.ledger.begin(claim, look_first=look_first)

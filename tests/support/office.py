@@ -40,14 +40,20 @@ class Office:
             db.execute(sa.text("create table steps (item text, name text, pid int)"))
         self._workers: list[Family] = []
 
-    def worker(self, kind: str = "taskguard_rq.GuardedWorker", *options: str) -> Family:
-        """Start a worker; at the end of the test it is killed, with all that it has started."""
+    def worker(
+        self, kind: str = "taskguard_rq.GuardedWorker", *options: str, **environment: str
+    ) -> Family:
+        """Start a worker; at the end of the test it is killed, with all that it has started.
+
+        Environment variables are given by name.
+        """
         log = self.folder / f"worker-{len(self._workers)}.log"
         command = [sys.executable, "-m", "rq.cli", "worker", "invoices", "-u", self.broker]
         command += ["--worker-class", kind, *options]
         environment = {
             **os.environ,
             **self.environment,
+            **environment,
             "PYTHONPATH": str(HERE),
             # What a killed worker leaves behind goes with the test's folder.
             "TMPDIR": str(self.folder),

@@ -18,6 +18,11 @@ DONE, FAILED, PROCESSING, NEW = State.DONE, State.FAILED, State.PROCESSING, Stat
         ([None, (PROCESSING, 5)], 1),
         # Of what one claim has written the work's own: an operator requeues that.
         ([(NEW, 5), (State.DEAD, 5)], 0),
+        ([(PROCESSING, 5), (PROCESSING, 5)], 0),
+        # Buried or revoked by who knows the former id alone.
+        ([(PROCESSING, 5), (State.DEAD, 5)], 1),
+        ([(PROCESSING, 5), (FAILED, 5)], 1),
+        ([(PROCESSING, 6), (State.DEAD, 5)], 0),
         # Who has claimed last has written last.
         ([(PROCESSING, 5), (FAILED, 6)], 1),
         ([(PROCESSING, 7), (FAILED, 6)], 0),

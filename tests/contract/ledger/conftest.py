@@ -135,6 +135,17 @@ class Book:
             rows = db.execute(sa.select(MESSAGES)).all()
             return {(row.message, row.work): (row.retries, row.copy) for row in rows}
 
+    def states(self) -> dict[str, str]:
+        """Of each record there is."""
+        with self.engine.connect() as db:
+            return {row.id: row.state for row in db.execute(sa.select(WORKS))}
+
+    def forget(self) -> None:
+        """All there is on record."""
+        with self.engine.begin() as db:
+            for table in (KEYS, WORKS, MESSAGES):
+                db.execute(sa.delete(table))
+
     def close(self) -> None:
         for ledger in (self.ledger, *self.made):
             ledger.close()
@@ -146,6 +157,17 @@ class Book:
             key, work = f"order:{number}", f"ship order:{number}"
             db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(lease_until=1))
             db.execute(sa.update(WORKS).where(WORKS.c.id == work).values(lease_until=1))
+
+    def expire_all(self) -> None:
+        """The same of every holder."""
+        with self.engine.begin() as db:
+            for table in (KEYS, WORKS):
+                db.execute(sa.update(table).values(lease_until=1))
+
+    def is_leased(self) -> bool:
+        """Whether every record is."""
+        with self.engine.connect() as db:
+            return all(until > 1 for until in db.execute(sa.select(WORKS.c.lease_until)).scalars())
 
 
 class MemoryBook(Book):
@@ -203,6 +225,13 @@ class MemoryBook(Book):
     def copies(self) -> dict[tuple[str, str], tuple[int, int]]:
         return dict(self.ledger.copies)
 
+    def states(self) -> dict[str, str]:
+        return {work.id: work.state.value for work in self.ledger.works.values()}
+
+    def forget(self) -> None:
+        for rows in (self.ledger.keys, self.ledger.works, self.ledger.copies):
+            rows.clear()
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -212,6 +241,13 @@ class MemoryBook(Book):
             ledger.keys[key] = replace(ledger.keys[key], lease_until=1)
         if work in ledger.works:
             ledger.works[work] = replace(ledger.works[work], lease_until=1)
+
+    def expire_all(self) -> None:
+        for rows in (self.ledger.keys, self.ledger.works):
+            rows.update({name: replace(row, lease_until=1) for name, row in rows.items()})
+
+    def is_leased(self) -> bool:
+        return all(work.lease_until > 1 for work in self.ledger.works.values())
 
 
 @pytest.fixture(

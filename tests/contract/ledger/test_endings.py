@@ -331,8 +331,6 @@ def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
 
 def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
     """Another work that the same message id was used for keeps its own."""
-    if book.kind == "memory":
-        pytest.skip("the simulation has no operator")
     for number in (1, 2):
         book.ledger.fail(book.claim(number).claim, "boom")
         assert book.ledger.defer(book.request(number), lambda copy: None)

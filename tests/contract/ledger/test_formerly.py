@@ -7,7 +7,6 @@ The former guard names the work `ship order:1` and holds `order:1`; the new one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,18 +15,11 @@ from contract.ledger.conftest import Book
 
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, LedgerHold
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 
 OLD, NEW = "ship order:1", "ship shop:1"
-
-
-@pytest.fixture
-def book(make_book: Callable[..., Book], request: pytest.FixtureRequest) -> Book:
-    if "[memory]" in request.node.name or "[memory-" in request.node.name:
-        pytest.skip("the simulation's ledger knows one id for a work")
-    return make_book()
 
 
 def old(book: Book, **values: Any) -> ClaimRequest:
@@ -47,16 +39,9 @@ def claim(book: Book, request: ClaimRequest) -> Claimed:
     return found
 
 
-def expire(book: Book) -> None:
-    """Every lease runs out."""
-    with book.engine.begin() as db:
-        for table in (KEYS, WORKS):
-            db.execute(sa.update(table).values(lease_until=1))
-
-
-def states(book: Book) -> dict[str, str]:
-    with book.engine.connect() as db:
-        return {row.id: row.state for row in db.execute(sa.select(WORKS))}
+def need_calls(book: Book) -> None:
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger stores no calls")
 
 
 BOTH = [pytest.param(old, new, id="old, then new"), pytest.param(new, old, id="new, then old")]
@@ -75,7 +60,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
             found = ask(asked)
             assert isinstance(found, Answer)
             assert (found.state, found.result_json) == (State.DONE, "7")
-    assert set(states(book).values()) == {"DONE"}
+    assert set(book.states().values()) == {"DONE"}
 
 
 def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
@@ -84,7 +69,7 @@ def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
     assert found.recorded_as == OLD
-    assert states(book) == {OLD: "DONE"}
+    assert book.states() == {OLD: "DONE"}
 
 
 @pytest.mark.parametrize(("first", "second"), BOTH)
@@ -96,7 +81,7 @@ def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: 
     found = book.ledger.claim(second(book))
     assert isinstance(found, Busy)
     assert (found.same_work, found.owner) == (True, claimed.claim.owner)
-    expire(book)
+    book.expire_all()
     taken = claim(book, second(book))
     assert (taken.takeover, taken.attempt, taken.crashes) == (True, 2, 1)
     assert taken.progress_json == "[1]"
@@ -126,14 +111,72 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
     book.ledger.complete(taken.claim, None)
     for ask in (old, new):
         assert isinstance(book.ledger.claim(ask(book)), Answer)
-    assert set(states(book).values()) == {"DONE"}
+    assert set(book.states().values()) == {"DONE"}
+
+
+@pytest.mark.parametrize(("first", "second"), BOTH)
+@pytest.mark.parametrize("end", ["fail", "give_back", "crash", "end_round"])
+def test_a_holder_whom_the_other_has_overtaken_is_told_so(
+    book: Book, first: Any, second: Any, end: str
+) -> None:
+    """However it ends; and it was no crash."""
+    claimed = claim(book, first(book))
+    book.expire_all()
+    taken = claim(book, second(book))
+    if end == "give_back":
+        assert not book.ledger.give_back(claimed.claim)
+    elif end == "end_round":
+        assert book.ledger.end_round(claimed.claim, "why", most=3) is None
+    else:
+        assert not getattr(book.ledger, end)(claimed.claim, "why")
+    book.ledger.report_in(claimed.claim)
+    assert isinstance(book.ledger.claim(first(book)), Busy)
+    book.ledger.give_back(taken.claim)
+    for ask in (old, new):
+        again = claim(book, ask(book))
+        assert again.crashes == 0
+        book.ledger.give_back(again.claim)
+
+
+@pytest.mark.parametrize("late", ["report_in", "give_back", "fail"])
+def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
+    """Also where the guards are not of one mind about how many crashes that takes, and where a
+    holder turns out to be alive."""
+    first = claim(book, new(book))
+    book.expire_all()
+    second = claim(book, new(book))
+    book.expire_all()
+    buried = book.ledger.claim(old(book, max_crashes=2))
+    assert isinstance(buried, Answer)
+    assert buried.buried
+    if late == "report_in":
+        book.ledger.report_in(first.claim)
+    elif late == "give_back":
+        assert not book.ledger.give_back(second.claim)
+    else:
+        assert not book.ledger.fail(second.claim, "why")
+    for ask in (new, old):
+        found = book.ledger.claim(ask(book, max_crashes=9))
+        assert isinstance(found, Answer)
+        assert found.state is State.DEAD
+
+
+def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
+    """By a worker with the former guard, which knows no other."""
+    taken = claim(book, new(book))
+    assert book.ledger.revoke(OLD, message="m")
+    assert not book.ledger.give_back(taken.claim)
+    for ask in (new, old):
+        found = book.ledger.claim(ask(book))
+        assert isinstance(found, Answer)
+        assert found.state is State.FAILED
 
 
 def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
     """DEAD after three, for both; requeued under the id that is named, for both again."""
     for ask in (old, new, old):
         claim(book, ask(book))
-        expire(book)
+        book.expire_all()
     buried = book.ledger.claim(new(book))
     assert isinstance(buried, Answer)
     assert (buried.state, buried.buried, buried.crashes) == (State.DEAD, True, 3)
@@ -152,14 +195,14 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
     """The copy under the former id does not keep it DEAD."""
     for _ in range(3):
         claim(book, new(book))
-        expire(book)
+        book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
     assert (found.state, found.recorded_as) == (State.DEAD, None)
     assert book.ledger.requeue(NEW, reason="mended")
     taken = claim(book, new(book))
     book.ledger.complete(taken.claim, None)
-    assert states(book) == {OLD: "DONE", NEW: "DONE"}
+    assert book.states() == {OLD: "DONE", NEW: "DONE"}
 
 
 def test_a_claim_asked_again_is_the_same(book: Book) -> None:
@@ -177,10 +220,9 @@ def test_a_claim_asked_again_is_the_same(book: Book) -> None:
 def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
     """No worker with the former guard takes the holder for a crashed one."""
     claimed = claim(book, new(book, **values))
-    expire(book)
+    book.expire_all()
     assert book.ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
-    with book.engine.connect() as db:
-        assert all(until > 1 for until in db.execute(sa.select(WORKS.c.lease_until)).scalars())
+    assert book.is_leased()
     found = book.ledger.claim(old(book, max_crashes=1))
     assert isinstance(found, Busy)
 
@@ -188,7 +230,7 @@ def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
 def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
     """A payment provider is to hear the same idempotency key from every attempt."""
     assert claim(book, new(book, message="other", work="w", formerly=("v",))).began_as is None
-    expire(book)
+    book.expire_all()
     book.ledger.give_back(claim(book, old(book)).claim)
     for _ in range(2):
         taken = claim(book, new(book))
@@ -200,7 +242,7 @@ def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
     """Numbers of a message in the former work count."""
     claim(book, old(book, message="holder"))
     assert book.ledger.defer(old(book), lambda copy: None)
-    expire(book)
+    book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
     assert found.superseded
@@ -209,14 +251,15 @@ def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
 
 def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
     """A sweep would send it until it gave up."""
+    need_calls(book)
     book.ledger.complete(claim(book, old(book)).claim, "7")
     asked = new(book, message="n", call='{"message": "n", "queue": "test"}')
     book.ledger.enqueue(None, asked)
-    assert states(book) == {OLD: "DONE", NEW: "NEW"}
+    assert book.states() == {OLD: "DONE", NEW: "NEW"}
     found = book.ledger.claim(asked)
     assert isinstance(found, Answer)
     assert found.result_json == "7"
-    assert states(book) == {OLD: "DONE", NEW: "DONE"}
+    assert book.states() == {OLD: "DONE", NEW: "DONE"}
     view = book.ledger.view(NEW)
     assert (view.result_json, view.call) == ("7", None)
     with book.engine.begin() as db:
@@ -225,10 +268,11 @@ def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(boo
 
 def test_a_call_is_stored_once(book: Book) -> None:
     """A sweep sends one message for a work, under the id that it has now."""
+    need_calls(book)
     call = '{"message": "m", "queue": "test"}'
     book.ledger.give_back(claim(book, old(book, call=call)).claim)
     book.ledger.give_back(claim(book, new(book, copy=1)).claim)
-    expire(book)
+    book.expire_all()
     with book.engine.begin() as db:
         db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
     assert [work.work for work in book.ledger.overdue()] == [NEW]
@@ -250,9 +294,7 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
     rounds, workers = 6, 4
     for number in range(rounds):
         gate = threading.Barrier(workers)
-        with book.engine.begin() as db:
-            for table in (KEYS, WORKS, MESSAGES):
-                db.execute(sa.delete(table))
+        book.forget()
 
         def work(place: int, gate: threading.Barrier = gate, item: int = number) -> None:
             ledger = book.again()

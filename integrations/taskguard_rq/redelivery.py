@@ -1,0 +1,33 @@
+"""Whether RQ has begun a job before: it writes over what would tell when it begins it again.
+
+Guarantees: the workers of this package know it of a job whose work horse or worker was killed, and
+of one that was requeued. Others know it only of a job that has returned a `Retry`.
+
+Does not take for one a job that was put off, or that is used for several messages (`Repeat`,
+rq-scheduler).
+"""
+
+from __future__ import annotations
+
+from rq.job import Job
+
+from taskguard_rq.queue import COPY
+
+__all__ = ["RQ_SCHEDULER_META", "is_redelivered", "note_start"]
+
+# What rq-scheduler leaves in `job.meta` of what it enqueues again and again.
+RQ_SCHEDULER_META = frozenset({"interval", "repeat", "cron_string"})
+_BEGUN = "_taskguard_begun"
+
+
+def note_start(job: Job) -> None:
+    """Call before RQ notes that the job begins."""
+    setattr(job, _BEGUN, job.started_at is not None)
+
+
+def is_redelivered(job: Job) -> bool:
+    """Whether this message has been delivered before, as far as that is known."""
+    if job.number_of_retries:
+        return True
+    used_again = job.repeats_left is not None or RQ_SCHEDULER_META.intersection(job.meta)
+    return not used_again and COPY not in job.meta and getattr(job, _BEGUN, False)

@@ -1,0 +1,68 @@
+"""A deploy changes a guard: workers before it and after it, killed and side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+DONE_ELSEWHERE = "has done shop.deployed order:1 before, and now does shop.deployed shop:order:1"
+
+
+def redeliver(make_shop: Any, *, before: str, after: str) -> tuple[Any, Any, str]:
+    """A message whose worker is killed after DONE, and before it can acknowledge it.
+
+    The shop, its caller's result and what the worker of the next deploy had to say.
+    """
+    shop = make_shop(SHOP_VISIBILITY_S="2")
+    result = shop.tasks.deployed.delay(1, lingers=before)
+    # Its own broker's patience is longer: nobody else answers the message.
+    with shop.worker({"SHOP_GUARD": before, "SHOP_VISIBILITY_S": "600"}) as worker:
+        shop.wait_for_steps("done")
+        worker.kill()
+    with shop.worker({"SHOP_GUARD": after}) as worker:
+        told = result.get(timeout=90)
+        shop.wait_for_quiet()
+        return shop, told, worker.text()
+
+
+@pytest.mark.parametrize(("before", "after"), [("former", "new"), ("new", "former")])
+def test_a_redelivery_after_a_deploy_is_answered(make_shop: Any, before: str, after: str) -> None:
+    """One effect, and the first one's result; also where a deploy is taken back."""
+    shop, told, said = redeliver(make_shop, before=before, after=after)
+    assert shop.effects() == Counter({"1": 1})
+    assert len(shop.steps("began")) == 1
+    assert told == before
+    assert "has done" not in said
+
+
+def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_shop: Any) -> None:
+    """Its effect is there twice; the log names both works, and what to do."""
+    shop, told, said = redeliver(make_shop, before="former", after="forgotten")
+    assert shop.effects() == Counter({"1": 2})
+    assert told == "forgotten"
+    assert DONE_ELSEWHERE in said
+    assert "formerly=" in said
+
+
+def test_workers_before_and_after_a_deploy_exclude_each_other(shop: Any) -> None:
+    """On one queue: of each order two messages and duplicates of both, and one effect."""
+    orders = range(6)
+    with (
+        shop.worker({"SHOP_GUARD": "former"}) as former,
+        shop.worker({"SHOP_GUARD": "new"}) as new,
+    ):
+        results = {order: [] for order in orders}
+        for order in orders:
+            for message in ("a", "b"):
+                task_id = f"{order}-{message}"
+                shop.publish_raw(shop.tasks.deployed, [order, 0.5], times=3, task_id=task_id)
+                results[order].append(shop.tasks.app.AsyncResult(task_id))
+        told = {order: {each.get(timeout=90) for each in results[order]} for order in orders}
+        shop.wait_for_quiet()
+        assert former.handled()
+        assert new.handled()
+    assert shop.effects() == Counter(map(str, orders))
+    assert len(shop.steps("began")) == len(orders)
+    assert all(len(each) == 1 for each in told.values()), told

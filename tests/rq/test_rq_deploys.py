@@ -1,0 +1,73 @@
+"""A deploy changes a guard: RQ workers before it and after it, killed and side by side."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from rq import Retry
+
+from support.invoices import deployed
+
+DONE_ELSEWHERE = (
+    "has done support.invoices.deployed invoice:1 before, "
+    "and now does support.invoices.deployed shop:invoice:1"
+)
+
+
+def redeliver(office: Any, *, before: str, after: str) -> Any:
+    """A job whose worker is killed after DONE, before RQ hears of it; enqueued again by RQ's own
+    cleaning, for a worker of the next deploy. What that one said it returned."""
+    job = office.queue.enqueue(deployed, 1, lingers=before, retry=Retry(max=1))
+    worker = office.worker(SHOP_GUARD=before)
+    office.wait_for(lambda: office.steps("done"), "done")
+    worker.kill()
+    # As after 90 s without a sign of life from it.
+    office.queue.started_job_registry.cleanup(timestamp=time.time() + 3600)
+    office.worker(SHOP_GUARD=after)
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
+    return job.return_value()
+
+
+@pytest.mark.parametrize(("before", "after"), [("former", "new"), ("new", "former")])
+def test_a_job_again_after_a_deploy_is_answered(office: Any, before: str, after: str) -> None:
+    """One effect, and the first one's result; also where a deploy is taken back."""
+    assert redeliver(office, before=before, after=after) == before
+    assert office.effects() == Counter({"1": 1})
+    assert len(office.steps("began")) == 1
+    assert "has done" not in office.logs()
+
+
+def test_a_job_again_after_a_deploy_that_does_not_say_what_was_is_told_of(office: Any) -> None:
+    """Its effect is there twice; the log names both works, and what to do."""
+    assert redeliver(office, before="former", after="forgotten") == "forgotten"
+    assert office.effects() == Counter({"1": 2})
+    assert DONE_ELSEWHERE in office.logs()
+    assert "formerly=" in office.logs()
+
+
+def test_workers_before_and_after_a_deploy_exclude_each_other(office: Any) -> None:
+    """On one queue: of each invoice three jobs, each of them twice, and one effect."""
+    invoices = range(5)
+    office.worker(SHOP_GUARD="former")
+    office.worker(SHOP_GUARD="new")
+    jobs = {
+        invoice: [office.queue.enqueue(deployed, invoice, 0.5) for _ in range(3)]
+        for invoice in invoices
+    }
+    for job in (job for each in jobs.values() for job in each):
+        office.connection.rpush(office.queue.key, job.id)
+
+    def answered() -> bool:
+        every = [job for each in jobs.values() for job in each]
+        return office.queue.count == 0 and all(
+            job.get_status(refresh=True) == "finished" for job in every
+        )
+
+    office.wait_for(answered, "all finished")
+    assert office.effects() == Counter(map(str, invoices))
+    assert len(office.steps("began")) == len(invoices)
+    for each in jobs.values():
+        assert len({job.return_value() for job in each}) == 1
