@@ -175,10 +175,11 @@ class Entry:
             return _until_body_ends(found, lease.ttl_s)
         return found
 
-    def _settle(self, request: ClaimRequest) -> None:
+    def _settle(self, request: ClaimRequest) -> bool:
         """A claim whose answer nobody has heard ends, if it was granted, and was no crash.
 
-        Does not know of one that the database has not come to yet.
+        False if the ledger gave no answer, so that it is to be settled later. Does not know of one
+        that the database has not come to yet.
         """
         ledger = self.ledger
         assert ledger is not None  # noqa: S101
@@ -187,23 +188,30 @@ class Entry:
                 found = ledger.claim(request)  # by the same owner: the same grant
                 if isinstance(found, Claimed):
                     ledger.give_back(found.claim)
-                return
+                return True
             view = ledger.view(request.work)
             if view is None:
-                return
+                return True
             claim = standing_claim(request, view.fence)
             if view.owner != str(request.owner) or not ledger.give_back(claim):
                 ledger.report_in(claim)
         except TaskguardError as error:
             logger.debug("%s: a claim is not settled: %s", ", ".join(request.keys), error)
             self._unsettled.append(request)
+            return False
+        return True
 
     def settle_late(self) -> None:
-        """Claims that got no answer, now that the ledger may give one again."""
+        """Claims that got no answer, now that the ledger may give one again.
+
+        Other threads and greenlets do the same at the same time: each takes what is there.
+        """
         for _ in range(len(self._unsettled)):
-            request = self._unsettled.popleft()
-            self._settle(request)
-            if self._unsettled and self._unsettled[-1] is request:
+            try:
+                request = self._unsettled.popleft()
+            except IndexError:
+                return
+            if not self._settle(request):
                 return
 
     def _note_claim(

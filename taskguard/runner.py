@@ -679,11 +679,18 @@ class Runner:
                 self._unreported.append(claim)
 
     def _report_late(self) -> None:
-        """Claims whose end the ledger never heard of: it would take their holders for crashed."""
-        if self.ledger is not None:
-            self._entry.settle_late()
-        while self._unreported and self.ledger is not None:
-            claim = self._unreported.popleft()
+        """Claims whose end the ledger never heard of: it would take their holders for crashed.
+
+        Other threads and greenlets do the same at the same time: each takes what is there.
+        """
+        if self.ledger is None:
+            return
+        self._entry.settle_late()
+        while True:
+            try:
+                claim = self._unreported.popleft()
+            except IndexError:
+                return
             try:
                 self._report_in(self.ledger, claim)
             except TaskguardError:

@@ -16,14 +16,16 @@ from taskguard_sandbox.servers import Postgres
 TEXT = "5 €, 日本, \U0001f40d"
 
 
-@pytest.fixture(params=["LATIN1", "UTF8"])
+@pytest.fixture(params=["LATIN1", "UTF8", "LATIN1 for UTF8"])
 def encoded(request: pytest.FixtureRequest, postgres: Postgres, make_shop: Any) -> Iterator[Any]:
-    """A shop whose database has this encoding."""
+    """A shop whose database has this encoding, or the default of its clients has."""
     name = f"test_{uuid.uuid4().hex[:12]}"
+    clients, _, server = request.param.rpartition(" for ")
     postgres.execute(
-        f"create database {name} encoding '{request.param}' template template0 "
-        "lc_collate 'C' lc_ctype 'C'"
+        f"create database {name} encoding '{server}' template template0 lc_collate 'C' lc_ctype 'C'"
     )
+    if clients:
+        postgres.execute(f"alter database {name} set client_encoding = '{clients}'")
     yield make_shop(postgres.url_of(name))
     postgres.drop_database(name)
 
@@ -82,3 +84,20 @@ def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
     )
     encoded.ledger.requeue("ship order:1", reason=TEXT)
     assert encoded.states == ["NEW"]
+
+
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3", "utf8mb4"])
+def test_an_error_is_recorded_by_a_driver_of_any_encoding(
+    mariadb_url: str, make_shop: Any, charset: str
+) -> None:
+    """The URL says how statements come to a MariaDB whose tables hold every character."""
+    shop = make_shop(mariadb_url, f"{mariadb_url}?charset={charset}")
+
+    def body(guard: Guard) -> None:
+        raise LookupError(TEXT)
+
+    with pytest.raises(LookupError):
+        shop.deliver(body)
+    [view] = shop.ledger.works(State.FAILED)
+    whole = charset == "utf8mb4"
+    assert view.error == f"LookupError: {TEXT}" if whole else (view.error or "").isascii()

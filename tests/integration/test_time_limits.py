@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard import Answered, Completed, Deferred, Guard
+from taskguard import Answered, Completed, Deferred, Dropped, Guard
 from taskguard.errors import LedgerUnavailableError, TransactionAbandonedError
 from taskguard.locks.memory import MemoryLocks
 
@@ -226,6 +227,37 @@ def test_a_claim_whose_answers_were_lost_is_settled_by_the_next_delivery(
     view = shop.ledger.view("ship order:1")
     assert view is not None
     assert view.crashes == 0
+
+
+def test_claims_whose_answers_were_lost_are_settled_by_several_deliveries_at_once(
+    sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage the threads of a pool all do it, and none of them fails by that."""
+    shop = make_shop(sqlite_url)
+    claim, view = shop.ledger.claim, shop.ledger.view
+
+    def unheard(asked: Any) -> Any:
+        claim(asked)
+        raise LedgerUnavailableError("the answer is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shop.ledger, "claim", unheard)
+        with ThreadPoolExecutor(2) as threads:
+            both = threads.map(lambda copy: shop.deliver(lambda guard: None, copy=copy), (0, 0))
+            assert all(isinstance(outcome, Deferred | Dropped) for outcome in both)
+    others: list[Any] = []
+
+    def view_among_others(work: str) -> Any:
+        if not others:
+            others.append(None)  # it does as this one does, in the middle of it
+            with ThreadPoolExecutor(1) as thread:
+                others[0] = thread.submit(shop.deliver, lambda guard: None, copy=1).result()
+        return view(work)
+
+    monkeypatch.setattr(shop.ledger, "view", view_among_others)
+    assert isinstance(shop.deliver(lambda guard: None, copy=9), Completed | Answered)
+    assert len(others) == 1
+    assert shop.states == ["DONE"]
 
 
 @pytest.mark.parametrize("part", ["lock server", "ledger", "events"])

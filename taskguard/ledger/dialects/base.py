@@ -86,7 +86,10 @@ class Dialect(ABC):
         return len(call) <= MOST_CALL_BYTES
 
     def stores_unicode(self, db: sa.Connection) -> bool:
-        """Whether its texts hold every character; where the tables say so themselves, they do."""
+        """Whether its texts hold every character, and the connection brings them there.
+
+        Where the tables and the driver say so themselves, they do.
+        """
         del db
         return True
 

@@ -138,6 +138,10 @@ class MySQL(Dialect):
         limit = db.exec_driver_sql("select @@max_allowed_packet").scalar_one()
         return bool(sent + _MOST_OF_THE_REST_BYTES <= int(limit))
 
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        # The tables do; `?charset=latin1` in the URL says how statements come there.
+        return bool(db.exec_driver_sql("select @@character_set_client").scalar() == "utf8mb4")
+
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = _code(origin)
         if code == _NO_SAVEPOINT and _follows_deadlock(origin):

@@ -59,7 +59,9 @@ class PostgreSQL(OnConflict):
         yield
 
     def stores_unicode(self, db: sa.Connection) -> bool:
-        return bool(db.exec_driver_sql("show server_encoding").scalar() == "UTF8")
+        # A role or a database may have a default for its clients, and PGCLIENTENCODING is one.
+        names = ("server_encoding", "client_encoding")
+        return all(db.exec_driver_sql(f"show {name}").scalar() == "UTF8" for name in names)
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
