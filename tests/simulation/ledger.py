@@ -236,7 +236,7 @@ class MemoryLedger:
 
     def numbered(self, request: ClaimRequest) -> tuple[str, str | None]:
         """Whose number a delivery has: a message's, in a work."""
-        return request.message.id, request.work
+        return request.message.name, request.work
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
         row, decision, now_us = self._decide(request)
@@ -293,7 +293,7 @@ class MemoryLedger:
                 id=request.work,
                 task=request.task,
                 key=",".join(request.keys),
-                message=request.message.id,
+                message=request.message.name,
                 retries=request.message.retries,
                 state=State.PROCESSING,
                 fence=fence,
@@ -483,7 +483,7 @@ class MemoryLedger:
         return None if row is None else view_of(row)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
-        mine = request.message.id, request.task, State.DONE
+        mine = request.message.name, request.task, State.DONE
         for work in self.works.values():
             if (work.message, work.task, work.state) == mine and work.id != request.work:
                 return work.id
