@@ -183,7 +183,7 @@ def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str)
     if call is None:
         return None
     owned = {"app": namespace} if namespace else {}
-    return json.dumps({**call, "message": message.id, **owned})
+    return json.dumps({**call, "message": message.name, **owned})
 
 
 def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:

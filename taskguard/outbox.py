@@ -162,7 +162,7 @@ def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
     """Never raises: what could not be sent now is sent by a sweep."""
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
-        own = bool(found) and found[0].message.id == delivery.message.id
+        own = bool(found) and found[0].message.name == delivery.message.name
         # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
         if not own and ledger.view(delivery.work) is None:
             return

@@ -1,7 +1,8 @@
 """What a Celery message is: its identity, its numbers, its age.
 
 `Task.replace` keeps the task id, so the nesting is part of the identity. Retries keep the id and
-count up; copies keep both and count up in a header.
+count up; copies keep both and count up in a header. An id that is used again is told from the
+first by when it was published, which retries and copies keep, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from celery.signals import before_task_publish
 
 from taskguard import MessageRef
 
-__all__ = ["COPY_HEADER", "is_redelivered", "message_of", "published_at_s"]
+__all__ = [
+    "COPY_HEADER",
+    "PUBLISHED_HEADER",
+    "is_redelivered",
+    "message_of",
+    "published_at_s",
+    "sending_of",
+]
 
 COPY_HEADER = "taskguard_copy"
 PUBLISHED_HEADER = "taskguard_published_at"
@@ -26,7 +34,13 @@ def message_of(request: Any) -> MessageRef:
         id=f"{request.id}~{nesting}" if nesting else str(request.id),
         retries=request.retries or 0,
         copy=int(_header(request, COPY_HEADER) or 0),
+        sending=sending_of(published_at_s(request)),
     )
+
+
+def sending_of(published_s: float | None) -> str:
+    """What tells a message from another one with its id; "" where it does not say."""
+    return "" if published_s is None else f"{published_s:.6f}"
 
 
 def published_at_s(request: Any) -> float | None:

@@ -11,6 +11,7 @@ crash in between left unpublished, a sweep publishes.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from celery.utils.time import maybe_make_aware
 from taskguard import NOT_BEFORE, MessageRef, Sweeper, enqueue_in, errors
 from taskguard_celery.calls import NAME, CelerySender, call_of
 from taskguard_celery.house import house_of
+from taskguard_celery.message import PUBLISHED_HEADER, sending_of
 from taskguard_celery.recognition import guarded_function_of, takes_itself
 
 if TYPE_CHECKING:
@@ -99,6 +101,9 @@ def enqueue(
         )
     task_id = signature.options.get("task_id") or uuid()
     signature.options["task_id"] = task_id
+    published_s = time.time()  # whoever sends it, now or later, sends this message
+    headers = {PUBLISHED_HEADER: published_s, **(signature.options.get("headers") or {})}
+    signature.options["headers"] = headers
     not_before = _fix_time(task.app, signature)
     call = call_of(task.app, signature, task.serializer)
     if not_before is not None:
@@ -109,7 +114,7 @@ def enqueue(
         (task, *args) if takes_itself(task) else args,
         kwargs,
         task=task.name,
-        message=MessageRef(task_id),
+        message=MessageRef(task_id, sending=sending_of(headers[PUBLISHED_HEADER])),
         call=call,
     )
     send = enqueue_in(session, house, delivery, CelerySender(task.app))

@@ -222,7 +222,7 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     ledger = house.runner.ledger
     if ledger is not None and delivery.work is not None:
         for work in (delivery.work, *delivery.formerly):
-            ledger.revoke(work, message=message.id)
+            ledger.revoke(work, message=message.name)
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -99,7 +99,7 @@ def decide_row(
     decision = decide(
         None if row is None else _work_row(row),
         owner=str(request.owner),
-        message=request.message.id,
+        message=request.message.name,
         number=request.message.number,
         recorded=recorded,
         now_us=now_us,
@@ -171,7 +171,7 @@ def answer(  # noqa: PLR0911  # one decision, one return
         crashes=row.crashes,
         error=row.error,
         owner=Owner.parse(row.owner),
-        same_message=row.message == request.message.id,
+        same_message=row.message == request.message.name,
         age_s=max(0.0, (now_us - (row.finished or now_us)) / 1e6),
     )
 

@@ -54,15 +54,29 @@ class MessageRef:
 
     An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
     database's indexes have a limit.
+
+    Attributes:
+        sending: what tells one sending of this id from another, where that is known: senders may
+            use one twice, also for the same work. Retries and copies are of the same sending.
     """
 
     id: str
     retries: int = 0
     copy: int = 0
+    sending: str = ""
 
     def __post_init__(self) -> None:
         if len(self.id) > _PLAIN_ID_CHARS:
             object.__setattr__(self, "id", shorten(self.id))
+
+    @property
+    def name(self) -> str:
+        """By what records and numbers know it: an id that is sent again is another message.
+
+        What has been done by an id with `once_per="message"` is known by the id alone.
+        """
+        name = f"{self.id}@{self.sending}" if self.sending else self.id
+        return shorten(name) if len(name) > _PLAIN_ID_CHARS else name
 
     @property
     def number(self) -> tuple[int, int]:

@@ -73,7 +73,7 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
     now = database.now()
     due = now + int(due_in_s * 1e6)
     fresh = {
-        "message": request.message.id,
+        "message": request.message.name,
         "retries": request.message.retries,
         "state": State.NEW.value,
         "lease_until": 0,

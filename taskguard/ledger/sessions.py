@@ -6,8 +6,9 @@ and also after one that failed, the connection is as it was when it was opened, 
 Engine of the user's own it is closed if the server said that the session became read-only, or
 another user's. Bodies that do nothing of the kind cost no message to the server.
 
-Does not notice what is done by the driver's own connection past its cursors, or within a function
-of the database by another name than the server's own, except what PostgreSQL reports. Behind
+Does not notice what is done by the driver's own connection past its cursors, except that it
+commits each statement, or within a function of the database by another name than the server's own,
+except what PostgreSQL reports. Behind
 PgBouncer the sessions are the pooler's, and stay as they are.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -57,12 +59,15 @@ class BodySession:
     Args:
         db: which connection.
         own: its Engine was made from a URL.
+        autocommits: whether a driver's connection commits each statement, as far as it knows.
     """
 
-    def __init__(self, db: sa.Connection, *, own: bool) -> None:
+    def __init__(self, db: sa.Connection, *, own: bool, autocommits: Callable[[Any], bool]) -> None:
         self._db = db
         self._own = own
+        self._autocommits = autocommits
         self._driver: Any = db.connection.dbapi_connection
+        self._commits = autocommits(self._driver)
         self._reported = _reported(self._driver)
         self._notes: list[str] = []
         # A driver that is written in C keeps nothing with its connections; SQLAlchemy does.
@@ -75,7 +80,12 @@ class BodySession:
         db = self._db
         self._kept.pop(_NOTES, None)
         in_memory = isinstance(db.engine.pool, sa.pool.SingletonThreadPool | sa.pool.StaticPool)
-        if db.closed or db.invalidated or in_memory or self._kept.get(POOLED):
+        if db.closed or db.invalidated or in_memory:
+            return
+        if self._own and self._autocommits(self._driver) != self._commits:
+            db.invalidate()  # no body could have a transaction on it
+            return
+        if self._kept.get(POOLED):
             return
         if not self._notes and _reported(self._driver) == self._reported:
             return

@@ -399,7 +399,7 @@ class SqlLedger:
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         """Another work of the same task that this message has done; None if there is none."""
         select = sa.select(WORKS.c.id).where(
-            WORKS.c.message == request.message.id,
+            WORKS.c.message == request.message.name,
             WORKS.c.task == request.task,
             WORKS.c.state == State.DONE.value,
             WORKS.c.id.not_in([str(request.work), *request.formerly]),

@@ -156,7 +156,7 @@ def _read_one(
     statements = database.once(_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
         db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == work).with_for_update())
-    values = {"work": work, "message": request.message.id}
+    values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.look, values)
     number = (row.known_retries or 0, row.known_copy or 0)
     return (None if row.id is None else row), number, row.now_us
@@ -273,7 +273,7 @@ class _Claim:
         calls = [request.call, *(each.call for each in (self.records.own, self.row) if each)]
         call = next((each for each in calls if each is not None), None)
         claim: dict[str, Any] = {
-            "message": request.message.id,
+            "message": request.message.name,
             "retries": request.message.retries,
             "state": State.PROCESSING.value,
             "fence": fence,

@@ -150,8 +150,12 @@ class SqlTransaction:
             )
             self._turn = stack.pop_all()
         self._lend()
-        own = self._transactions.database.dialect.own
-        self._session = None if self._by_ledger else BodySession(self.db, own=own)
+        dialect = self._transactions.database.dialect
+        self._session = (
+            None
+            if self._by_ledger
+            else BodySession(self.db, own=dialect.own, autocommits=dialect.autocommits)
+        )
         return self
 
     def _lend(self) -> None:

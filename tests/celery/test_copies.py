@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import Any, Self
 
+import pytest
 import redis
 
+from support.celery_process import deliver, local_app, next_message
 from support.waiting import wait_until
+from taskguard_celery import enqueue, guarded_task
 
 
 class Census:
@@ -75,6 +79,54 @@ def test_a_task_id_that_is_used_twice_is_two_messages_of_two_keys(shop: Any) -> 
             shop.wait_for_steps("added", x)
         shop.wait_for_quiet()
     assert [step.item for step in shop.steps("added")] == ["1", "2"]
+
+
+def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same work, which has failed: all retries of the first message have come, and the numbers
+    of the second begin anew. A late duplicate of the first is none of them."""
+    with local_app(sqlite_url, monkeypatch) as app:
+        down = True
+        done = []
+
+        @app.task(name="charge", shared=False)
+        @guarded_task(key="order:<order>")
+        def charge(order: int) -> None:
+            if down:
+                raise OSError("the bank is down")
+            done.append(order)
+
+        app.finalize()
+        task = app.tasks["charge"]
+
+        def come(published_s: float, retries: int) -> str:
+            headers = {"taskguard_published_at": published_s}
+            return str(deliver(task, 1, task_id="a", headers=headers, retries=retries).info.state)
+
+        first_s = time.time()
+        assert [come(first_s, retries) for retries in range(3)] == ["FAILURE"] * 3
+        down = False
+        assert come(first_s, 0) == "IGNORED"
+        come(first_s + 1, 0)
+        assert done == [1]
+
+
+def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a sweep: a copy of the one supersedes the other."""
+    with local_app(sqlite_url, monkeypatch) as app:
+
+        @app.task(name="charge", shared=False)
+        @guarded_task(key="order:<order>", recoverable=True)
+        def charge(order: int) -> None: ...
+
+        app.finalize()
+        sent = enqueue(app.tasks["charge"], (1,))
+        sent.send()
+        stamps = {next_message(app).headers["taskguard_published_at"] for _ in range(2)}
+        assert len(stamps) == 1
 
 
 def test_a_message_never_has_more_than_two_live_copies(

@@ -102,6 +102,28 @@ def test_what_a_body_sets_is_gone(
         order += 1
 
 
+@pytest.mark.parametrize("database", ["mariadb_url", "sqlite_url"])
+def test_a_driver_that_commits_each_statement_is_not_used_again(
+    request: pytest.FixtureRequest, make_shop: Any, database: str
+) -> None:
+    """It was told so past SQLAlchemy, and nothing that follows on it could be a transaction: every
+    later body there failed."""
+    shop = make_shop(request.getfixturevalue(database))
+
+    def leave(db: Any) -> None:
+        driver = db.connection.driver_connection
+        if database == "sqlite_url":
+            driver.isolation_level = None
+        else:
+            driver.autocommit(True)
+
+    with contextlib.suppress(TaskguardError):
+        ship(shop, 1, leave)
+    ship(shop, 2)
+    ship(shop, 3)
+    assert {"2", "3"} <= set(shop.effects)
+
+
 def test_advisory_locks_are_let_go_when_the_body_ends(pg: GuardedShop) -> None:
     """A connection that waits in the pool kept them for as long."""
 

@@ -247,7 +247,7 @@ class MemoryLedger:
 
     def numbered(self, request: ClaimRequest, work: str | None) -> tuple[str, str | None]:
         """Whose number a delivery has: a message's, in a work."""
-        return request.message.id, work
+        return request.message.name, work
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
@@ -336,7 +336,7 @@ class MemoryLedger:
                 id=str(work),
                 task=request.task,
                 key=",".join(request.keys),
-                message=request.message.id,
+                message=request.message.name,
                 retries=request.message.retries,
                 state=State.PROCESSING,
                 fence=granted.fence,
@@ -541,7 +541,7 @@ class MemoryLedger:
         return None if row is None else view_of(row)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
-        mine = request.message.id, request.task, State.DONE
+        mine = request.message.name, request.task, State.DONE
         known = request.work, *request.formerly
         for work in self.works.values():
             if (work.message, work.task, work.state) == mine and work.id not in known:

@@ -164,12 +164,12 @@ class MySQL(Dialect):
     ) -> bool:
         # A row that is there now, and locked; then the number, if it is lower.
         nothing = {"retries": -1, "copy": -1, "updated": now_us}
-        new = {"message": message.id, "work": work, **nothing}
+        new = {"message": message.name, "work": work, **nothing}
         db.execute(self.insert_missing(MESSAGES, new))
         raised = db.execute(
             sa.update(MESSAGES)
             .where(
-                MESSAGES.c.message == message.id,
+                MESSAGES.c.message == message.name,
                 MESSAGES.c.work == work,
                 newer_copy(message, copy),
             )

@@ -29,7 +29,7 @@ class OnConflict(Dialect):
         self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
     ) -> bool:
         numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
-        statement = self.insert(MESSAGES).values(message=message.id, work=work, **numbers)
+        statement = self.insert(MESSAGES).values(message=message.name, work=work, **numbers)
         statement = statement.on_conflict_do_update(
             index_elements=list(MESSAGES.primary_key), set_=numbers, where=newer_copy(message, copy)
         )

@@ -60,7 +60,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer | None:
         "ttl_us": int(request.ttl_s * 1e6),
         "work": request.work,
         "task": request.task,
-        "message": request.message.id,
+        "message": request.message.name,
         "retries": request.message.retries,
         "copy": request.message.copy,
         "may_create": request.may_create,

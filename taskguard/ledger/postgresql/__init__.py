@@ -146,7 +146,7 @@ def _claim_values(database: Database, request: ClaimRequest) -> dict[str, Any]:
     return values | {
         "work": request.work,
         "task": request.task,
-        "message": request.message.id,
+        "message": request.message.name,
         "retries": request.message.retries,
         "copy": request.message.copy,
         "max_crashes": request.max_crashes,

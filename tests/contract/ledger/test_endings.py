@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Answer, Claimed, LedgerHold
+from taskguard.ledger.base import Answer, Claimed, LedgerHold, MessageRef
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 
@@ -327,6 +328,26 @@ def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
     assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
     assert book.ledger.claim(book.request(1, copy=3)) == Answer(None, superseded=True)
     assert isinstance(book.ledger.claim(book.request(1, retries=1, copy=3)), Claimed)
+
+
+def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
+    """Its numbers begin anew, of the same work as well: nobody else will do it. What the first
+    sending has put off, or tried later, still counts among its own."""
+
+    def asked(retries: int, copy: int, sending: str) -> Any:
+        return request(1, message=MessageRef("m", retries, copy, sending))
+
+    first = book.ledger.claim(asked(2, 0, "monday"))
+    book.ledger.fail(first.claim, "x")
+    assert book.ledger.defer(asked(2, 0, "monday"), lambda copy: None)
+    assert book.ledger.claim(asked(2, 0, "monday")) == Answer(None, superseded=True)
+    assert book.ledger.claim(asked(1, 5, "monday")) == Answer(None, superseded=True)
+    again = book.ledger.claim(asked(0, 0, "tuesday"))
+    assert isinstance(again, Claimed)
+    book.ledger.give_back(again.claim)
+    assert book.ledger.defer(asked(0, 0, "tuesday"), lambda copy: None)
+    assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(None, superseded=True)
+    assert isinstance(book.ledger.claim(asked(0, 1, "tuesday")), Claimed)
 
 
 def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
