@@ -15,6 +15,10 @@
 (*     step; so is complete, and the effect is part of it.                 *)
 (*   The ids of messages are the same ones for each work: an id may be     *)
 (*     used twice.                                                         *)
+(*   A deploy that changed a guard: workers with the new one know a work   *)
+(*     by two ids, decide by the record that speaks (`speaking_record()`), *)
+(*     and write both; those with the former guard know the former id      *)
+(*     alone.  The key is the former one, which both hold.                 *)
 (*   The broker: messages that are published and not acknowledged.  What   *)
 (*     one worker has in hand may be delivered to another as well          *)
 (*     (visibility timeout), under the same tag, as on Redis: who          *)
@@ -35,7 +39,8 @@
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
-(*   Claims of several keys; burials (DEAD), revocation, operators;        *)
+(*   Claims of several keys; burials (DEAD), revocation, operators; the    *)
+(*   copying of what a worker with the former guard has done;              *)
 (*   results, checkpoints; a purge of works and messages; busy policies    *)
 (*   other than "retry".                                                   *)
 (*   The two halves of the claim in one statement: a claim is atomic here. *)
@@ -51,6 +56,7 @@ EXTENDS Integers, FiniteSets, TLC
 
 CONSTANTS
     Workers,    \* each handles one delivery at a time
+    Changed,    \* those of them that have the new guard; {} where no deploy changed it
     Works,      \* all of one key
     PerWork,    \* so many messages ask for each work; their ids are 1 to this, whatever the work
     MaxCopy,    \* copies of a message are numbered from 0 to this
@@ -77,11 +83,14 @@ ASSUME Mutant \in {
     "record first",      \* a copy's number is recorded before the copy is published
     "numbers by id",     \* one number for all works that a message's id was used for
     "two orders",        \* retries and copies are compared apart: see Below
+    "former unread",     \* a worker with the new guard looks at its own record alone
+    "former unwritten",  \* it looks at both, and writes its own alone
     "no expiry"}         \* leases in the database last until they are released
 
 VARIABLES
     live,    \* <<message, retry, copy>>: published and not acknowledged
-    record,  \* of each message the last number that was recorded in its work: its retry, its copy
+    record,  \* of each message the last number that was recorded under an id of its work: its
+             \* retry, its copy
     lock,    \* who holds the key at the lock server
     counter, \* the lock server's counter of tokens, for the mutant alone
     db,      \* the rows as the database shows them: key, work
@@ -100,15 +109,27 @@ WorkOf(message) == message[1]
 IdOf(message) == message[2]
 Max(a, b) == IF a > b THEN a ELSE b
 
+\* The ids of a work: one for each guard that knows it.
+Guards == IF Changed = {} THEN {"former"} ELSE {"former", "new"}
+Ids == Works \X Guards
+GuardOf(w) == IF w \in Changed THEN "new" ELSE "former"
+Own(w, x) == <<x, GuardOf(w)>>
+WritesBoth(w) == w \in Changed /\ Mutant # "former unwritten"
+Written(w, x) == IF WritesBoth(w) THEN {x} \X Guards ELSE {Own(w, x)}
+\* The works' rows after a worker has changed what it writes of one.
+After(w, x, change(_)) ==
+    LET own == [db.work EXCEPT ![Own(w, x)] = change(@)]
+    IN  IF WritesBoth(w) THEN [own EXCEPT ![<<x, "former">>] = change(@)] ELSE own
+
 Idle == [at |-> "idle", message |-> Nobody, retry |-> 0, copy |-> 0, token |-> 0, fence |-> 0]
 
 Init ==
     /\ live = Messages \X {0} \X {0}
-    /\ record = [m \in Messages |-> [retry |-> 0, copy |-> 0]]
+    /\ record = [m \in Messages \X Guards |-> [retry |-> 0, copy |-> 0]]
     /\ lock = Nobody
     /\ counter = 0
     /\ db = [key |-> [fence |-> 0, owner |-> Nobody, leased |-> FALSE],
-             work |-> [x \in Works |->
+             work |-> [id \in Ids |->
                  [state |-> "NEW", fence |-> 0, owner |-> Nobody, leased |-> FALSE,
                   message |-> Nobody, retry |-> 0]]]
     /\ disk = db
@@ -134,7 +155,7 @@ Me(w) == IF Mutant = "no nonce" THEN worker[w].message ELSE w
 Forgotten(w, owner) == IF owner = w THEN Gone ELSE owner
 Buried(w, rows) ==
     [key |-> [rows.key EXCEPT !.owner = Forgotten(w, @)],
-     work |-> [x \in Works |-> [rows.work[x] EXCEPT !.owner = Forgotten(w, @)]]]
+     work |-> [id \in Ids |-> [rows.work[id] EXCEPT !.owner = Forgotten(w, @)]]]
 
 Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
 \* What it was granted is of no use any more.
@@ -210,18 +231,34 @@ Below(retry, copy, number) ==
     IF Mutant = "two orders" THEN copy < number.copy
     ELSE retry < number.retry \/ (retry = number.retry /\ copy < number.copy)
 
+\* Under which id a worker finds what counts: DONE under any of them, else who claimed last wrote
+\* last.
+Speaking(w, x) ==
+    LET former == db.work[<<x, "former">>]
+        own == db.work[Own(w, x)]
+        newer == \/ former.state = "DONE" /\ own.state # "DONE"
+                 \/ (former.state = "DONE") = (own.state = "DONE") /\ former.fence > own.fence
+    IN  IF w \in Changed /\ (Mutant = "former unread" \/ ~newer) THEN "new" ELSE "former"
+Row(w, x) == db.work[<<x, Speaking(w, x)>>]
+
+\* The message's number, of both records that are looked at.
+Number(w, m) ==
+    LET own == record[<<m, GuardOf(w)>>]
+        speaking == record[<<m, Speaking(w, WorkOf(m))>>]
+    IN  IF w \in Changed /\ Below(own.retry, own.copy, speaking) THEN speaking ELSE own
+
 \* Another delivery of the message is known to live, or to have had its turn.
-Superseded(d) ==
-    LET row == db.work[WorkOf(d[1])]
-    IN  (row.message = d[1] /\ d[2] < row.retry) \/ Below(d[2], d[3], record[d[1]])
+Superseded(w, d) ==
+    LET row == Row(w, WorkOf(d[1]))
+    IN  (row.message = d[1] /\ d[2] < row.retry) \/ Below(d[2], d[3], Number(w, d[1]))
 
 \* What the rows say to this delivery, in the order of `states.decide()`.
 Decision(w) ==
     LET message == worker[w].message
-        row == db.work[WorkOf(message)]
+        row == Row(w, WorkOf(message))
     IN  CASE row.state = "PROCESSING" /\ row.owner = Me(w) -> "same"
           [] row.state = "DONE" -> "done"
-          [] Superseded(Hand(w)) -> "superseded"
+          [] Superseded(w, Hand(w)) -> "superseded"
           [] row.state # "PROCESSING" -> "claim"
           [] row.leased -> "busy"
           [] OTHER -> "takeover"
@@ -229,7 +266,7 @@ Decision(w) ==
 KeyIsTaken(w) == db.key.owner # Me(w) /\ db.key.leased
 
 TurnedAway(w) ==
-    IF Mutant = "dropped duplicate" /\ db.work[WorkOf(worker[w].message)].state = "PROCESSING"
+    IF Mutant = "dropped duplicate" /\ Row(w, WorkOf(worker[w].message)).state = "PROCESSING"
     THEN "ack" ELSE "defer"
 
 \* Asked again by the same nonce, the claim is the same; else there is a higher fence.
@@ -239,10 +276,10 @@ Granted(w) ==
 Grants(w) ==
     LET fence == Granted(w)
         mine == [fence |-> fence, owner |-> Me(w), leased |-> TRUE]
+        row == [state |-> "PROCESSING", message |-> worker[w].message,
+                retry |-> worker[w].retry] @@ mine
         rows == [key |-> mine,
-                 work |-> [db.work EXCEPT ![WorkOf(worker[w].message)] =
-                     [state |-> "PROCESSING", message |-> worker[w].message,
-                      retry |-> worker[w].retry] @@ mine]]
+                 work |-> After(w, WorkOf(worker[w].message), LAMBDA before : row)]
     IN  /\ Decision(w) \in {"same", "claim", "takeover"} /\ ~KeyIsTaken(w)
         /\ IF Decision(w) = "same" /\ db.key.owner = Me(w) THEN Read
            ELSE IF MayBeLost THEN LazyWrite(rows) ELSE Write(rows)
@@ -277,12 +314,13 @@ ClaimReplyLost(w) ==
     /\ Fault
     /\ UNCHANGED <<live, record, lock, counter>>
 
+Mine(w, row) == row.owner = Me(w) /\ row.fence = worker[w].fence
+IsProcessing(w) ==
+    \A id \in Written(w, WorkOf(worker[w].message)) : db.work[id].state = "PROCESSING"
+WorkStands(w) ==
+    IsProcessing(w) /\ \A id \in Written(w, WorkOf(worker[w].message)) : Mine(w, db.work[id])
 Stands(w) ==
-    LET row == db.work[WorkOf(worker[w].message)]
-    IN  /\ row.state = "PROCESSING"
-        /\ \/ Mutant = "no fence check"
-           \/ /\ row.fence = worker[w].fence /\ row.owner = Me(w)
-              /\ db.key.fence = worker[w].fence /\ db.key.owner = Me(w)
+    IF Mutant = "no fence check" THEN IsProcessing(w) ELSE WorkStands(w) /\ Mine(w, db.key)
 
 \* The effect and DONE, in one transaction.
 Commits(w) ==
@@ -290,7 +328,8 @@ Commits(w) ==
     IN  /\ worker[w].at = "body"
         /\ Stands(w)
         /\ Write([key |-> [db.key EXCEPT !.owner = Nobody, !.leased = FALSE],
-                  work |-> [db.work EXCEPT ![x].state = "DONE", ![x].leased = FALSE]])
+                  work |-> After(w, x, LAMBDA row :
+                      [row EXCEPT !.state = "DONE", !.leased = FALSE])])
         /\ history' = [history EXCEPT
                !.effects[x] = @ + 1,
                !.behind = @ \/ worker[w].fence < history.newest]
@@ -303,8 +342,8 @@ CompleteReplyLost(w) == Commits(w) /\ UNCHANGED worker /\ Fault
 
 \* Nothing stands that could be completed: it was, by this very claim, or the claim is stale.
 Resolve(w) ==
-    LET row == db.work[WorkOf(worker[w].message)]
-        mine == row.state = "DONE" /\ row.fence = worker[w].fence /\ row.owner = Me(w)
+    LET row == db.work[Own(w, WorkOf(worker[w].message))]
+        mine == row.state = "DONE" /\ Mine(w, row)
     IN  /\ worker[w].at = "body"
         /\ ~Stands(w)
         /\ IF mine THEN Leave(w, "ack") ELSE Goto(w, "end")
@@ -314,11 +353,11 @@ Resolve(w) ==
 
 \* What is still ours in the database ends; so does the lease.
 EndsAs(w, state) ==
-    LET x == WorkOf(worker[w].message)
-        mine(row) == row.owner = Me(w) /\ row.fence = worker[w].fence
-    IN  [key |-> IF mine(db.key) THEN [db.key EXCEPT !.owner = Nobody, !.leased = FALSE] ELSE db.key,
-         work |-> IF mine(db.work[x]) /\ db.work[x].state = "PROCESSING"
-                  THEN [db.work EXCEPT ![x].state = state, ![x].owner = Nobody, ![x].leased = FALSE]
+    LET ended(row) == [row EXCEPT !.owner = Nobody, !.leased = FALSE]
+    IN  [key |-> IF Mine(w, db.key) THEN ended(db.key) ELSE db.key,
+         work |-> IF WorkStands(w)
+                  THEN After(w, WorkOf(worker[w].message), LAMBDA row :
+                           [ended(row) EXCEPT !.state = state])
                   ELSE db.work]
 
 End(w) ==
@@ -360,16 +399,20 @@ RowOf(message) ==
     IF Mutant = "numbers by id" THEN {m \in Messages : IdOf(m) = IdOf(message)} ELSE {message}
 
 RowIsLocked(w) ==
-    \E v \in Workers \ {w} : worker[v].at = "record" /\ worker[v].message \in RowOf(worker[w].message)
+    \E v \in Workers \ {w} :
+        /\ worker[v].at = "record"
+        /\ GuardOf(v) = GuardOf(w)
+        /\ worker[v].message \in RowOf(worker[w].message)
 
 \* Somebody recorded this delivery's next number, or a higher one.
-Recorded(w) == ~Below(record[worker[w].message].retry, record[worker[w].message].copy,
-                      [retry |-> worker[w].retry, copy |-> worker[w].copy + 1])
+Recorded(w) ==
+    LET number == record[<<worker[w].message, GuardOf(w)>>]
+    IN  ~Below(number.retry, number.copy, [retry |-> worker[w].retry, copy |-> worker[w].copy + 1])
 
 Publishes(w) ==
     live' = live \union {<<worker[w].message, worker[w].retry, worker[w].copy + 1>>}
 Records(w) ==
-    record' = [m \in RowOf(worker[w].message) |->
+    record' = [m \in RowOf(worker[w].message) \X {GuardOf(w)} |->
         [retry |-> worker[w].retry, copy |-> worker[w].copy + 1]] @@ record
 
 Defer(w) ==
@@ -457,8 +500,8 @@ Exit(w) ==
 \* The lease of a claim, on the row of its key and on that of its work, is over.
 Expired(fence, rows) ==
     [key |-> [rows.key EXCEPT !.leased = @ /\ rows.key.fence # fence],
-     work |-> [x \in Works |->
-         [rows.work[x] EXCEPT !.leased = @ /\ rows.work[x].fence # fence]]]
+     work |-> [id \in Ids |->
+         [rows.work[id] EXCEPT !.leased = @ /\ rows.work[id].fence # fence]]]
 
 Expires ==
     /\ db.key.leased
@@ -517,7 +560,7 @@ FairSpec == Spec /\ Fairness
 (* What must hold.                                                         *)
 (***************************************************************************)
 
-IsDone(x) == db.work[x].state = "DONE"
+IsDone(x) == \E g \in Guards : db.work[<<x, g>>].state = "DONE"
 
 \* Every claim of the key has a fence above all that were granted before.
 S1 == ~history.wentBack
@@ -529,16 +572,17 @@ S2 == \A x \in Works : history.effects[x] <= 1
 S3 == ~history.behind
 
 \* DONE absorbs, and it means that the effect is committed.
-S6 == [][\A x \in Works : IsDone(x) => IsDone(x)']_vars
+S6 == [][\A id \in Ids : db.work[id].state = "DONE" => db.work[id].state' = "DONE"]_vars
 S6Effect == \A x \in Works : IsDone(x) => history.effects[x] > 0
 
 \* The fence column never goes back.
 S6Fence == [][db.key.fence' >= db.key.fence]_vars
 
 \* A message is only acknowledged if its work is DONE or it lives on in a delivery that nothing
-\* supersedes.
+\* supersedes, whoever gets it.
 S7 == \A m \in Messages :
-    IsDone(WorkOf(m)) \/ \E d \in live : d[1] = m /\ ~Superseded(d)
+    \/ IsDone(WorkOf(m))
+    \/ \E d \in live : d[1] = m /\ \A w \in Workers : ~Superseded(w, d)
 
 \* Every accepted message's work is DONE in the end.
 L1 == <>(\A x \in Works : IsDone(x))
@@ -546,5 +590,5 @@ L1 == <>(\A x \in Works : IsDone(x))
 \* When quiet, nothing is left behind: no message, no lock, no lease.
 L4 == <>[](live = {} /\ lock = Nobody /\ ~db.key.leased)
 
-Symmetry == Permutations(Workers) \union Permutations(Works)
+Symmetry == (IF Changed = {} THEN Permutations(Workers) ELSE {}) \union Permutations(Works)
 =============================================================================

@@ -60,7 +60,7 @@ def test_every_mutant_of_the_model_has_a_configuration() -> None:
         if "Mutant =" in line
     }
     assert used == switches
-    assert len(switches) == 11
+    assert len(switches) == 13
 
 
 @pytest.mark.usefixtures("tlc")
