@@ -13,6 +13,9 @@ from model.check import CONFIGURATIONS, HERE, check, expected_of, missing_tool
 
 from support.exploration import Exploration
 
+# A minute or so of a processor, which may be a busy one.
+pytestmark = pytest.mark.timeout(1500)
+
 DESIGN = [name for name in CONFIGURATIONS if expected_of(name) == "holds"]
 MUTANTS = [name for name in CONFIGURATIONS if expected_of(name) != "holds"]
 
