@@ -11,6 +11,7 @@ crash in between left unpublished, a sweep publishes.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -216,7 +217,30 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
-    app = find_app(target)
+    app = _app_at(target)
     # As a worker of it begins: with Django, that is where its settings are read.
     app.loader.import_default_modules()
     return house_of(app), CelerySender(app)
+
+
+def _app_at(target: str) -> Celery:
+    """Raises ConfigurationError where there is none; what its module itself raises goes on."""
+    missing = errors.ConfigurationError(
+        f"--celery: there is no Celery app at {target!r}. Give what `celery -A` takes, "
+        "MODULE:APP, and run this where that module can be imported."
+    )
+    if not target.strip(":. "):
+        raise missing
+    try:
+        app = find_app(target)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{target}.".startswith((f"{error.name}.", f"{error.name}:")):
+            raise  # a module that the app's own wants
+        raise missing from error
+    except AttributeError as error:
+        if error.name not in ("app", "celery", re.split("[:.]", target)[-1]):
+            raise
+        raise missing from error
+    if not isinstance(app, Celery):
+        raise missing
+    return app

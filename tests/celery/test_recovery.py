@@ -433,3 +433,12 @@ def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
             enqueue(shop.tasks.recover.s(1).set(expires=60), session=db)
         with pytest.raises(ConfigurationError, match="expires"):
             enqueue(shop.tasks.recover, (1,), session=db, expires=60)
+
+
+@pytest.mark.parametrize("target", ["support.shop:nope", "nowhere:app", "os:path", "os", "", ":"])
+def test_an_app_that_is_not_there_is_said_in_a_sentence(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback of the import machinery."""
+    assert main(["sweep", "--celery", target]) == 1
+    assert f"no Celery app at {target!r}" in capsys.readouterr().err
