@@ -6,7 +6,7 @@ Read next: `runner.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from taskguard.ledger.base import MessageRef, RowRef
@@ -86,6 +86,12 @@ class Delivery:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
+
+    def waiting_at_most(self, wait_s: float) -> Delivery:
+        """The same, for a queue that ends what takes too long: `busy="wait"` is put off before."""
+        if self.policy.wait_s <= wait_s:
+            return self
+        return replace(self, policy=replace(self.policy, wait_s=wait_s))
 
     @property
     def key(self) -> str:

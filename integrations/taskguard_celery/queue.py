@@ -73,15 +73,20 @@ def visibility_timeout_s(app: Any) -> float | None:
 
 
 def longest_wait_s(task: Task) -> float:
-    """How long the message in hand may wait where it is: nobody takes it for lost meanwhile."""
+    """How long the message in hand may wait where it is.
+
+    Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+    """
     visible_s = visibility_timeout_s(task.app)
-    limit_s = (task.request.timelimit or (None,))[0] or task.time_limit
-    limit_s = limit_s or task.app.conf.task_time_limit
-    bounds_s = [_MAX_WAIT_S]
+    conf = task.app.conf
+    hard_s, soft_s = task.request.timelimit or (None, None)
+    limits_s = (
+        hard_s or task.time_limit or conf.task_time_limit,
+        soft_s or task.soft_time_limit or conf.task_soft_time_limit,
+    )
+    bounds_s = [_MAX_WAIT_S, *(float(s) * _SHARE_OF_TIME_LIMIT for s in limits_s if s)]
     if visible_s is not None:
         bounds_s.append(visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
-    if limit_s:
-        bounds_s.append(float(limit_s) * _SHARE_OF_TIME_LIMIT)
     return min(bounds_s)
 
 

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from support.celery_process import deliver, local_app, next_message
+from support.claims import request
 from support.waiting import wait_until
 from taskguard_celery import enqueue, guarded_task
 
@@ -129,6 +130,24 @@ def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
         sent.send()
         stamps = {next_message(app).headers["taskguard_published_at"] for _ in range(2)}
         assert len(stamps) == 1
+
+
+@pytest.mark.parametrize("limits", [(None, 1.0), (1.0, None)], ids=["soft", "hard"])
+def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, limits: tuple[float | None, float | None]
+) -> None:
+    """The limit would fail the message, and its body has not begun."""
+    with local_app(sqlite_url, monkeypatch) as app:
+
+        @app.task(name="charge", shared=False)
+        @guarded_task(key="order:<order>", busy="wait", wait_s=3600)
+        def charge(order: int) -> None: ...
+
+        app.finalize()
+        app.conf.taskguard_ledger.claim(request(1, work="refund order:1", ttl_s=7200.0))
+        told = deliver(app.tasks["charge"], 1, task_id="a", timelimit=limits).info
+        assert told.state == "IGNORED"
+        assert next_message(app).headers["taskguard_copy"] == 1
 
 
 def test_a_message_never_has_more_than_two_live_copies(
