@@ -42,16 +42,19 @@ class Census:
 
 
 def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop: Any) -> None:
-    """Redelivered and put off while the body runs; then the original's worker is killed."""
+    """Redelivered and put off while the body runs; then the original's worker is killed.
+
+    While a copy is noted as taken: kombu loses what a worker takes and dies before it notes it.
+    """
     shop = make_shop(SHOP_VISIBILITY_S="2")
     shop.tasks.ship.apply_async([9, 60])
-    with shop.worker() as first:
+    with shop.worker() as first, shop.broker() as broker:
         shop.wait_for_steps("began")
-        with shop.worker() as second:
+        with shop.worker():
             wait_until(
-                lambda: "deferred" in first.text() + second.text(),
+                lambda: any(b"taskguard_copy" in each for each in broker.hvals("unacked")),
                 timeout_s=60,
-                message="the redelivery is put off",
+                message="the redelivery is put off, and its copy taken",
             )
             first.kill()
             shop.wait_for_effects(1, timeout_s=90)
