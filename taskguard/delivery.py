@@ -6,7 +6,7 @@ Read next: `runner.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taskguard.ledger.base import MessageRef, RowRef
@@ -36,6 +36,13 @@ class Queue(Protocol):
 
     max_delay_s: float
     numbers_copies: bool
+
+    def longest_wait_s(self) -> float:
+        """How long the delivery may wait for its key where it is.
+
+        Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+        """
+        ...
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         """Publish this message again, with copy number `copy`, to come in `delay_s` seconds.
@@ -86,12 +93,6 @@ class Delivery:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
-
-    def waiting_at_most(self, wait_s: float) -> Delivery:
-        """The same, for a queue that ends what takes too long: `busy="wait"` is put off before."""
-        if self.policy.wait_s <= wait_s:
-            return self
-        return replace(self, policy=replace(self.policy, wait_s=wait_s))
 
     @property
     def key(self) -> str:

@@ -218,9 +218,8 @@ class Runner:
     # -- enter --------------------------------------------------------------------------------
 
     def _enter(self, delivery: Delivery) -> Entered | Outcome:
-        policy = delivery.policy
         started_s = self.clock.monotonic_s()
-        wait_until_s = started_s + (policy.wait_s if policy.busy == "wait" else 0.0)
+        wait_until_s = started_s + _wait_s(delivery)
         while True:
             left_s = max(0.0, wait_until_s - self.clock.monotonic_s())
             found = self._entry.ask(delivery, wait_s=left_s, started_s=started_s)
@@ -726,6 +725,14 @@ class Runner:
             on_completed=completed,
             interrupt_by=kept.interrupt_by,
         )
+
+
+def _wait_s(delivery: Delivery) -> float:
+    """How long it waits for a taken key before it is turned away."""
+    policy, queue = delivery.policy, delivery.queue
+    if policy.busy != "wait":
+        return 0.0
+    return policy.wait_s if queue is None else min(policy.wait_s, queue.longest_wait_s())
 
 
 def _error_text(error: BaseException) -> str:

@@ -45,8 +45,13 @@ from taskguard_sandbox.servers import (
 )
 
 _OF_DEBIAN = {
-    *("debian_redis", "mariadb", "mariadb_url", "mysql", "mysql_url"),
-    *("rabbitmq", "newest_rabbitmq"),
+    "debian_redis",
+    "mariadb",
+    "mariadb_url",
+    "mysql",
+    "mysql_url",
+    "newest_rabbitmq",
+    "rabbitmq",
 }
 ServerT = TypeVar("ServerT", bound=Server)
 

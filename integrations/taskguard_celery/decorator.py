@@ -24,7 +24,6 @@ from taskguard_celery.message import is_redelivered, message_of, published_at_s
 from taskguard_celery.queue import (
     CeleryQueue,
     NotPublishedError,
-    longest_wait_s,
     put_off_unread,
 )
 from taskguard_celery.recognition import (
@@ -207,8 +206,6 @@ def _deliver_once(
         queue=queue,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    if queue is not None:
-        delivery = delivery.waiting_at_most(longest_wait_s(task))
     body = Body(house, task, compiled, args, kwargs, delivery)
     try:
         outcome = house.runner.deliver(delivery, body)

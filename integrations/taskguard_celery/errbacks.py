@@ -42,6 +42,13 @@ class _InPlace:
     max_delay_s = 2.0
     numbers_copies = False
 
+    def __init__(self, at_work: Task) -> None:
+        self._at_work = at_work
+
+    def longest_wait_s(self) -> float:
+        """As long as the delivery that failed may take."""
+        return longest_wait_s(self._at_work)
+
     def publish_copy(self, copy: int, delay_s: float) -> None:
         """Whoever called waits."""
 
@@ -65,13 +72,13 @@ def call_errback(
 ) -> Any:
     """Call the errback `task`, once its key is free. Raises what its body does, or KeyBusyError."""
 
+    at_work = task.app.current_worker_task
+    queue = _InPlace(at_work)
+
     def delivery(message: MessageRef) -> Delivery:
-        return house.delivery(
-            compiled, args, kwargs, task=task.name, message=message, queue=_InPlace()
-        )
+        return house.delivery(compiled, args, kwargs, task=task.name, message=message, queue=queue)
 
     try:
-        at_work = task.app.current_worker_task
         if at_work is None:
             # The worker's own process, on behalf of a killed child: everything would wait with it.
             return house.run(compiled, args, kwargs, task=task.name)
@@ -79,7 +86,7 @@ def call_errback(
             house,
             delivery,
             lambda guard: compiled.call(args, kwargs, guard),
-            wait_s=longest_wait_s(at_work),
+            wait_s=queue.longest_wait_s(),
         )
     except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
         logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback

@@ -102,8 +102,8 @@ def enqueue(
         )
     task_id = signature.options.get("task_id") or uuid()
     signature.options["task_id"] = task_id
-    published_s = time.time()  # whoever sends it, now or later, sends this message
-    headers = {PUBLISHED_HEADER: published_s, **(signature.options.get("headers") or {})}
+    # Whoever sends it, now or later, sends this message.
+    headers = {PUBLISHED_HEADER: time.time(), **(signature.options.get("headers") or {})}
     signature.options["headers"] = headers
     not_before = _fix_time(task.app, signature)
     call = call_of(task.app, signature, task.serializer)

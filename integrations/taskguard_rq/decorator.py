@@ -40,9 +40,6 @@ logger = logging.getLogger("taskguard")
 _MARK = "__taskguard_job__"
 _MESSAGE_ID = "__taskguard_message_id__"
 
-# A job that RQ ends while it waits for its key is FAILED, and its body has not begun.
-_SHARE_OF_TIMEOUT = 0.5
-
 
 def guarded_job(
     *,
@@ -215,9 +212,6 @@ def _deliver(
         queue=queue,
         call=call_of(job) if compiled.policy.recoverable else None,
     )
-    limit_s = job.timeout
-    if limit_s is not None and float(limit_s) > 0:  # -1 is none
-        delivery = delivery.waiting_at_most(float(limit_s) * _SHARE_OF_TIMEOUT)
     outcome = at_home.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)
 

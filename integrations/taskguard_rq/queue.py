@@ -30,6 +30,7 @@ logger = logging.getLogger("taskguard")
 
 COPY = "taskguard_copy"
 _MAX_DELAY_S = 30.0
+_SHARE_OF_TIMEOUT = 0.5
 _PAUSE_WITHOUT_SCHEDULER_S = 1.0
 
 
@@ -59,6 +60,11 @@ class RQQueue:
             job.origin, connection=job.connection, serializer=job.serializer, is_async=True
         )
         self._delay_s: int | None = None
+
+    def longest_wait_s(self) -> float:
+        """Half of its time-out: one that RQ ends is FAILED, though its body has not begun."""
+        limit_s = float(self._job.timeout or 0)
+        return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: it has none
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         """Put the job into the schedule; how often it was stands in `job.meta`, for the delay."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import os
 import signal
 import sys
@@ -48,6 +49,10 @@ class NotingQueue:
     def __init__(self) -> None:
         self.copies: list[tuple[int, float]] = []
         self.refuses = False
+        self.patience_s = math.inf
+
+    def longest_wait_s(self) -> float:
+        return self.patience_s
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         if self.refuses:
@@ -144,6 +149,13 @@ def test_a_taken_key_puts_the_delivery_off(depot: Depot, options: dict[str, Any]
     assert isinstance(inside(depot, **OTHER, **options), Deferred)
     assert [copy for copy, _ in depot.queue.copies] == [1]
     assert all(0 < delay_s <= 15 for _, delay_s in depot.queue.copies)
+
+
+def test_a_delivery_waits_no_longer_than_its_queue_can(depot: Depot) -> None:
+    """A time limit would end it, or the broker take it for lost."""
+    depot.queue.patience_s = 0.05
+    assert isinstance(inside(depot, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
+    assert [copy for copy, _ in depot.queue.copies] == [1]
 
 
 def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(depot: Depot) -> None:

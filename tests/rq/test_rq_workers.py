@@ -12,7 +12,7 @@ import pytest
 import rq
 from rq import Retry
 
-from support.invoices import charge, decorated, die
+from support.invoices import charge, charge_patiently, decorated, die
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker
 
 rq_house = importlib.import_module("taskguard_rq.house")  # the package has a function of that name
@@ -86,6 +86,17 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_a_guarded_worker(
     job.refresh()
     assert job.number_of_retries is None
     assert job.return_value() == {"invoice": 1}
+    assert office.effects() == Counter({"1": 1})
+
+
+def test_who_waits_for_a_key_is_put_off_before_its_time_out(office: Any) -> None:
+    """That would fail the job, and its body has not begun."""
+    office.worker()
+    with office.holding("invoice:1"):
+        job = office.queue.enqueue(charge_patiently, 1, job_timeout=4)
+        office.wait_for(lambda: job.get_status(refresh=True) in ("scheduled", "failed"), "ended")
+    office.wait_for(lambda: job.get_status(refresh=True) in ("finished", "failed"), "done")
+    assert job.get_status() == "finished"
     assert office.effects() == Counter({"1": 1})
 
 

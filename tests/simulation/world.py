@@ -9,6 +9,7 @@ changes guards, and workers of both run side by side.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -188,6 +189,9 @@ class PortQueue:
     message: Message
     max_delay_s: float
     numbers_copies: bool = True
+
+    def longest_wait_s(self) -> float:
+        return math.inf
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         if not self.worker.world.publish_copies:

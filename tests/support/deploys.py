@@ -1,15 +1,17 @@
-"""How a task of real workers is guarded in one deploy or another, as SHOP_GUARD says."""
+"""A task of real workers, guarded in one deploy or another as SHOP_GUARD says."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
-from taskguard import Former
+from taskguard import Former, Guard
 
-__all__ = ["DEPLOY", "guard_of"]
+__all__ = ["guard_of", "work"]
 
-DEPLOY = os.environ.get("SHOP_GUARD", "former")
+_DEPLOY = os.environ.get("SHOP_GUARD", "former")
 
 
 def guard_of(key: str) -> dict[str, Any]:
@@ -20,4 +22,27 @@ def guard_of(key: str) -> dict[str, Any]:
         "new": {"key": f"shop:{key}", "formerly": Former(key=key)},
         "forgotten": {"key": f"shop:{key}"},
     }
-    return deploys[DEPLOY]
+    return deploys[_DEPLOY]
+
+
+def work(
+    step: Callable[..., Any],
+    effect: Callable[..., Any],
+    item: int,
+    seconds: float,
+    lingers: str,
+    guard: Guard,
+) -> str:
+    """Takes `seconds`, then has its effect; in the deploy `lingers` it goes on after that.
+
+    `step` and `effect` note what happened, as the shop does, or the office.
+    """
+    step(item, "began")
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+        guard.result = _DEPLOY
+    step(item, "done")
+    if lingers == _DEPLOY:
+        time.sleep(600)
+    return _DEPLOY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import sqlalchemy as sa
@@ -77,6 +78,9 @@ class NotingQueue:
 
     def __init__(self) -> None:
         self.copies: list[int] = []
+
+    def longest_wait_s(self) -> float:
+        return math.inf
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         del delay_s

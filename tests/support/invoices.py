@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from rq import Retry
 
 import taskguard
-from support.deploys import DEPLOY, guard_of
+from support import deploys
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard_rq import guarded_job
@@ -70,18 +70,17 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
         effect(db, invoice, guard)
 
 
-@guarded_job(**guard_of("invoice:<invoice>"), ttl_s=TTL_S)
+@guarded_job(**deploys.guard_of("invoice:<invoice>"), ttl_s=TTL_S)
 def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
-    """Takes `seconds`, then charges; in the deploy `lingers` it goes on, with DONE committed."""
-    step(invoice, "began")
-    time.sleep(seconds)
+    """Guarded as its deploy says."""
+    return deploys.work(step, effect, invoice, seconds, lingers, guard)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, busy="wait", wait_s=600)
+def charge_patiently(invoice: int, guard: Guard) -> None:
+    """Waits for its key for longer than its job may take."""
     with guard.transaction() as db:
         effect(db, invoice, guard)
-        guard.result = DEPLOY
-    step(invoice, "done")
-    if lingers == DEPLOY:
-        time.sleep(600)
-    return DEPLOY
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)

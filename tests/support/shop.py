@@ -23,8 +23,7 @@ from celery import Celery, Task
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from support import shop_shared
-from support.deploys import DEPLOY, guard_of
+from support import deploys, shop_shared
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
@@ -133,18 +132,10 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
 
 
 @task(name="shop.deployed")
-@guarded_task(**guard_of("order:<order>"), ttl_s=TTL_S)
+@guarded_task(**deploys.guard_of("order:<order>"), ttl_s=TTL_S)
 def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
-    """Takes `seconds`, then ships; in the deploy `lingers` it then goes on, with DONE committed."""
-    step(order, "began")
-    time.sleep(seconds)
-    with guard.transaction() as db:
-        effect(db, order, guard)
-        guard.result = DEPLOY
-    step(order, "done")
-    if lingers == DEPLOY:
-        time.sleep(600)
-    return DEPLOY
+    """Guarded as its deploy says."""
+    return deploys.work(step, effect, order, seconds, lingers, guard)
 
 
 @task(name="shop.ship_and_bill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from typing import Any
 
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from taskguard import Guard
 
-__all__ = ["count_effects", "create_effects", "write_effect"]
+__all__ = ["count_effects", "create_effects", "duration_s", "write_effect"]
 
 _CREATE = sa.text("create table effects (queue text, item text, fence bigint, pid int)")
 _INSERT = sa.text("insert into effects values (:queue, :item, :fence, :pid)")
@@ -21,6 +22,14 @@ def create_effects(engine: sa.Engine) -> None:
     """Make the table."""
     with engine.begin() as db:
         db.execute(_CREATE)
+
+
+def duration_s(attempt: int) -> float:
+    """How long a body works before its effect.
+
+    What was taken over works longer: it may be all that is left for `faults.py` to stop.
+    """
+    return random.uniform(0.1, 0.3) if attempt == 1 else 0.6
 
 
 def write_effect(db: Any, queue: str, item: str, guard: Guard) -> None:

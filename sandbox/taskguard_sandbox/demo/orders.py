@@ -5,7 +5,6 @@ CELERY_BROKER_URL, CELERY_RESULT_BACKEND, TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_
 
 from __future__ import annotations
 
-import random
 import time
 
 from celery import Celery
@@ -13,7 +12,7 @@ from celery import Celery
 from taskguard import Guard
 from taskguard_celery import guarded_task, safe_defaults
 from taskguard_sandbox.demo import journal
-from taskguard_sandbox.demo.effects import write_effect
+from taskguard_sandbox.demo.effects import duration_s, write_effect
 
 __all__ = ["LEASE_S", "QUEUE", "app", "ship"]
 
@@ -34,8 +33,7 @@ safe_defaults(app)
 def ship(order_id: str, guard: Guard) -> str:
     """Takes some time, then ships: one row."""
     journal.write(journal.Line(QUEUE, journal.BEGAN, guard.key, attempt=guard.attempt))
-    # What was taken over may be all that is left to be stopped: `faults.py` has to meet it.
-    time.sleep(random.uniform(0.1, 0.3) if guard.attempt == 1 else 0.6)
+    time.sleep(duration_s(guard.attempt))
     journal.write(journal.Line(QUEUE, journal.WRITES, guard.key))
     with guard.transaction() as db:
         write_effect(db, QUEUE, order_id, guard)
