@@ -491,6 +491,7 @@ class Guard:
             self._lease.check()  # raises: a forked child holds nothing
         self._open = True
         self._then = []
+        result = self._result, self._result_json
         try:
             # While the lease can be trusted nobody else can have claimed: no need to look.
             trusted = self.remaining_s > 0
@@ -499,6 +500,7 @@ class Guard:
                 yield tx
         except BaseException as error:
             self._left = name, error
+            self._result, self._result_json = result
             raise
         else:
             # A step's result is none of the writes that are gone with the body's own transaction.
@@ -541,6 +543,14 @@ class Guard:
         mine = None if self._task is None else self._task()
         return mine is None or task is None or mine is task
 
+    @property
+    def said_by_ledger(self) -> TaskguardError | None:
+        """By what the ledger ended a transaction of the body's, which no later one made good."""
+        error = None if self._left is None or self.completed else self._left[1]
+        if isinstance(error, TaskguardError) and error.key in (None, self.key):
+            return error
+        return None
+
     def refuse_end(self) -> None:
         """Raise unless the body's end may be taken for DONE.
 
@@ -548,9 +558,9 @@ class Guard:
         """
         if self._left is None or self.completed:
             return
+        if self.said_by_ledger is not None:
+            raise self.said_by_ledger
         name, error = self._left
-        if isinstance(error, TaskguardError) and error.key in (None, self.key):
-            raise error  # what the ledger said, whatever the body made of it
         if not isinstance(error, Exception | GeneratorExit):
             raise error  # a shutdown
         raise TransactionAbandonedError(

@@ -113,6 +113,7 @@ class GuardedFunction:
         queue: Queue | None = None,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
+        orders: tuple[type[Exception], ...] = (),
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
 
@@ -132,6 +133,7 @@ class GuardedFunction:
             work=work,
             formerly=formerly,
             redelivered=redelivered,
+            orders=orders,
             task=name,
             message=message,
             policy=self.policy,

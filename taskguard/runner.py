@@ -88,6 +88,8 @@ _LOOKING_SHARE = 100
 _NO_RESULT = "null"
 # Without tables it is as if the database were away: a person has to mend it.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
+_LOST = (StaleTokenError, LeaseLostError)
+_TROUBLE = (*_NO_LEDGER, TransactionRetryError)
 
 
 class Runner:
@@ -379,7 +381,7 @@ class Runner:
                 publish(copy)
             elif not self.ledger.defer(self.request(delivery), publish):
                 return self._drop(delivery, "superseded")
-        except (*_NO_LEDGER, TransactionRetryError):
+        except _TROUBLE:
             if not published:
                 publish(copy)
         self._entry.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
@@ -400,11 +402,11 @@ class Runner:
             self.watchdog.keep(kept)
             self._warn_of_done_elsewhere(delivery, entered.claimed)
             return Completed(self._body(delivery, kept, guard, body))
-        except (StaleTokenError, LeaseLostError) as error:
+        except _LOST as error:
             if kept.lease.is_parents or (guard.completed and error.key != guard.key):
                 raise  # in a forked child; or that of a guarded function which the body called
             return self._after_loss(delivery, kept, guard, error)
-        except (*_NO_LEDGER, TransactionRetryError) as error:
+        except _TROUBLE as error:
             if guard.completed:
                 raise
             return self._after_trouble(delivery, kept, error)
@@ -428,7 +430,7 @@ class Runner:
         for run in range(1, _BODY_RUNS + 1):
             try:
                 with running(guard):
-                    value = self._call(delivery, kept, guard, body)
+                    value = self._value(delivery, kept, guard, body)
                 guard.refuse_end()
                 return self._complete(delivery, kept, guard, value)
             except TransactionRetryError as error:
@@ -439,6 +441,23 @@ class Runner:
                 pause_s = min(_FIRST_PAUSE_S * 2.0 ** (run - 1), _LONGEST_PAUSE_S)
                 self.clock.sleep(self._rng.uniform(0.1, 1.0) * pause_s)
         raise AssertionError("unreachable")
+
+    def _value(
+        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+    ) -> Any:
+        """What the body returns. One that fails of what the ledger said raises that.
+
+        By whatever name: wrapped in the shop's own error, among others in a group, or as what it
+        then missed. A body that means to give up says so by another transaction.
+        """
+        try:
+            return self._call(delivery, kept, guard, body)
+        except Exception as error:
+            said = guard.said_by_ledger
+            obeyed = isinstance(error, delivery.orders)
+            if error is said or obeyed or not isinstance(said, _LOST + _TROUBLE):
+                raise
+            raise said from error
 
     def _call(
         self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]

@@ -197,6 +197,9 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
     return engine
 
 
+_NO_LIMIT = 2**64 - 1  # the server's own default; DEFAULT is what somebody has set globally
+
+
 def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
     by_pymysql = url.get_driver_name() == "pymysql"
     limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
@@ -213,9 +216,13 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
 
     def tune(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
-            # Else a text that is too long is cut off, and an unknown engine is another one.
+            # Else a text that is too long is cut off, and an unknown engine is another one; and a
+            # claim of several keys would see one of them.
             strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
-            cursor.execute(f"set session sql_mode = concat(@@sql_mode, ',{strict}')")
+            cursor.execute(
+                f"set session sql_mode = concat(@@sql_mode, ',{strict}'), "
+                f"session sql_select_limit = {_NO_LIMIT}"
+            )
         if "read_timeout" in connect:
             _watch_by_keepalive(connection)
 

@@ -60,6 +60,7 @@ def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:
             timeout_s=60,
             message="all fifty and their copies handled",
         )
+        shop.wait_until_acknowledged()
         worker.signal(signal.SIGTERM)
         worker.wait()
     assert waiting(shop) == 0
@@ -95,7 +96,8 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
         assert [each.get(timeout=60) for each in (first, second)] == [{"order": 5}] * 2
         assert f"(message {second.id})" in worker.text()
         assert "deferred" in worker.text()
-        worker.signal(signal.SIGTERM)  # answers are stored before their messages are acknowledged
+        shop.wait_until_acknowledged()
+        worker.signal(signal.SIGTERM)
         worker.wait()
     assert waiting(shop) == 0
     assert shop.effects() == Counter({"5": 1})

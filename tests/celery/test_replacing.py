@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery, Task, chain
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 
 import taskguard_celery
 from support.celery_process import deliver, local_app, next_message
 from taskguard import Guard
+from taskguard.errors import TransactionRetryError
 from taskguard_celery import guarded_task
 
 
@@ -122,3 +123,31 @@ def test_work_that_goes_on_in_its_own_place_is_not_done(
         deliver(app.tasks["fetch"], 1, task_id="a", replaced_task_nesting=nesting)
     assert turns == [0, 1, 2]
     assert state(app, work) == "DONE"
+
+
+@pytest.mark.parametrize("says", ["retry", "reject", "ignore", "own word"])
+def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, says: str) -> None:
+    """Or a reject. Any other end is put off, to run again: an Ignore would say that it is done."""
+
+    @app.task(name="ship", bind=True, shared=False)
+    @guarded_task(key="order:<order>")
+    def ship(self: Task, order: int, guard: Guard) -> None:
+        try:
+            with guard.transaction():
+                raise TransactionRetryError("a deadlock", key=guard.key)
+        except TransactionRetryError as error:
+            if says == "retry":
+                raise self.retry(countdown=60) from error
+            raise {"reject": Reject, "ignore": Ignore, "own word": LookupError}[says] from error
+
+    app.finalize()
+    deliver(app.tasks["ship"], 1, task_id="a")
+    obeyed = says in ("retry", "reject")
+    assert state(app, "ship order:1") == ("FAILED" if obeyed else "NEW")
+    if says != "reject":
+        headers = next_message(app).headers
+        assert (headers["retries"], headers.get("taskguard_copy")) == (
+            (1, None) if obeyed else (0, 1)
+        )
+    with pytest.raises(Empty):
+        next_message(app)

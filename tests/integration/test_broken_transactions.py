@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -11,9 +12,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from support.claims import end_leases
 from support.guarded_shop import GuardedShop, NotingQueue, write
-from taskguard.delivery import Completed
-from taskguard.errors import TransactionUsageError
+from taskguard.delivery import Answered, Completed
+from taskguard.errors import TaskguardError, TransactionUsageError
 from taskguard.guard import Guard
 
 ENDERS = {
@@ -87,6 +89,112 @@ def test_a_lost_connection_is_run_again_whatever_the_body_makes_of_it(
 
     assert isinstance(shop.deliver(body), Completed)
     assert (len(runs), shop.effects, shop.states) == (2, ["after", "before"], ["DONE"])
+
+
+def own_word(error: Exception) -> None:
+    raise LookupError("the shop's own word for it") from error
+
+
+def group(error: Exception) -> None:
+    raise ExceptionGroup("several parts", [LookupError(), ExceptionGroup("nested", [error])])
+
+
+def unrelated(_: Exception) -> None:
+    """Whose cause nobody names: it goes on without what it wanted to write."""
+    {}["what the block should have found"]
+
+
+ENDS: dict[str, Callable[[Exception], None]] = {
+    "own word": own_word,
+    "group": group,
+    "unrelated": unrelated,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_ended_the_block_speaks_however_the_body_ends(
+    shop: GuardedShop, kind: str, end: str
+) -> None:
+    """The block is left, and the body fails of it by an error of its own: it is run again."""
+    runs: list[int] = []
+
+    def body(guard: Guard) -> None:
+        runs.append(1)
+        lost: Exception | None = None
+        try:
+            with guard.transaction() as db:
+                if len(runs) == 1:
+                    end_connection(shop, kind, db)
+                write(db)
+        except TaskguardError as error:
+            lost = error
+        if lost is not None:
+            ENDS[end](lost)
+
+    assert isinstance(shop.deliver(body), Completed)
+    assert (len(runs), shop.effects, shop.states) == (2, ["x"], ["DONE"])
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_overtaken_body_is_answered_by_the_record_however_it_ends(
+    pg: GuardedShop, end: str
+) -> None:
+    """A newer holder is DONE: the delivery is answered, and no failure."""
+
+    def overtakes(guard: Guard) -> str:
+        with guard.transaction() as db:
+            write(db, "newer")
+            guard.result = "by the newer one"
+        return "by the newer one"
+
+    def body(guard: Guard) -> None:
+        end_leases(pg.engine)
+        with ThreadPoolExecutor(1) as another:
+            assert isinstance(another.submit(pg.deliver, overtakes).result(), Completed)
+        lost: Exception | None = None
+        try:
+            with guard.transaction() as db:
+                write(db, "older")
+        except TaskguardError as error:
+            lost = error
+        assert lost is not None
+        ENDS[end](lost)
+
+    assert pg.deliver(body) == Answered("by the newer one")
+    assert (pg.effects, pg.states) == (["newer"], ["DONE"])
+
+
+def test_a_body_that_orders_its_queue_is_obeyed(pg: GuardedShop, pg_url: str) -> None:
+    """Celery's Retry has sent a message already: it is no failure that the database explains."""
+
+    class OrderError(Exception):
+        pass
+
+    def body(guard: Guard) -> None:
+        try:
+            with guard.transaction() as db:
+                end_connection(pg, "pg_url", db)
+                write(db)
+        except TaskguardError as error:
+            raise OrderError from error
+
+    with pytest.raises(OrderError):
+        pg.deliver(body, orders=(OrderError,))
+    assert (pg.effects, pg.states) == ([], ["FAILED"])
+
+
+def test_the_result_of_a_block_that_was_rolled_back_is_gone_with_it(pg: GuardedShop) -> None:
+    """The next one commits what was set in itself, or before both."""
+
+    def body(guard: Guard) -> None:
+        guard.result = "before"
+        with contextlib.suppress(LookupError), guard.transaction():
+            guard.result = "rolled back"
+            raise LookupError
+        with guard.transaction() as db:
+            write(db)
+
+    assert pg.deliver(body) == Completed("before")
 
 
 @pytest.mark.parametrize("lent", ["session", "psycopg"])

@@ -22,7 +22,7 @@ from taskguard.states import TRANSITIONS, State
 if TYPE_CHECKING:
     from simulation.world import Message, Task, World
 
-__all__ = ["CHANGED", "BoomError", "History", "ViolationError", "thing_of"]
+__all__ = ["CHANGED", "BoomError", "History", "OwnWordError", "ViolationError", "thing_of"]
 
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
 
@@ -37,6 +37,10 @@ def thing_of(key: str) -> str:
 
 class BoomError(Exception):
     """What a body that fails raises: an end of its own."""
+
+
+class OwnWordError(Exception):
+    """What a body makes of that which ended its transaction: no queue may hear of it."""
 
 
 class ViolationError(AssertionError):

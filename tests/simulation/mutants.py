@@ -112,6 +112,11 @@ def _any_end_is_done(world: World) -> None:
     world.patch(Guard, "refuse_end", lambda guard: None)
 
 
+def _own_word_is_believed(world: World) -> None:
+    """A body that has a name of its own for what ended its transaction has failed, it seems."""
+    world.patch(Guard, "said_by_ledger", None)
+
+
 def _exits_uncounted(world: World) -> None:
     """A body that ends its process is given back as at a shutdown."""
 
@@ -165,6 +170,7 @@ MUTANTS = (
     Mutant("drop what is in progress", _drop_duplicates_in_progress, ("L1", "S7")),
     Mutant("leases too short", _takeover_at_once, ("S5",)),
     Mutant("any end is DONE", _any_end_is_done, ("S2",)),
+    Mutant("own word is believed", _own_word_is_believed, ("S7",)),
     Mutant("exits are no crashes", _exits_uncounted, ("L1",)),
     Mutant("every lock is believed", _believe_every_lock, ("L1",)),
     Mutant("former key not held", _former_key_unheld, ("S1", "S3", "S5", "S6")),

@@ -272,7 +272,7 @@ class PortLedger(Boundary):
             view = self._ask("resolve", lambda: self.world.locked_view(claim))
         except LedgerUnavailableError as unavailable:
             raise CommitUnknownError(
-                "the outcome stays unknown", key=claim.keys[0], fence=claim.fence
+                "the outcome stays unknown", key=", ".join(claim.keys), fence=claim.fence
             ) from unavailable
         mine = view is not None and (view.fence, view.owner) == (claim.fence, str(claim.owner))
         if (tx is not None and tx.committed) or (
@@ -281,13 +281,13 @@ class PortLedger(Boundary):
             return
         if mine and view is not None and view.state is State.PROCESSING:
             raise self._broken(claim) from error
-        raise StaleTokenError("a newer holder exists", key=claim.keys[0], fence=claim.fence)
+        raise StaleTokenError("a newer holder exists", key=", ".join(claim.keys), fence=claim.fence)
 
     @staticmethod
     def _broken(claim: Claim) -> TransactionRetryError:
-        return TransactionRetryError(
-            "the connection broke; nothing was written", key=claim.keys[0], fence=claim.fence
-        )
+        key = ", ".join(claim.keys)
+        text = "the connection broke; nothing was written"
+        return TransactionRetryError(text, key=key, fence=claim.fence)
 
     # -- not called by the runner -------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import taskguard.entry
 import taskguard.watchdog
-from simulation.history import CHANGED, BoomError, History
+from simulation.history import CHANGED, BoomError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
@@ -54,6 +54,7 @@ _BODIES = (
     "checkpoint",
     "fails once",
     "swallows once",
+    "own word",
     "exits once",
     "always exits",
 )
@@ -294,7 +295,7 @@ class Worker:
             return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
         except (TransactionAbandonedError, TransactionFailedError) as error:
             return BoomError(str(error))
-        except (BoomError, TaskguardError) as error:
+        except (BoomError, OwnWordError, TaskguardError) as error:
             return error
 
     # -- bodies -------------------------------------------------------------------------------
@@ -323,7 +324,9 @@ class Worker:
                     guard.result = "done"
                     if task.body == "swallows once" and guard.attempt == 1:
                         raise BoomError(work)
-            except Exception:
+            except Exception as error:
+                if task.body == "own word":
+                    raise OwnWordError(work) from error
                 if task.body != "swallows once":
                     raise
             world.scheduler.sleep(task.takes_s / 4)

@@ -135,6 +135,16 @@ class Shop:
         )
         return self.steps(name)
 
+    def wait_until_acknowledged(self, *, timeout_s: float = 60) -> None:
+        """Until its one worker has no message in hand: an answer is stored before that."""
+        inspect = self.tasks.app.control.inspect(limit=1, timeout=10)
+
+        def has_none() -> bool:
+            asked = [inspect.active(), inspect.reserved(), inspect.scheduled()]
+            return all(asked) and not any(held for each in asked for held in each.values())
+
+        wait_until(has_none, timeout_s=timeout_s, message="all acknowledged")
+
     def wait_for_quiet(self, *, timeout_s: float = 180) -> None:
         """Until the Redis broker has no message left."""
         with self.broker() as broker:

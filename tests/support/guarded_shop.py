@@ -34,7 +34,14 @@ class GuardedShop:
         listeners = (log_event, self.events.append)
         self.tg = taskguard.connect(locks=locks, ledger=self.ledger, listeners=listeners)
 
-    def deliver(self, body: Any, queue: NotingQueue | None = None, *, copy: int = 0) -> Any:
+    def deliver(
+        self,
+        body: Any,
+        queue: NotingQueue | None = None,
+        *,
+        copy: int = 0,
+        orders: tuple[type[Exception], ...] = (),
+    ) -> Any:
         """One delivery of the message "m" about order:1, by a queue that notes copies."""
         return self.tg.runner.deliver(
             Delivery(
@@ -44,6 +51,7 @@ class GuardedShop:
                 message=MessageRef("m", 0, copy),
                 policy=Policy(),
                 queue=queue or NotingQueue(),
+                orders=orders,
             ),
             body,
         )
