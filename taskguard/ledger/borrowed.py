@@ -147,26 +147,23 @@ class BorrowedTransaction(SqlTransaction):
         if not seen:
             self._lender.roll_back()  # on SQLite its lock would keep everybody else away
             with self._home.database.transaction() as home:
-                if self._home.stands(home, self._claim):
+                if self._home.statements.stands(home, self._claim):
                     raise self._another_database()
             raise stale(self._claim)
         if level in SNAPSHOTS if level else dialect.keeps_snapshot(db):
             # A renewal in between would make the completion a serialization failure.
             self._transactions.lock(db, self._claim)
 
-    def _bound(self) -> tuple[str, bool]:
+    def _bound(self) -> tuple[str | None, bool]:
         """The transaction's isolation level, where that is known, and whether it sees the claim."""
         db, transactions = self.db, self._transactions
         database = transactions.database
         driver: Any = database.engine.dialect.loaded_dbapi
         try:
             with database.translated():
-                if db.dialect.name == "postgresql":
-                    level, seen = transactions.bound(db, self._claim)
-                else:
-                    database.dialect.begun(db, idle_s=self._home.idle_in_transaction_s)
-                    self._lender.prepare(db)
-                    level, seen = "", transactions.stands(db, self._claim)
+                self._lender.prepare(db)
+                idle_s = self._home.idle_in_transaction_s
+                level, seen = transactions.statements.admit(db, self._claim, idle_s=idle_s)
                 # What SQLAlchemy translates (`schema_translate_map`) must be the same table.
                 mapped = db.get_execution_options().get("schema_translate_map")
                 return level, seen and (

@@ -8,7 +8,6 @@ claims.
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -26,7 +25,7 @@ from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import NoConnectionError
 from taskguard.ledger.sessions import noting
 
-__all__ = ["CannotWriteError", "Database", "HotPath", "LockTimeoutError", "driver_of"]
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 
 _T = TypeVar("_T")
 
@@ -50,25 +49,16 @@ class CannotWriteError(LedgerUnavailableError):
     """The database is there, but its disk is full or it is read-only."""
 
 
-class HotPath(enum.Enum):
-    """By whose statements a change of a claim takes one message to the server."""
-
-    POSTGRESQL = enum.auto()  # and psycopg
-    MARIADB = enum.auto()  # and PyMySQL
-
-
 class Database:
     """An engine, made from a URL or the user's own.
 
     Args:
-        one_statement: False: no hot path, whatever it is.
         pooled: False: connections are closed after each use, unless the engine is the user's own.
         pools: those of the same database by another Engine; None: of its own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
         pools: who may have how many of its connections.
-        by_psycopg: statements written for psycopg can be handed to it as they are.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
             statement of its own, which saves the round trip that setting something in them would
             cost. Not on an Engine of the user's own, which stays as it is.
@@ -79,7 +69,6 @@ class Database:
         database: Any,
         *,
         lock_timeout_s: float,
-        one_statement: bool = True,
         pooled: bool = True,
         pools: Pools | None = None,
     ) -> None:
@@ -87,10 +76,6 @@ class Database:
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
         self.dialect = dialect_of(self.engine, own=own)
-        self._one_statement = one_statement
-        self.by_psycopg = (
-            self.engine.dialect.name == "postgresql" and self.engine.dialect.driver == "psycopg"
-        )
         self.begins_itself = own and begins_itself(self.engine.url)
         self._made: dict[Any, Any] = {}
         self._unicode: bool | None = None
@@ -113,16 +98,13 @@ class Database:
         port = url.port or _first(url.query.get("port"))
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 
-    @property
-    def hot_path(self) -> HotPath | None:
-        """None: only in steps. Known of MariaDB, where the URL says MySQL, once it is connected."""
-        if not self._one_statement:
-            return None
-        if self.by_psycopg:
-            return HotPath.POSTGRESQL
+    def is_mariadb(self) -> bool:
+        """Whether it is; where the URL says MySQL the server is asked."""
         dialect: Any = self.engine.dialect
-        is_mariadb = dialect.driver == "pymysql" and dialect.is_mariadb
-        return HotPath.MARIADB if is_mariadb and self.dialect.own else None
+        if dialect.name == "mysql" and dialect.server_version_info is None:
+            with self.translated(), self.engine.connect():
+                pass  # the dialect learns it from its first connection
+        return bool(getattr(dialect, "is_mariadb", False))
 
     def forget_idle(self) -> None:
         """Throw idle connections away, those of all pools."""
@@ -175,26 +157,38 @@ class Database:
         deadline: Deadline = db.info[_DEADLINE]
         return deadline.put_off()
 
-    def begin(self, engine: sa.Engine, settings: dict[str, Any]) -> sa.Connection:
-        """A connection in a transaction with these settings, where statements commit by themselves.
+    def begin(self, engine: sa.Engine, *, idle_s: float) -> sa.Connection:
+        """A connection of `engine` in a body's transaction, which may idle for so long.
+
+        Raises ConfigurationError where the Engine commits each statement.
+        """
+        db = self.connect(engine)
+        try:
+            with self.translated():
+                db.begin()  # also where it says nothing: a Session on it would begin, and commit
+                if self.begins_itself:
+                    self._begin(db, self.dialect.bounds(idle_s))
+                else:
+                    self.dialect.check(db)
+                    self.dialect.begun(db, idle_s=idle_s)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _begin(self, db: sa.Connection, settings: dict[str, str]) -> None:
+        """Where statements commit by themselves.
 
         In one message, each time: a body may have changed those of its session. psycopg's own
         COMMIT and ROLLBACK end the transaction: they go by the state of the session.
         """
         local = (f"set local {name} = '{value}'" for name, value in settings.items())
-        db = self.connect(engine)
-        try:
-            db.begin()
-            driver = driver_of(db)
-            with (
-                answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
-                _DriverCall(self, db, driver) as connection,
-            ):
-                connection.execute("; ".join([_BEGIN, *local]))
-        except BaseException:
-            db.close()
-            raise
-        return db
+        driver = driver_of(db)
+        with (
+            answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
+            _DriverCall(self, db, driver) as connection,
+        ):
+            connection.execute("; ".join([_BEGIN, *local]))
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
@@ -205,9 +199,8 @@ class Database:
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
         with _DriverCall(self, db, driver_of(db)) as connection:
-            if not self.by_psycopg:
-                return _fetch(connection, statement, values)
-            return self._rows(connection, statement, values)
+            by_psycopg = self.engine.dialect.driver == "psycopg"
+            return (self._rows if by_psycopg else _fetch)(connection, statement, values)
 
     def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement that ends its own transaction, where `claims_apart`."""
@@ -300,7 +293,6 @@ class Database:
         database = Database(
             engine,
             lock_timeout_s=self.lock_timeout_s,
-            one_statement=self._one_statement,
             pools=self.pools,
         )
         database._made = self._made

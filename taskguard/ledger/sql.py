@@ -3,8 +3,7 @@
 Guarantees what `base.py` says. Every later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
 What databases differ in is in `dialects/`.
-Claims take one round trip on PostgreSQL (`postgresql/`), and first ones on MariaDB (`mariadb/`);
-all else takes several (`steps.py`). All of them decide by `states.decide()`.
+How a claim is taken, completed and renewed is in `statements/`.
 
 Does not guarantee speed on SQLite: one writer at a time, so an open transaction stops the
 renewals of others. For one machine.
@@ -25,19 +24,18 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import mariadb, outbox, postgresql, rows
+from taskguard.ledger import outbox, rows
 from taskguard.ledger.answers import CLAIMABLE, view_of
 from taskguard.ledger.base import (
     Busy,
     Claim,
     ClaimAnswer,
-    Claimed,
     ClaimRequest,
     LedgerHold,
     WorkView,
 )
 from taskguard.ledger.borrowed import BorrowedTransaction
-from taskguard.ledger.database import Database, HotPath, LockTimeoutError
+from taskguard.ledger.database import Database, LockTimeoutError
 from taskguard.ledger.engine import read_url
 from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
@@ -46,7 +44,7 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.refusals import stale
 from taskguard.ledger.retention import Purged, purge
-from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
+from taskguard.ledger.statements import WRITE_LOCK_S, Statements
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -65,7 +63,6 @@ from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
 
-_PUBLISH_LOCK_S = 5.0
 _LARGE_CALL_CHARS = 100_000  # smaller ones fit everywhere
 _SCHEMA_TRIES = 5  # of several that create tables at once MySQL lets one go on
 
@@ -100,14 +97,13 @@ class SqlLedger:
         check_number("lock_timeout_s", lock_timeout_s, at_least=0, at_most=DAY_S)
         check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
         check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
-        self._database = Database(
-            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement, pooled=pooled
-        )
+        self._database = Database(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
         self._identity = Identity(self._database)
         # Users' own tables that were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
             self._database,
+            one_statement=one_statement,
             idle_in_transaction_s=idle_in_transaction_s,
             resolve_timeout_s=resolve_timeout_s,
         )
@@ -122,44 +118,18 @@ class SqlLedger:
         self._check_own(request)
         self._check_call(request)
         try:
-            return self._database.twice(lambda: self._claim(request))
+            return self._database.twice(lambda: self._statements.claim(request))
         except (LockTimeoutError, TransactionRetryError):
             return Busy(None, None, same_work=False, started=True)
 
-    def _claim(self, request: ClaimRequest) -> ClaimAnswer:
-        database, hot_path = self._database, self._database.hot_path
-        if request.formerly:
-            return claim_in_steps(database, request)
-        if hot_path is HotPath.POSTGRESQL:
-            return self._claim_on_postgresql(request)
-        answered = mariadb.claim(database, request) if hot_path is HotPath.MARIADB else None
-        return claim_in_steps(database, request) if answered is None else answered
-
-    def _claim_on_postgresql(self, request: ClaimRequest) -> ClaimAnswer:
-        if request.row is not None:
-            answered = postgresql.claim_with_row(self._database, request)
-            return claim_in_steps(self._database, request) if answered is None else answered
-        answered = postgresql.claim(self._database, request)
-        if answered is not None:
-            return answered
-        found = claim_in_steps(self._database, request)
-        if not isinstance(found, Claimed):
-            # The one statement may have got the key where another had just got the work.
-            self._free_keys(request)
-        return found
-
-    def _free_keys(self, request: ClaimRequest) -> None:
-        with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-            db.execute(
-                sa.update(KEYS)
-                .where(KEYS.c.key.in_(request.keys), KEYS.c.owner == str(request.owner))
-                .values(owner=FREE, lease_until=0)
-            )
+    @property
+    def _statements(self) -> Statements:
+        return self._transactions.statements
 
     def look(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming."""
         self._check_own(request)
-        seen = self._database.twice(lambda: look(self._database, request))
+        seen = self._database.twice(lambda: self._statements.look(request))
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
             return seen.answer(request)
@@ -202,47 +172,36 @@ class SqlLedger:
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
-        if self._transactions.in_one_statement(claim):
-            if self._complete_alone(claim, result_json):
-                return
-            if claim.row is None:
-                raise stale(claim)
-            # The steps say what became of the user's row.
+        completed = self._complete_alone(claim, result_json)
+        if completed:
+            return
+        if completed is False and claim.row is None:
+            raise stale(claim)
+        # A transaction says what became of the user's row.
         try:
-            self._complete_in_steps(claim, result_json)
+            self._complete_in_transaction(claim, result_json)
         except TransactionRetryError:  # it did not happen; the body need not run again
-            self._complete_in_steps(claim, result_json)
+            self._complete_in_transaction(claim, result_json)
 
-    def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
+    def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
         with self._transactions.open(claim, look_first=True, by_ledger=True) as tx:
             tx.complete(claim, result_json)
 
-    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
-        database = self._database
+    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         try:
-            return postgresql.complete_alone(database, claim, result_json)
+            return self._statements.complete_alone(claim, result_json)
         except (LedgerUnavailableError, TransactionRetryError) as error:
             try:
                 self._transactions.resolve(claim, error)
             except TransactionRetryError:
-                return postgresql.complete_alone(database, claim, result_json)
+                return self._statements.complete_alone(claim, result_json)
             return True
 
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
-        if self._database.hot_path is HotPath.POSTGRESQL and not claim.formerly:
-            database = self._database
-            database.twice(lambda: postgresql.store_result(database, claim, result_json))
-            return
-        self._change(
-            WORKS.c.id.in_(claim.works),
-            WORKS.c.state == State.DONE.value,
-            WORKS.c.fence == claim.fence,
-            WORKS.c.owner == str(claim.owner),
-            result=result_json,
-        )
+        self._database.twice(lambda: self._statements.store_result(claim, result_json))
 
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED; ends the lease."""
@@ -292,7 +251,7 @@ class SqlLedger:
         def end() -> bool:
             nonlocal tries
             tries += 1
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
                 if claim.row is not None and row_too:
                     rows.read(db, claim.row, lock=True)  # before our own rows, as everybody does
                 freed = db.execute(
@@ -346,7 +305,7 @@ class SqlLedger:
 
     def _change(self, *where: Any, **values: Any) -> int:
         def change() -> int:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
                 return int(db.execute(sa.update(WORKS).where(*where).values(**values)).rowcount)
 
         return self._database.twice(change)
@@ -362,9 +321,7 @@ class SqlLedger:
 
     def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        if self._database.hot_path is HotPath.POSTGRESQL:
-            return self._database.twice(lambda: postgresql.renew(self._database, holds))
-        return self._database.twice(lambda: renew_in_steps(self._database, holds))
+        return self._database.twice(lambda: self._statements.renew(holds))
 
     # -- deferrals ----------------------------------------------------------------------------
 
@@ -374,7 +331,7 @@ class SqlLedger:
         if request.work is None:  # a plain lock: no claim of it asks for numbers
             publish(copy)
             return True
-        with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             now_us = self._database.now_us(db)
             if not self._database.dialect.raise_copy(
                 db, request.message, copy, work=request.work, now_us=now_us
@@ -438,7 +395,7 @@ class SqlLedger:
                 # By this very call, whose COMMIT got no answer.
                 sa.and_(WORKS.c.state == State.NEW.value, WORKS.c.error == text),
             )
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
                 changed = db.execute(
                     sa.update(WORKS)
                     .where(WORKS.c.id == work, ended)
@@ -475,7 +432,7 @@ class SqlLedger:
         """
 
         def release() -> bool:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
                 held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
                 ended = db.execute(
                     sa.update(KEYS).where(*held, KEYS.c.owner != FREE).values(lease_until=0)
@@ -522,7 +479,7 @@ class SqlLedger:
             return
 
         def write() -> None:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as own:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as own:
                 outbox.write(self._database, own, request, due_in_s=due_in_s)
 
         self._database.twice(write)

@@ -13,6 +13,7 @@ Read next: `borrowed.py`, for transactions on the user's own Session or Connecti
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -31,19 +32,17 @@ from taskguard.errors import (
     TaskguardError,
     TransactionRetryError,
 )
-from taskguard.ledger import mariadb, postgresql, rows
+from taskguard.ledger import rows
 from taskguard.ledger.base import Claim
 from taskguard.ledger.block import Block
 from taskguard.ledger.database import (
     CannotWriteError,
     Database,
-    HotPath,
     LockTimeoutError,
     driver_of,
 )
 from taskguard.ledger.engine import listen_once
 from taskguard.ledger.foreign import beneath
-from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.refusals import (
     ConnectionBrokenError,
     broken_in_block,
@@ -55,15 +54,11 @@ from taskguard.ledger.refusals import (
     too_long_in_block,
 )
 from taskguard.ledger.sessions import BodySession
+from taskguard.ledger.statements import Statements, statements_for
 from taskguard.ledger.tables import (
-    FREE,
     KEYS,
     WORKS,
-    claim_values,
-    held,
     holding,
-    of_claim,
-    processed,
     standing,
 )
 from taskguard.states import State
@@ -216,7 +211,8 @@ class SqlTransaction:
             status = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
             if status is not None:
                 ended = status != _IN_TRANSACTION
-            if not ended and not (self._looked or self._transactions.looks_in_statement(claim)):
+            seen = claim is not None and self._transactions.statements.sees_the_end(claim)
+            if not ended and not (self._looked or seen):
                 ended = self._transactions.ended(self.db, self._claim)
                 self._looked = True
             if ended and self._block.asked is not None:
@@ -244,6 +240,7 @@ class Transactions:
 
     Args:
         database: where.
+        one_statement: see `SqlLedger`.
         idle_in_transaction_s: see `SqlLedger`.
         resolve_timeout_s: see `SqlLedger`.
     """
@@ -252,10 +249,12 @@ class Transactions:
         self,
         database: Database,
         *,
+        one_statement: bool,
         idle_in_transaction_s: float,
         resolve_timeout_s: float,
     ) -> None:
         self._database = database
+        self._one_statement = one_statement
         self._dialect = database.dialect
         self._idle_in_transaction_s = idle_in_transaction_s
         self._resolve_timeout_s = resolve_timeout_s
@@ -273,6 +272,11 @@ class Transactions:
         """Where."""
         return self._database
 
+    @functools.cached_property
+    def statements(self) -> Statements:
+        """Those of this kind of database. Raises LedgerUnavailableError where that is not known."""
+        return statements_for(self._database, one_statement=self._one_statement)
+
     @property
     def idle_in_transaction_s(self) -> float:
         """For how long a transaction may idle, in seconds."""
@@ -285,6 +289,7 @@ class Transactions:
         database = self._database.elsewhere(engine)
         return Transactions(
             database,
+            one_statement=self._one_statement,
             idle_in_transaction_s=self._idle_in_transaction_s,
             resolve_timeout_s=self._resolve_timeout_s,
         )
@@ -296,37 +301,13 @@ class Transactions:
     def begin(self, claim: Claim, *, look_first: bool, engine: sa.Engine) -> sa.Connection:
         """A connection in a transaction; refuses a claim that is seen to be stale."""
         with self._database.translated():
-            db = self._begin(engine)
+            db = self.statements.begin(engine, idle_s=self._idle_in_transaction_s)
             try:
                 if self._keeps_snapshot(db):
                     # A renewal in between would make the completion a serialization failure.
                     self.lock(db, claim)
-                elif look_first and not self.stands(db, claim):
+                elif look_first and not self.statements.stands(db, claim):
                     raise stale(claim)
-            except BaseException:
-                db.close()
-                raise
-        return db
-
-    def _begin(self, engine: sa.Engine) -> sa.Connection:
-        if not self._database.by_psycopg:
-            return self._database.twice(lambda: self._open(engine))
-        idle_s = self._idle_in_transaction_s
-        db = postgresql.begin(self._database, engine, idle_in_transaction_s=idle_s)
-        return self._checked(db)
-
-    def _open(self, engine: sa.Engine) -> sa.Connection:
-        with self._database.translated():
-            return self._checked(self._database.connect(engine))
-
-    def _checked(self, db: sa.Connection) -> sa.Connection:
-        if not db.in_transaction():
-            db.begin()  # else a Session on it would take a transaction of its own, and commit it
-        if not self._database.begins_itself:
-            try:
-                self._dialect.check(db)
-                if not self._database.by_psycopg:  # else it was said with the bounds
-                    self._dialect.begun(db, idle_s=self._idle_in_transaction_s)
             except BaseException:
                 db.close()
                 raise
@@ -348,20 +329,10 @@ class Transactions:
         if work is None:
             raise stale(claim)
 
-    def stands(self, db: sa.Connection, claim: Claim) -> bool:
-        """Whether the claim is seen to stand."""
-        seeing = self._database.once(_seeing)
-        return bool(self._database.read(db, seeing, claim_values(claim)))
-
     @staticmethod
     def stands_as_mapped(db: sa.Connection, claim: Claim) -> bool:
-        """The same by SQLAlchemy's names for the tables, which the user may have changed."""
+        """Whether it stands by SQLAlchemy's names for the tables, which users may change."""
         return db.execute(sa.select(WORKS.c.id).where(standing(claim))).first() is not None
-
-    def bound(self, db: sa.Connection, claim: Claim) -> tuple[str, bool]:
-        """Bounds for an open transaction on PostgreSQL. Its isolation level, and `stands`."""
-        idle_s = self._idle_in_transaction_s
-        return postgresql.bound(self._database, db, claim, idle_in_transaction_s=idle_s)
 
     def roll_back(self, db: sa.Connection, block: Block, error: BaseException, driver: Any) -> None:
         """Nothing is written. What the database asked for decides how the body goes on."""
@@ -528,7 +499,7 @@ class Transactions:
             raise broken_in_block(claim)
         try:
             with self.for_ledger():
-                completed = self._completed(db, claim, result_json)
+                completed = self.statements.complete(db, claim, result_json)
         except CannotWriteError:
             raise
         except LockTimeoutError as error:
@@ -536,68 +507,6 @@ class Transactions:
         except LedgerUnavailableError as error:
             raise self.broken(claim) from error
         if not completed:
-            if self.looks_in_statement(claim) and self.ended(db, claim):
+            if self.statements.sees_the_end(claim) and self.ended(db, claim):
                 raise ended_in_block(claim)
             raise stale(claim)
-
-    def looks_in_statement(self, claim: Claim | None) -> bool:
-        """Whether the statement that completes looks whether the transaction is still the one."""
-        return claim is not None and self.in_one_statement(claim)
-
-    def _completed(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
-        if self.in_one_statement(claim):
-            return self._complete_in_one(db, claim, result_json)
-        if claim.row is not None:
-            rows.complete(db, claim)
-        single = len(claim.keys) == 1 and not claim.formerly
-        if self._database.hot_path is HotPath.MARIADB and single:
-            return mariadb.complete(self._database, db, claim, result_json)
-        return self._complete_in_steps(db, claim, result_json)
-
-    def _complete_in_steps(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
-        held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
-        end_key, end_work = self._database.once(_completing)
-        if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
-            return False
-        done = {"json": result_json, **held_by}
-        return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.works)
-
-    def _complete_in_one(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
-        if claim.row is None:
-            statement, values = postgresql.complete(claim, result_json, begun=True)
-            return bool(self._database.ask_in(db, statement, values))
-        own, finished = postgresql.complete_with_row(self._database, db, claim, result_json)
-        if not own:
-            raise rows.RowMovedError(rows.read(db, claim.row))
-        return finished
-
-    def in_one_statement(self, claim: Claim) -> bool:
-        """Whether PostgreSQL completes it so."""
-        single = len(claim.keys) == 1 and not claim.formerly
-        return self._database.hot_path is HotPath.POSTGRESQL and single
-
-
-def _seeing(database: Database) -> Prepared:
-    return Prepared(sa.select(WORKS.c.id).where(of_claim()), database.engine.dialect)
-
-
-def _completing(database: Database) -> tuple[Prepared, Prepared]:
-    """Of a key, and of the work. A column's own name is taken by SET.
-
-    Not one UPDATE of both where there is one: MariaDB keeps the second row in a temporary table,
-    which takes five times as long as two statements.
-    """
-    fence: Any = sa.bindparam("my_fence")
-    owner: Any = sa.bindparam("my_owner")
-    key = sa.update(KEYS).where(held([sa.bindparam("my_key")], fence, owner))
-    work = sa.update(WORKS).where(processed(sa.bindparam("my_work"), fence, owner))
-    done = work.values(
-        state=State.DONE.value,
-        result=sa.bindparam("json"),
-        lease_until=0,
-        call=None,
-        due=None,
-        finished=database.now(),
-    )
-    dialect = database.engine.dialect
-    return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

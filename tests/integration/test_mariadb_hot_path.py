@@ -21,10 +21,10 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
 from taskguard.lease import Owner
-from taskguard.ledger import mariadb, sql
 from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
-from taskguard.ledger.database import CannotWriteError, HotPath
+from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State
 from taskguard_sandbox.servers import MariaDB
@@ -443,19 +443,18 @@ def test_it_is_taken_on_the_ledgers_own_connections_to_mariadb(mariadb_url: str)
     """By either spelling of the URL, once it is connected; an Engine of the user's has its steps,
     for its sessions are not set as a claim wants them."""
     as_mysql = SqlLedger(mariadb_url.replace("mariadb+", "mysql+"))
-    assert as_mysql._database.hot_path is None
     as_mysql.create_schema()
     engine = sa.create_engine(mariadb_url)
     theirs, in_steps = SqlLedger(engine), SqlLedger(mariadb_url, one_statement=False)
-    found = {ledger: ledger._database.hot_path for ledger in (as_mysql, theirs, in_steps)}
-    assert found == {as_mysql: HotPath.MARIADB, theirs: None, in_steps: None}
+    found = {ledger: type(ledger._statements) for ledger in (as_mysql, theirs, in_steps)}
+    assert found == {as_mysql: MariaDBStatements, theirs: Statements, in_steps: Statements}
     for ledger in found:
         ledger.close()
 
 
 def test_first_claims_take_no_steps(ledger: SqlLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do answers of what is done, or held."""
-    monkeypatch.setattr(sql, "claim_in_steps", None)
+    monkeypatch.setattr(claims, "claim", None)
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert isinstance(ledger.claim(request()), Busy)

@@ -332,10 +332,11 @@ def _record(shop: Shop) -> Any:
 
 def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim without a row of its own never goes in steps, and reads no table of the user's."""
-    from taskguard.ledger import sql
+    from taskguard.ledger import sql as sql_ledger
+    from taskguard.ledger.statements import claims
 
-    monkeypatch.setattr(sql, "claim_in_steps", None)
-    monkeypatch.setattr(sql, "rows", None)
+    monkeypatch.setattr(claims, "claim", None)
+    monkeypatch.setattr(sql_ledger, "rows", None)
     ledger = SqlLedger(pg.url)
     request = ClaimRequest(keys=("k",), owner=ME, ttl_s=30.0, work="w k")
     claimed = ledger.claim(request)
@@ -348,9 +349,9 @@ def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
     pg: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside BEGIN, what the body writes, and COMMIT."""
-    from taskguard.ledger import sql
+    from taskguard.ledger.statements import claims
 
-    monkeypatch.setattr(sql, "claim_in_steps", None)
+    monkeypatch.setattr(claims, "claim", None)
     asked: list[str] = []
     ask_in = Database.ask_in
 

@@ -13,10 +13,10 @@ from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.lease import new_owner
-from taskguard.ledger import steps
 from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.statements import claims as steps
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 
 DAY_S = 86_400.0

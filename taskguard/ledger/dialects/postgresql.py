@@ -1,4 +1,4 @@
-"""PostgreSQL 14 or later, with whatever driver; psycopg's hot path is in `ledger/postgresql/`."""
+"""PostgreSQL 14 or later, with whatever driver."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from taskguard.ledger.base import Claim
 from taskguard.ledger.dialects.base import SNAPSHOTS, Fault
 from taskguard.ledger.dialects.on_conflict import OnConflict
 
-__all__ = ["BEGUN", "MARK", "PostgreSQL", "milliseconds"]
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounds", "milliseconds"]
 
 # Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
 # CHAIN, follows in the same message.
 MARK, BEGUN = "taskguard.transaction", "begun"
+_CHECK_CLIENT_MS = 2000
 
 # SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _FAULTS = {
@@ -82,9 +83,12 @@ class PostgreSQL(OnConflict):
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         return db.get_isolation_level() in SNAPSHOTS
 
+    def bounds(self, idle_s: float) -> dict[str, str]:
+        return bounds(idle_s)
+
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
-        del idle_s
-        db.exec_driver_sql(f"set local {MARK} = '{BEGUN}'")
+        local = (f"set_config('{name}', '{value}', true)" for name, value in bounds(idle_s).items())
+        db.exec_driver_sql(f"select {', '.join(local)}").close()
 
     def ended(self, db: sa.Connection) -> bool:
         found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
@@ -99,6 +103,19 @@ class PostgreSQL(OnConflict):
         del work, mine
         status = sa.text("select pg_xact_status(cast(:xid as xid8))")
         return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
+
+
+def bounds(idle_s: float) -> dict[str, str]:
+    """Settings of a holder's transaction.
+
+    A frozen holder's row locks end with its idle transaction, and a statement that runs for a
+    client that is gone ends, too.
+    """
+    return {
+        "idle_in_transaction_session_timeout": str(milliseconds(idle_s)),
+        "client_connection_check_interval": str(_CHECK_CLIENT_MS),
+        MARK: BEGUN,
+    }
 
 
 def milliseconds(seconds: float) -> int:

@@ -24,12 +24,13 @@ from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
+from taskguard.ledger import answers, sql, transaction
 from taskguard.ledger.base import Claim, Claimed
 from taskguard.ledger.database import Database
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.statements import claims as steps
+from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORKS
-from taskguard.ledger.transaction import Transactions
 from taskguard.states import Decision
 
 pytestmark = pytest.mark.once
@@ -88,13 +89,13 @@ class Mutation:
 
 def without_fenced_steps(made: Mutation) -> None:
     """Checkpoints, and completions in steps, go by the names of key and work alone."""
-    for module in (transaction, sql, steps):
+    for module in (transaction, sql, renewals):
         made.replace(module, "standing", lambda claim: WORKS.c.id == claim.work)
     for module in (transaction, sql):
         made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
-    made.replace(transaction, "processed", lambda work, fence, owner: WORKS.c.id == work)
-    made.replace(transaction, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
-    made.replace(transaction, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
+    made.replace(portable, "processed", lambda work, fence, owner: WORKS.c.id == work)
+    made.replace(portable, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
+    made.replace(portable, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
 
 
 def without_fence_checks(made: Mutation) -> None:
@@ -222,12 +223,12 @@ def without_former_records(made: Mutation) -> None:
 
 def without_copies_of_the_end(made: Mutation) -> None:
     """DONE is not written under the former id."""
-    complete = Transactions._complete_in_steps
+    complete = portable.Statements.complete
 
-    def alone(self: Transactions, db: Any, claim: Claim, result_json: str | None) -> bool:
+    def alone(self: portable.Statements, db: Any, claim: Claim, result_json: str | None) -> bool:
         return complete(self, db, replace(claim, formerly=()), result_json)
 
-    made.replace(Transactions, "_complete_in_steps", alone)
+    made.replace(portable.Statements, "complete", alone)
 
 
 def claim_after_the_former_guard(book: Any) -> None:

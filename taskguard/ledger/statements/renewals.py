@@ -1,0 +1,77 @@
+"""Renewals of many leases in one transaction, over rows that nobody else has locked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from taskguard.ledger.base import Claim, LedgerHold
+from taskguard.ledger.database import Database
+from taskguard.ledger.tables import KEYS, WORKS, standing
+from taskguard.locks.base import Renewal
+from taskguard.states import State
+
+__all__ = ["renew"]
+
+
+def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
+    """Renew each hold whose rows nobody has locked, in one transaction."""
+    ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
+    with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
+        works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
+        keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
+            KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})
+        )
+        states = {row.owner: row.state for row in db.execute(works)}
+        holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
+        locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
+        # One that another holder got in between is none of ours: next round it is TAKEN.
+        free_keys = {
+            row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
+        }
+        locked = works.order_by(WORKS.c.id).with_for_update(skip_locked=True)
+        free_owners = {
+            row.owner for row in db.execute(locked) if row.state == State.PROCESSING.value
+        }
+        now_us = database.now_us(db)
+        answers = []
+        for hold in holds:
+            answer = _standing(hold.claim, states, holders)
+            if answer is None:
+                work_is_free = hold.claim.work is None or str(hold.claim.owner) in free_owners
+                if work_is_free and free_keys.issuperset(hold.claim.keys):
+                    _renew_one(db, hold, now_us)
+                    answer = Renewal.RENEWED
+                else:
+                    answer = Renewal.SKIPPED  # its holder, or a claimer, is at work on them
+            answers.append(answer)
+        return answers
+
+
+def _standing(
+    claim: Claim, states: dict[str, str], holders: dict[str, tuple[str, int]]
+) -> str | None:
+    """Why there is nothing to renew; None if there is."""
+    owner = str(claim.owner)
+    state = states.get(owner)
+    if state == State.DONE.value:
+        return Renewal.SKIPPED  # by this very claim, a moment ago
+    if claim.work is not None and state != State.PROCESSING.value:
+        return Renewal.TAKEN
+    if any(holders.get(key) != (owner, claim.fence) for key in claim.keys):
+        return Renewal.TAKEN
+    return None
+
+
+def _renew_one(db: sa.Connection, hold: LedgerHold, now_us: int) -> None:
+    claim = hold.claim
+    until_us = now_us + int(hold.ttl_s * 1e6)
+    db.execute(
+        sa.update(KEYS)
+        .where(KEYS.c.key.in_(claim.keys), KEYS.c.owner == str(claim.owner))
+        .values(lease_until=until_us)
+    )
+    if claim.work is not None:
+        due = sa.case((WORKS.c.due.is_not(None), until_us))
+        db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us, due=due))
