@@ -37,6 +37,7 @@ class Queue(Protocol):
     max_delay_s: float
     numbers_copies: bool
 
+    @property
     def longest_wait_s(self) -> float:
         """How long the delivery may wait for its key where it is.
 

@@ -751,7 +751,7 @@ def _wait_s(delivery: Delivery) -> float:
     policy, queue = delivery.policy, delivery.queue
     if policy.busy != "wait":
         return 0.0
-    return policy.wait_s if queue is None else min(policy.wait_s, queue.longest_wait_s())
+    return policy.wait_s if queue is None else min(policy.wait_s, queue.longest_wait_s)
 
 
 def _error_text(error: BaseException) -> str:

@@ -45,6 +45,7 @@ class _InPlace:
     def __init__(self, at_work: Task) -> None:
         self._at_work = at_work
 
+    @property
     def longest_wait_s(self) -> float:
         """As long as the delivery that failed may take."""
         return longest_wait_s(self._at_work)
@@ -86,7 +87,7 @@ def call_errback(
             house,
             delivery,
             lambda guard: compiled.call(args, kwargs, guard),
-            wait_s=queue.longest_wait_s(),
+            wait_s=queue.longest_wait_s,
         )
     except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
         logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback

@@ -106,6 +106,7 @@ class CeleryQueue:
             else min(_MAX_DELAY_S, visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
         )
 
+    @property
     def longest_wait_s(self) -> float:
         """How long the message in hand may wait where it is."""
         return longest_wait_s(self._task)
@@ -139,7 +140,7 @@ class CeleryQueue:
         """
         now_s = time.monotonic()
         if self._waits_until_s is None:
-            wait_s = self.longest_wait_s() if self._counts_deliveries() else 0.0
+            wait_s = self.longest_wait_s if self._counts_deliveries() else 0.0
             self._waits_until_s = now_s + wait_s
         stays = now_s < self._waits_until_s
         logger.warning(

@@ -61,6 +61,7 @@ class RQQueue:
         )
         self._delay_s: int | None = None
 
+    @property
     def longest_wait_s(self) -> float:
         """Half of its time-out: one that RQ ends is FAILED, though its body has not begun."""
         limit_s = float(self._job.timeout or 0)

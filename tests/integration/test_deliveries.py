@@ -49,10 +49,7 @@ class NotingQueue:
     def __init__(self) -> None:
         self.copies: list[tuple[int, float]] = []
         self.refuses = False
-        self.patience_s = math.inf
-
-    def longest_wait_s(self) -> float:
-        return self.patience_s
+        self.longest_wait_s = math.inf
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         if self.refuses:
@@ -153,7 +150,7 @@ def test_a_taken_key_puts_the_delivery_off(depot: Depot, options: dict[str, Any]
 
 def test_a_delivery_waits_no_longer_than_its_queue_can(depot: Depot) -> None:
     """A time limit would end it, or the broker take it for lost."""
-    depot.queue.patience_s = 0.05
+    depot.queue.longest_wait_s = 0.05
     assert isinstance(inside(depot, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
     assert [copy for copy, _ in depot.queue.copies] == [1]
 

@@ -190,9 +190,7 @@ class PortQueue:
     message: Message
     max_delay_s: float
     numbers_copies: bool = True
-
-    def longest_wait_s(self) -> float:
-        return math.inf
+    longest_wait_s: float = math.inf
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         if not self.worker.world.publish_copies:

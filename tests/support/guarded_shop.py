@@ -83,12 +83,10 @@ class NotingQueue:
 
     max_delay_s = 30.0
     numbers_copies = True
+    longest_wait_s = math.inf
 
     def __init__(self) -> None:
         self.copies: list[int] = []
-
-    def longest_wait_s(self) -> float:
-        return math.inf
 
     def publish_copy(self, copy: int, delay_s: float) -> None:
         del delay_s
