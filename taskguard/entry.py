@@ -33,7 +33,7 @@ from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.answers import standing_claim
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
-from taskguard.states import State
+from taskguard.states import Decision
 from taskguard.watchdog import Kept, Watchdog
 
 __all__ = ["Entered", "Entry"]
@@ -132,7 +132,11 @@ class Entry:
         if isinstance(found, Busy):
             return Busy(held.owner, held.remaining_s, found.same_work, found.started)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
-        if found.state is State.DONE and found.result_json is None and found.owner == held.owner:
+        if (
+            found.decision is Decision.DONE
+            and found.result_json is None
+            and found.owner == held.owner
+        ):
             # DONE is committed, but its body has not ended: its return value may still come.
             return Busy(held.owner, held.remaining_s, same_work=True, started=True)
         return found
@@ -319,7 +323,7 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     """
     left_s = ttl_s - found.age_s
     ended = found.result_json is not None or found.owner is None or left_s <= 0
-    if found.state is not State.DONE or ended:
+    if found.decision is not Decision.DONE or ended:
         return found
     return Busy(None, left_s, same_work=True, started=True)
 

@@ -63,7 +63,7 @@ from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Le
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.shutdown import is_cancellation, is_shutdown
-from taskguard.states import State
+from taskguard.states import Decision, State
 from taskguard.watchdog import Kept, Watchdog
 
 __all__ = ["Runner"]
@@ -239,22 +239,23 @@ class Runner:
 
     def _answer(self, delivery: Delivery, found: Answer) -> Outcome:
         """The record speaks for this delivery."""
-        if found.superseded:
+        decision = found.decision
+        if decision is Decision.SUPERSEDED:
             return self._drop(delivery, "superseded")
-        if found.mismatch:
+        if decision is Decision.MISMATCH:
             raise self._mismatch(delivery, found)
-        if found.missing or found.ineligible:
+        if decision in (Decision.MISSING, Decision.INELIGIBLE):
             return self._unfit(delivery, found)
-        if found.too_old:
+        if decision is Decision.TOO_OLD:
             raise MessageTooOldError(
                 f"{delivery.task} {delivery.key}: this message is older than retention_s "
                 f"({delivery.policy.retention_s:g} s) and the record of its work may have been "
                 "purged, so it may have been done. Check, and send a new message if it was not.",
                 key=delivery.key,
             )
-        if found.state is State.DEAD:
+        if decision in (Decision.DEAD, Decision.BURY):
             raise self._dead(delivery, found)
-        if found.state is State.FAILED:
+        if decision is Decision.REVOKED:
             if delivery.queue is not None:
                 return self._drop(delivery, "revoked")
             raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)
@@ -271,15 +272,17 @@ class Runner:
         row = delivery.row
         assert row is not None  # noqa: S101
         declared, name = row.declared, row.declared.describe(row)
-        how = declared.on_missing if found.missing else declared.on_ineligible
-        reason = "missing" if found.missing else "ineligible"
-        if delivery.queue is not None and how == "defer" and not found.too_old:
-            state = "is missing" if found.missing else f"is {found.row_state!r}"
+        missing = found.decision is Decision.MISSING
+        how = declared.on_missing if missing else declared.on_ineligible
+        reason = found.decision.value
+        lasting = self.request(delivery).may_create
+        if delivery.queue is not None and how == "defer" and lasting:
+            state = "is missing" if missing else f"is {found.row_state!r}"
             return self._defer(delivery, self._delay_s(delivery, None), f"{name} {state}")
         if delivery.queue is not None and how == "skip":
             return self._drop(delivery, reason)
         self._entry.emit(Duplicate, delivery, reason=reason)
-        if found.missing:
+        if missing:
             raise RowMissingError(
                 f"{delivery.task} {delivery.key}: there is no row {name}. Nothing was run. If its "
                 'message may come before its row is committed, say on_missing="defer".',
@@ -295,12 +298,13 @@ class Runner:
 
     def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
         """A failure once, by whom it became DEAD; then it is known."""
-        if found.buried:
+        buried = found.decision is Decision.BURY
+        if buried:
             self._entry.emit(Dead, delivery, crashes=found.crashes)
         else:
             age_s, crashes = found.age_s, found.crashes
             self._entry.emit(StillDead, delivery, age_s=age_s, crashes=crashes)
-        kind = WorkDeadError if found.buried else WorkStillDeadError
+        kind = WorkDeadError if buried else WorkStillDeadError
         return kind(
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
             f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
@@ -628,7 +632,9 @@ class Runner:
         except TaskguardError as error:
             logger.warning("%s: whether it is DONE got no answer: %s", kept.lease.key, error)
             return None
-        if not isinstance(found, Answer) or (found.state, found.owner) != (State.DONE, owner):
+        if not isinstance(found, Answer) or found.decision is not Decision.DONE:
+            return None
+        if found.owner != owner:
             return None
         text = found.result_json
         guard.answered = text is not None

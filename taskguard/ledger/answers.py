@@ -31,6 +31,8 @@ __all__ = [
 CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
+# Those of which the work's record has something to tell.
+_OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED})
 
 
 class Records(NamedTuple):
@@ -141,7 +143,7 @@ def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> 
     )
 
 
-def answer(  # noqa: PLR0911  # one decision, one return
+def answer(
     request: ClaimRequest, row: Any, decision: Decision, now_us: int, own_state: Any = None
 ) -> Answer | Busy:
     """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
@@ -152,21 +154,12 @@ def answer(  # noqa: PLR0911  # one decision, one return
             same_work=True,
             started=True,
         )
-    if decision is Decision.SUPERSEDED:
-        return Answer(None, superseded=True)
-    if decision is Decision.TOO_OLD:
-        return Answer(None, too_old=True)
-    if decision is Decision.MISMATCH:
-        return Answer(None, mismatch=True)
-    if decision is Decision.MISSING:
-        return Answer(None, missing=True, too_old=not request.may_create)
-    if decision is Decision.INELIGIBLE:
-        too_old = not request.may_create
-        return Answer(None, ineligible=True, row_state=own_state, too_old=too_old)
+    if decision not in _OF_RECORDS:
+        return Answer(decision, row_state=own_state)
     if decision is Decision.DONE and (row is None or row.state != State.DONE.value):
-        return Answer(State.DONE)  # by its own row; no record of a result
+        return Answer(decision)  # by its own row; no record of a result
     return Answer(
-        State(row.state),
+        decision,
         result_json=row.result,
         crashes=row.crashes,
         error=row.error,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 if TYPE_CHECKING:
     from taskguard.ledger.guarded_row import GuardedRow
@@ -186,30 +186,24 @@ class Busy:
 class Answer:
     """The delivery needs no body.
 
-    `state` is DONE (with `result_json`, None where none was stored), DEAD (with `crashes`),
-    FAILED (revoked for good), or None:
-    `superseded` (a live copy of the message has higher numbers), `too_old`, `mismatch` (the
-    work has another fingerprint), or, of the user's own row, `missing` or `ineligible` (with
-    `row_state`); with one of these, `too_old` says that the message is.
-
     Attributes:
-        buried: the work has become DEAD by this very claim.
+        decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
+            numbers), TOO_OLD, MISMATCH (the work has another fingerprint), BURY (it has become DEAD
+            by this very claim); of the user's own row also MISSING and INELIGIBLE.
+        result_json: of a work that is DONE; None where none was stored.
+        crashes: holders that vanished, of a work that is DEAD.
+        error: what the record says of its end.
+        row_state: the state of an INELIGIBLE row.
         owner: who completed the work; its body may still be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
         recorded_as: the former id whose record says so; None: the work's own.
     """
 
-    state: State | None
+    decision: Decision
     result_json: str | None = None
     crashes: int = 0
-    buried: bool = False
     error: str | None = None
-    superseded: bool = False
-    too_old: bool = False
-    mismatch: bool = False
-    missing: bool = False
-    ineligible: bool = False
     row_state: Any = None
     owner: Owner | None = None
     same_message: bool = True

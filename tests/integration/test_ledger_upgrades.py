@@ -13,7 +13,7 @@ from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.base import Answer, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.upgrades import upgrade_statements
-from taskguard.states import State
+from taskguard.states import Decision
 
 
 @pytest.fixture(params=DATABASES)
@@ -44,7 +44,7 @@ def test_tables_of_version_1_become_todays(url: str) -> None:
     for work in ("ship order:1", "ship eu:message:m order:1"):
         found = ledger.claim(request(work=work))
         assert isinstance(found, Answer)
-        assert (found.state, found.result_json) == (State.DONE, "7")
+        assert (found.decision, found.result_json) == (Decision.DONE, "7")
     with engine.connect() as db:
         numbers = db.exec_driver_sql("select message, work, retries, copy from taskguard_messages")
         assert numbers.all() == [("m", "ship order:1", 0, 3)]

@@ -26,7 +26,7 @@ from taskguard.ledger.database import CannotWriteError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
-from taskguard.states import State
+from taskguard.states import Decision
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian
@@ -163,8 +163,11 @@ def taken_meanwhile(db: sa.Connection) -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "expected"),
     [
-        (done_meanwhile, lambda answer: answer.state is State.DONE and answer.result_json == "7"),
-        (superseded_meanwhile, lambda answer: answer.superseded),
+        (
+            done_meanwhile,
+            lambda answer: answer.decision is Decision.DONE and answer.result_json == "7",
+        ),
+        (superseded_meanwhile, lambda answer: answer.decision is Decision.SUPERSEDED),
         (taken_meanwhile, lambda answer: answer.owner == Owner.parse("n/x")),
     ],
     ids=["done", "superseded", "taken"],
@@ -242,9 +245,9 @@ def test_no_way_through_leaves_a_transaction_open(
     assert isinstance(ledger.claim(request()), Busy)
     assert isinstance(ledger.claim(request(work="other")), Busy)
     assert ledger.defer(request(2), lambda copy: None)
-    assert ledger.claim(request(2)) == Answer(None, superseded=True)
+    assert ledger.claim(request(2)) == Answer(Decision.SUPERSEDED)
     assert ledger.claim(request(3, message=MessageRef("o"), may_create=False)) == Answer(
-        None, too_old=True
+        Decision.TOO_OLD
     )
     assert len(seen) == 12
     with pytest.raises(sa.exc.DBAPIError, match="too long"):
@@ -421,7 +424,7 @@ def test_texts_of_every_kind_are_stored_as_they_are(
     ledger.complete(claimed.claim, odd)
     answer = ledger.claim(request(keys=(odd,), work=odd, fingerprint=odd))
     assert isinstance(answer, Answer)
-    assert (answer.state, answer.result_json) == (State.DONE, odd)
+    assert (answer.decision, answer.result_json) == (Decision.DONE, odd)
 
 
 def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any]) -> None:

@@ -319,8 +319,7 @@ def test_sql_decides_as_the_table_does(
         assert (None if after is None else (after.status, after.fence_token)) == own
         assert moved == record
         if isinstance(answer, Answer):
-            assert answer.missing is (decision is Decision.MISSING)
-            assert answer.ineligible is (decision is Decision.INELIGIBLE)
+            assert answer.decision is decision
             done = decision is Decision.DONE and record is not None and record.state == "DONE"
             assert answer.result_json == (record.result if done else answer.result_json)
 

@@ -308,10 +308,9 @@ class MemoryLedger:
                 )
         recorded_as = None if row.id == request.work else row.id
         return Answer(
-            State.DEAD,
+            Decision.BURY,
             crashes=row.crashes + 1,
             error=row.error,
-            buried=True,
             recorded_as=recorded_as,
         )
 

@@ -365,5 +365,5 @@ class _Claim:
                 finished=self.now_us,
             )
         )
-        buried = Answer(State.DEAD, crashes=row.crashes + 1, error=row.error, buried=True)
+        buried = Answer(Decision.BURY, crashes=row.crashes + 1, error=row.error)
         return buried if row.id == self.request.work else replace(buried, recorded_as=row.id)

@@ -84,7 +84,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     if decision in CLAIMABLE and not foreign:
         _expect_grant(book, request, answer, decision, before, key)
     elif decision is Decision.BURY:
-        assert answer == Answer(State.DEAD, crashes=before.crashes + 1, buried=True)
+        assert answer == Answer(Decision.BURY, crashes=before.crashes + 1)
         assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
         assert book.work().owner == ""
     else:
@@ -135,11 +135,9 @@ def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key
         assert answer.owner == Owner.parse(before.owner)
     else:
         assert isinstance(answer, Answer)
-        assert answer.superseded is (decision is Decision.SUPERSEDED)
-        assert answer.too_old is (decision is Decision.TOO_OLD)
-        assert answer.mismatch is (decision is Decision.MISMATCH)
+        assert answer.decision is decision
         if decision is Decision.DONE:
-            assert (answer.state, answer.result_json) == (State.DONE, before.result)
+            assert (answer.decision, answer.result_json) == (Decision.DONE, before.result)
 
 
 def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
@@ -236,7 +234,7 @@ def test_looking_claims_nothing(book: Any) -> None:
     assert (seen.owner, seen.same_work) == (claimed.claim.owner, True)
     book.ledger.complete(claimed.claim, "7")
     seen = book.ledger.look(book.request())
-    assert (seen.state, seen.result_json) == (State.DONE, "7")
+    assert (seen.decision, seen.result_json) == (Decision.DONE, "7")
 
 
 def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
@@ -295,13 +293,13 @@ def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
     work = work_id("shop.pick", "%,".join(keys))
     asked = book.request(keys=keys, work=work, message="ß" * 5_000)
     assert book.ledger.defer(asked, lambda copy: None)
-    assert book.ledger.claim(asked) == Answer(None, superseded=True)
+    assert book.ledger.claim(asked) == Answer(Decision.SUPERSEDED)
     message = MessageRef("ß" * 5_000, copy=1)
     claimed = book.ledger.claim(dataclasses.replace(asked, message=message))
     assert isinstance(claimed, Claimed)
     book.ledger.complete(claimed.claim, "7")
     found = book.ledger.claim(dataclasses.replace(asked, message=message))
-    assert (found.state, found.same_message) == (State.DONE, True)
+    assert (found.decision, found.same_message) == (Decision.DONE, True)
 
 
 def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
@@ -325,5 +323,5 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
             count = sa.text(waiting)
             wait_until(lambda: db.execute(count).scalar() == 1, message="the claim waits")
     waiter.join()
-    assert answers[0].state is State.DONE
+    assert answers[0].decision is Decision.DONE
     assert book.key().owner == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
 from taskguard.ledger.base import Answer, Busy, Claimed
-from taskguard.states import State
+from taskguard.states import Decision
 
 
 def at_once(count: int, body: Callable[[int], None]) -> None:
@@ -126,7 +126,7 @@ def test_under_pauses_beyond_the_lease_each_work_has_one_effect(book: Any) -> No
             found = book.ledger.claim(
                 book.request(item, message=f"m{number}", ttl_s=0.15, max_crashes=1000)
             )
-            if isinstance(found, Answer) and found.state is State.DONE:
+            if isinstance(found, Answer) and found.decision is Decision.DONE:
                 continue
             if isinstance(found, Claimed):
                 if late[item] and found.attempt <= 2:

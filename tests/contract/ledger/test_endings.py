@@ -11,7 +11,7 @@ from support.claims import request
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.base import Answer, Claimed, LedgerHold, MessageRef
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 
 def test_effects_and_done_commit_together(book: Any) -> None:
@@ -23,7 +23,7 @@ def test_effects_and_done_commit_together(book: Any) -> None:
         assert not book.locks_rows or book.effects() == {}
     assert book.effects() == {"1": 1}
     answer = book.ledger.claim(book.request(message="n"))
-    assert (answer.state, answer.result_json) == (State.DONE, '{"a":1}')
+    assert (answer.decision, answer.result_json) == (Decision.DONE, '{"a":1}')
     assert (answer.same_message, answer.owner) == (False, claimed.claim.owner)
     assert (book.key().owner, book.work().lease_until) == ("", 0)
 
@@ -161,9 +161,9 @@ def test_a_body_that_ends_its_processes_too_often_is_dead(book: Any) -> None:
         claimed = book.claim(max_crashes=2)
         assert claimed.crashes == crashes
         book.ledger.crash(claimed.claim, "exit: 2")
-    for _ in range(2):
+    for decision in (Decision.BURY, Decision.DEAD):
         answer = book.ledger.claim(book.request(max_crashes=2))
-        assert (answer.state, answer.crashes, answer.error) == (State.DEAD, 2, "exit: 2")
+        assert (answer.decision, answer.crashes, answer.error) == (decision, 2, "exit: 2")
 
 
 def test_revoked_work_is_never_claimed_again(book: Any) -> None:
@@ -174,7 +174,7 @@ def test_revoked_work_is_never_claimed_again(book: Any) -> None:
     with pytest.raises(StaleTokenError):
         book.ledger.complete(claimed.claim, None)
     answer = book.ledger.claim(book.request())
-    assert (answer.state, answer.error) == (State.FAILED, "revoked")
+    assert (answer.decision, answer.error) == (Decision.REVOKED, "revoked")
     book.ledger.complete(book.claim(2).claim, None)
     assert not book.ledger.revoke("ship order:2", message="m")
 
@@ -187,11 +187,9 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
     third = book.claim(max_crashes=3)
     assert third.crashes == 2
     book.expire()
-    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(
-        State.DEAD, crashes=3, buried=True
-    )
+    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(Decision.BURY, crashes=3)
     answer = book.ledger.claim(book.request(max_crashes=9))
-    assert (answer.state, answer.crashes, answer.buried) == (State.DEAD, 3, False)
+    assert (answer.decision, answer.crashes) == (Decision.DEAD, 3)
     with pytest.raises(StaleTokenError):
         book.ledger.complete(third.claim, None)
     assert book.work().state == "DEAD"
@@ -281,7 +279,7 @@ def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
         thread.join()
     assert published == [1]
     assert answers.count(True) == 1
-    assert book.ledger.claim(book.request()) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request()) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(book.request(copy=1)), Claimed)
 
 
@@ -300,7 +298,7 @@ def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
 def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
     """Numbers are the message's own: another message of the same work gets its own answer."""
     book.ledger.fail(book.claim(retries=2).claim, "x")
-    assert book.ledger.claim(book.request(retries=1)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(retries=1)) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
 
 
@@ -310,7 +308,7 @@ def test_a_retry_is_not_dropped_for_a_copy_of_the_try_before_it(book: Any) -> No
     assert book.ledger.defer(book.request(retries=0), lambda copy: None)
     assert book.copies() == {("m", "ship order:1"): (0, 1)}
     book.expire()
-    assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(Decision.SUPERSEDED)
     assert book.claim(retries=1).takeover
     assert book.ledger.defer(book.request(retries=1), lambda copy: None)
     assert book.copies() == {("m", "ship order:1"): (1, 1)}
@@ -325,8 +323,8 @@ def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
     assert book.ledger.defer(book.request(2), lambda copy: None)
     assert book.copies() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
     assert not book.ledger.defer(book.request(2), lambda copy: None)
-    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
-    assert book.ledger.claim(book.request(1, copy=3)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
+    assert book.ledger.claim(book.request(1, copy=3)) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(book.request(1, retries=1, copy=3)), Claimed)
 
 
@@ -340,13 +338,13 @@ def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
     first = book.ledger.claim(asked(2, 0, "monday"))
     book.ledger.fail(first.claim, "x")
     assert book.ledger.defer(asked(2, 0, "monday"), lambda copy: None)
-    assert book.ledger.claim(asked(2, 0, "monday")) == Answer(None, superseded=True)
-    assert book.ledger.claim(asked(1, 5, "monday")) == Answer(None, superseded=True)
+    assert book.ledger.claim(asked(2, 0, "monday")) == Answer(Decision.SUPERSEDED)
+    assert book.ledger.claim(asked(1, 5, "monday")) == Answer(Decision.SUPERSEDED)
     again = book.ledger.claim(asked(0, 0, "tuesday"))
     assert isinstance(again, Claimed)
     book.ledger.give_back(again.claim)
     assert book.ledger.defer(asked(0, 0, "tuesday"), lambda copy: None)
-    assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(None, superseded=True)
+    assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(asked(0, 1, "tuesday")), Claimed)
 
 
@@ -358,7 +356,7 @@ def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
     assert book.ledger.requeue("ship order:1", reason="mended")
     assert book.copies() == {("m", "ship order:2"): (0, 1)}
     assert isinstance(book.ledger.claim(book.request(1)), Claimed)
-    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
 
 
 def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
@@ -374,10 +372,10 @@ def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
 
 def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book: Any) -> None:
     """may_create=False creates nothing; a work that is known is answered as ever."""
-    assert book.ledger.claim(book.request(may_create=False)) == Answer(None, too_old=True)
+    assert book.ledger.claim(book.request(may_create=False)) == Answer(Decision.TOO_OLD)
     assert book.key() is None or book.key().owner == ""
     book.ledger.complete(book.claim().claim, "1")
-    assert book.ledger.claim(book.request(may_create=False)).state is State.DONE
+    assert book.ledger.claim(book.request(may_create=False)).decision is Decision.DONE
 
 
 def test_the_view_shows_a_work(book: Any) -> None:

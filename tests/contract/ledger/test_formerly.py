@@ -17,7 +17,7 @@ from taskguard.errors import StaleTokenError
 from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, LedgerHold
 from taskguard.ledger.tables import WORKS
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 OLD, NEW = "ship order:1", "ship shop:1"
 
@@ -59,7 +59,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
         for ask in (book.ledger.claim, book.ledger.look):
             found = ask(asked)
             assert isinstance(found, Answer)
-            assert (found.state, found.result_json) == (State.DONE, "7")
+            assert (found.decision, found.result_json) == (Decision.DONE, "7")
     assert set(book.states().values()) == {"DONE"}
 
 
@@ -148,7 +148,7 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     book.expire_all()
     buried = book.ledger.claim(old(book, max_crashes=2))
     assert isinstance(buried, Answer)
-    assert buried.buried
+    assert buried.decision is Decision.BURY
     if late == "report_in":
         book.ledger.report_in(first.claim)
     elif late == "give_back":
@@ -158,7 +158,7 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     for ask in (new, old):
         found = book.ledger.claim(ask(book, max_crashes=9))
         assert isinstance(found, Answer)
-        assert found.state is State.DEAD
+        assert found.decision is Decision.DEAD
 
 
 def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
@@ -169,7 +169,7 @@ def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
     for ask in (new, old):
         found = book.ledger.claim(ask(book))
         assert isinstance(found, Answer)
-        assert found.state is State.FAILED
+        assert found.decision is Decision.REVOKED
 
 
 def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
@@ -179,12 +179,12 @@ def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
         book.expire_all()
     buried = book.ledger.claim(new(book))
     assert isinstance(buried, Answer)
-    assert (buried.state, buried.buried, buried.crashes) == (State.DEAD, True, 3)
+    assert (buried.decision, buried.crashes) == (Decision.BURY, 3)
     assert buried.recorded_as == OLD
     for ask in (old, new):
         found = book.ledger.claim(ask(book))
         assert isinstance(found, Answer)
-        assert found.state is State.DEAD
+        assert found.decision is Decision.DEAD
     named = book.ledger.claim(new(book))
     assert isinstance(named, Answer)
     assert book.ledger.requeue(named.recorded_as or NEW, reason="mended")
@@ -198,7 +198,7 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
         book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
-    assert (found.state, found.recorded_as) == (State.DEAD, None)
+    assert (found.decision, found.recorded_as) == (Decision.DEAD, None)
     assert book.ledger.requeue(NEW, reason="mended")
     taken = claim(book, new(book))
     book.ledger.complete(taken.claim, None)
@@ -245,7 +245,7 @@ def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
     book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
-    assert found.superseded
+    assert found.decision is Decision.SUPERSEDED
     assert isinstance(book.ledger.claim(new(book, copy=1)), Claimed)
 
 
@@ -286,7 +286,7 @@ def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
     book.ledger.fail(claim(book, other).claim, "why")
     found = book.ledger.claim(new(book, formerly=("ship message:m order:1",)))
     assert isinstance(found, Answer)
-    assert found.state is State.DONE
+    assert found.decision is Decision.DONE
 
 
 def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
@@ -303,7 +303,7 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
                 asked = (old if place % 2 else new)(book, max_crashes=1_000)
                 found = ledger.claim(asked)
                 if isinstance(found, Answer):
-                    assert found.state is State.DONE
+                    assert found.decision is Decision.DONE
                     return
                 if isinstance(found, Claimed):
                     with ledger.transaction(found.claim) as tx:
