@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.lease import Lease
-    from taskguard.ledger.foreign import ForeignConnection
     from taskguard.ledger.guarded_row import GuardedRow
     from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
+    from taskguard.ledger.transactions.external import ForeignConnection
     from taskguard.ledger.upgrades import upgrade_statements
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
@@ -53,7 +53,7 @@ _HOMES = {
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
-    "ForeignConnection": "ledger.foreign",
+    "ForeignConnection": "ledger.transactions.external",
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",

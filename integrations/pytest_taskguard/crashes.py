@@ -27,7 +27,7 @@ import sqlalchemy as sa
 
 from taskguard.delivery import Queue
 from taskguard.ledger.base import Ledger, LedgerTransaction
-from taskguard.ledger.foreign import ForeignConnection
+from taskguard.ledger.transactions.external import ForeignConnection
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]

@@ -64,7 +64,7 @@ class DjangoConnection(ForeignConnection):
         driver = self.driver
         return driver is None or getattr(driver, "closed", False) is True
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Enter `transaction.atomic(durable=True)`."""
         wrapper = self._wrapper
         if wrapper.in_atomic_block:
@@ -89,7 +89,7 @@ class DjangoConnection(ForeignConnection):
     def _note_commit(self) -> None:
         self._committed = True
 
-    def before_end(self) -> None:
+    def flush(self) -> None:
         """Refuse a block that Django would roll back without a word."""
         wrapper = self._wrapper
         if wrapper.needs_rollback or wrapper.closed_in_transaction or not wrapper.in_atomic_block:
@@ -102,7 +102,7 @@ class DjangoConnection(ForeignConnection):
 
     def commit(self) -> None:
         """Leave the `atomic` block; what a hook raises waits in `hook_error`."""
-        self.before_end()
+        self.flush()
         block, self._block = self._block, None
         try:
             block.__exit__(None, None, None)

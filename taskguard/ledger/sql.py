@@ -34,10 +34,8 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
-from taskguard.ledger.borrowed import BorrowedTransaction
 from taskguard.ledger.database import Database, LockTimeoutError
 from taskguard.ledger.engine import read_url
-from taskguard.ledger.foreign import ForeignConnection, on_foreign
 from taskguard.ledger.guarded_row import GuardedRow
 from taskguard.ledger.identity import Identity
 from taskguard.ledger.outbox import Overdue
@@ -56,7 +54,8 @@ from taskguard.ledger.tables import (
     holding,
     standing,
 )
-from taskguard.ledger.transaction import SqlTransaction, Transactions
+from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
+from taskguard.ledger.transactions.external import ForeignConnection, on_foreign
 from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
@@ -164,11 +163,9 @@ class SqlLedger:
 
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: Any = None
-    ) -> SqlTransaction:
+    ) -> GuardedTransaction:
         """A transaction for the holder's writes; see `base.py`."""
-        if on is not None:
-            return BorrowedTransaction(self._transactions, claim, on)
-        return self._transactions.open(claim, look_first=look_first)
+        return self._transactions.open(claim, on=on, look_first=look_first)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
@@ -184,7 +181,7 @@ class SqlLedger:
             self._complete_in_transaction(claim, result_json)
 
     def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
-        with self._transactions.open(claim, look_first=True, by_ledger=True) as tx:
+        with self._transactions.open(claim, of_body=False) as tx:
             tx.complete(claim, result_json)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:

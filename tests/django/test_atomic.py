@@ -307,7 +307,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(house: House) -> N
 
 def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
     """The ledger's statements could not go by it."""
-    from taskguard.ledger.foreign import on_foreign
+    from taskguard.ledger.transactions.external import on_foreign
     from taskguard_django import connection
 
     engine = sa.create_engine("sqlite://")

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from taskguard.ledger.dialects.base import Fault
 from taskguard.ledger.dialects.on_conflict import OnConflict
+from taskguard.ledger.tables import WORKS
 
 __all__ = ["SQLite"]
 
@@ -60,6 +61,8 @@ class SQLite(OnConflict):
         # one that reads first and then writes is refused where another writes, without waiting.
         if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
             db.exec_driver_sql("begin immediate")
+        else:  # by another library, which may have said BEGIN alone
+            db.execute(sa.update(WORKS).where(sa.false()).values(final=0))
         db.exec_driver_sql("savepoint taskguard")
 
     def ended(self, db: sa.Connection) -> bool:

@@ -24,13 +24,14 @@ from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger import answers, sql, transaction
+from taskguard.ledger import answers, sql
 from taskguard.ledger.base import Claim, Claimed
 from taskguard.ledger.database import Database
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps
 from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.transactions import core as transaction
 from taskguard.states import Decision
 
 pytestmark = pytest.mark.once

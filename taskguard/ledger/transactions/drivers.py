@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taskguard.errors import TransactionUsageError
-from taskguard.ledger.foreign import ForeignConnection
+from taskguard.ledger.transactions.external import ForeignConnection
 
 __all__ = ["DriverConnection", "driver_connection"]
 
@@ -59,7 +59,7 @@ class DriverConnection(ForeignConnection):
         """Whether the driver has closed it."""
         return getattr(self._connection, "closed", False) is True
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """BEGIN, and the savepoint by which the end is known."""
         if self.in_transaction:
             raise TransactionUsageError(
@@ -71,7 +71,7 @@ class DriverConnection(ForeignConnection):
             self._say(_BEGIN[self.kind])  # psycopg says it by itself, where it does not autocommit
         self._say("savepoint taskguard")
 
-    def before_end(self) -> None:
+    def flush(self) -> None:
         """Refuse a block whose transaction has ended within it."""
         try:
             if not self.in_transaction:

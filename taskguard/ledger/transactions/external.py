@@ -7,13 +7,14 @@ implement `ForeignConnection` and hand it in where a Session or Connection could
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from taskguard.errors import ConfigurationError
+from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["ForeignConnection", "beneath", "engine_for_foreign", "on_foreign"]
 
 
-class ForeignConnection(ABC):
+class ForeignConnection(TransactionAdapter):
     """Another library's connection: how its transactions begin and end.
 
-    Attributes:
-        kind: SQLAlchemy's name for the kind of database: "postgresql", "sqlite".
+    `origin()` gives the driver's error beneath an error of the library; None where there is none.
     """
 
-    kind: str
+    _db: sa.Connection | None = None
 
     @property
     @abstractmethod
@@ -40,34 +40,13 @@ class ForeignConnection(ABC):
     def in_transaction(self) -> bool:
         """Whether the library has a transaction open here."""
 
-    @property
     @abstractmethod
-    def broken(self) -> bool:
-        """Whether the connection is gone."""
-
-    @abstractmethod
-    def begin(self) -> None:
+    def open(self) -> None:
         """Begin a transaction. Raises TransactionUsageError where one is open already."""
-
-    @abstractmethod
-    def before_end(self) -> None:
-        """Raise TransactionUsageError where the block has done what a COMMIT would not write."""
-
-    @abstractmethod
-    def commit(self) -> None:
-        """Commit the transaction that `begin()` began; raises what the library does."""
-
-    @abstractmethod
-    def roll_back(self) -> None:
-        """Roll it back; does nothing if it has ended."""
 
     @abstractmethod
     def after_commit(self, function: Callable[[], None]) -> None:
         """Call `function` once the transaction that is open has committed."""
-
-    @abstractmethod
-    def origin(self, error: BaseException) -> BaseException | None:
-        """The driver's error beneath an error of the library; None where there is none."""
 
     def watch_statements(
         self,
@@ -79,6 +58,30 @@ class ForeignConnection(ABC):
         Returns what ends it. A library that cannot tell its statements calls neither.
         """
         return lambda: None
+
+    def begin(self, connect: Connect) -> sa.Connection:
+        """`open()`, with SQLAlchemy's connection on top, which writes and ends nothing."""
+        try:
+            self.open()
+        except Exception as error:
+            origin = self.origin(error)
+            if origin is None:
+                raise
+            raise origin from error
+        try:
+            self._db = connect(self)
+            self._db.begin()
+        except BaseException:
+            self.roll_back()
+            self.close()
+            raise
+        return self._db
+
+    def close(self) -> None:
+        """SQLAlchemy's; the library's own stays open."""
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
 
 
 class _Kept:

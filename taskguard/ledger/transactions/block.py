@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.base import Claim
 from taskguard.ledger.database import Database, LockTimeoutError
-from taskguard.ledger.refusals import lock_not_given
+from taskguard.ledger.engine import listen_once
+from taskguard.ledger.refusals import ended_in_block, lock_not_given
 
-__all__ = ["Block"]
+__all__ = ["Block", "hand_out", "take_back", "watch"]
 
 _ERRORS_KEPT = 8  # the one that leaves the block is among the last
 
@@ -73,6 +75,42 @@ class Block:
         # Past SQLAlchemy: by the connection in whose cursor it was raised, where that can be seen.
         raised_on = connection_of(origin)
         return raised_on is None or raised_on is driver
+
+
+# Connections in the hands of bodies. A body must not end its transaction: what it wrote would be
+# committed without DONE, or what came after would.
+_handed_out: WeakKeyDictionary[sa.Connection, Block] = WeakKeyDictionary()
+
+
+def hand_out(db: sa.Connection, block: Block) -> None:
+    """The body has it from here on: ends are refused, and errors noted."""
+    _handed_out[db] = block
+
+
+def take_back(db: sa.Connection) -> None:
+    """The body has it no more."""
+    _handed_out.pop(db, None)
+
+
+def watch(engine: sa.Engine) -> None:
+    """Listen on the Engine's connections, once."""
+    listen_once(engine, "commit", _refuse_an_end)
+    listen_once(engine, "begin", _refuse_an_end)
+    listen_once(engine, "handle_error", _note_error)
+
+
+def _refuse_an_end(db: sa.Connection) -> None:
+    """Before a COMMIT, and before the BEGIN that follows any end."""
+    block = _handed_out.get(db)
+    if block is not None:
+        raise ended_in_block(block.claim)
+
+
+def _note_error(context: sa.engine.ExceptionContext) -> None:
+    """Whatever the body makes of it: the connection tells first."""
+    block = None if context.connection is None else _handed_out.get(context.connection)
+    if block is not None:
+        block.note(context)
 
 
 def _size(value: Any) -> int:

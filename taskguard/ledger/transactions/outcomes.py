@@ -1,0 +1,159 @@
+"""What became of a holder's transaction: of one that an error ended, and of an unanswered COMMIT.
+
+Guarantees: what the database asked for, or refused, is raised in taskguard's words, whatever the
+body made of it; an error of the body's own goes on. A COMMIT that got no answer is either known to
+have happened, or known not to, or CommitUnknownError.
+"""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerUnavailableError,
+    TaskguardError,
+    TransactionRetryError,
+)
+from taskguard.ledger.base import Claim
+from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError
+from taskguard.ledger.refusals import (
+    ConnectionBrokenError,
+    broken_in_block,
+    key_of,
+    lock_not_given,
+    stale,
+    too_long_in_block,
+)
+from taskguard.ledger.tables import WORKS
+from taskguard.ledger.transactions.block import Block
+from taskguard.states import State
+
+__all__ = ["explain", "is_unknown", "resolve"]
+
+_PAUSE_S = 0.2
+
+
+def explain(
+    database: Database,
+    block: Block,
+    error: BaseException,
+    *,
+    mine: bool,
+    broken: bool,
+    failed: bool,
+    idle_s: float,
+) -> None:
+    """Raise what befell the transaction, after which nothing is written, if that was the end.
+
+    Args:
+        database: where.
+        block: what the driver has said.
+        error: by what the body left; its own goes on, unless the connection was lost, or the
+            database had asked to run it again and the transaction is `failed`.
+        mine: it is an error of this connection.
+        broken: the connection is lost, also if that was not by an error of the driver.
+        failed: the database takes no more statements until this transaction is rolled back.
+        idle_s: for how long it may idle, for the hint.
+    """
+    claim = block.claim
+    if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
+        _refuse_too_long(database, block, error)
+    if not isinstance(error, Exception) or isinstance(error, TaskguardError):
+        return
+    if block.lost is not None:
+        raise broken_in_block(claim, idle_s=idle_s) from error
+    if failed and isinstance(block.asked, TransactionRetryError):
+        raise block.asked from error
+    mapped = database.map(error) if mine else None
+    if mapped is None:
+        return
+    if broken or getattr(error, "connection_invalidated", False):
+        raise broken_in_block(claim) from error
+    if isinstance(mapped, LockTimeoutError):
+        raise lock_not_given(claim) from error
+    if isinstance(mapped, TransactionRetryError | CannotWriteError):
+        raise mapped from error
+
+
+def _refuse_too_long(database: Database, block: Block, error: BaseException) -> None:
+    """What the server takes from nobody is no trouble of the ledger's."""
+    if not block.size or not isinstance(error, Exception):
+        return
+    try:
+        with database.transaction() as db:
+            limit = database.dialect.longest_statement(db)
+    except LedgerUnavailableError:
+        return
+    if limit is not None and block.size >= limit:
+        raise too_long_in_block(block.claim, block.size, limit) from error
+
+
+def is_unknown(database: Database, error: BaseException) -> bool:
+    """Whether nobody knows what became of the COMMIT that failed with it.
+
+    Raises TransactionRetryError where the database asks for it. False: the database, or the body,
+    said no (a deferred constraint, an interrupt, a listener of the user's).
+    """
+    mapped = database.map(error)
+    if isinstance(mapped, TransactionRetryError):
+        raise mapped from error
+    return isinstance(mapped, LedgerUnavailableError)
+
+
+def resolve(
+    database: Database,
+    claim: Claim,
+    error: BaseException,
+    *,
+    timeout_s: float,
+    mark: str | None = None,
+) -> None:
+    """Learn what became of a COMMIT that got no answer, which `error` says; returns if it happened.
+
+    Args:
+        database: where.
+        claim: whose transaction it was.
+        error: what came instead of an answer.
+        timeout_s: for how long to ask.
+        mark: of a checkpoint, by what its outcome can be asked for.
+
+    Raises:
+        TransactionRetryError: it did not happen, and the claim stands.
+        StaleTokenError: it did not happen, and cannot any more.
+        CommitUnknownError: the database stays away.
+    """
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            committed, state = _ask(database, claim, mark, timeout_s)
+            break
+        except LedgerUnavailableError as unavailable:
+            if time.monotonic() >= until_s:
+                raise CommitUnknownError(
+                    f"COMMIT of {key_of(claim)} got no answer and the database stays away.",
+                    key=key_of(claim),
+                    fence=claim.fence,
+                ) from unavailable
+            time.sleep(_PAUSE_S)
+    if committed or state is State.DONE:
+        return
+    if state is State.PROCESSING:
+        raise TransactionRetryError(
+            f"COMMIT of {key_of(claim)} did not happen.", key=key_of(claim), fence=claim.fence
+        ) from error
+    raise stale(claim) from error
+
+
+def _ask(
+    database: Database, claim: Claim, mark: str | None, timeout_s: float
+) -> tuple[bool, State | None]:
+    """Whether the mark is there, and the state of the work if it still is this claim's."""
+    with database.transaction(lock_timeout_s=timeout_s) as db:
+        select = sa.select(WORKS).where(WORKS.c.id == claim.work)
+        row = db.execute(select.with_for_update()).first()
+        mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
+        committed = mark is not None and database.dialect.happened(db, mark, row, mine=mine)
+        return committed, State(row.state) if row is not None and mine else None

@@ -1,0 +1,61 @@
+"""A transaction on a connection of the ledger's own Engine, or of the user's that it was given."""
+
+from __future__ import annotations
+
+import contextlib
+
+import sqlalchemy as sa
+
+from taskguard.ledger.pools import Share
+from taskguard.ledger.sessions import BodySession
+from taskguard.ledger.statements import Statements
+from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
+
+__all__ = ["OwnConnection"]
+
+
+class OwnConnection(TransactionAdapter):
+    """A connection of a share, which is as it was before when it goes back.
+
+    Args:
+        statements: by which it begins.
+        share: whose connections these are.
+        idle_s: for how long the transaction may idle.
+        of_body: a body has it, which may change its session.
+    """
+
+    lent = False
+
+    def __init__(
+        self, statements: Statements, share: Share, *, idle_s: float, of_body: bool
+    ) -> None:
+        self.kind = share.engine.dialect.name
+        self._statements = statements
+        self._share = share
+        self._idle_s = idle_s
+        self._of_body = of_body
+
+    def begin(self, connect: Connect) -> sa.Connection:
+        del connect
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(self._share.turn())
+            self._db = stack.enter_context(self._statements.begin(engine, idle_s=self._idle_s))
+            if self._of_body:
+                dialect = self._statements.database.dialect
+                session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
+                stack.callback(session.end)
+            self._stack = stack.pop_all()
+        return self._db
+
+    def commit(self) -> None:
+        self._db.commit()
+
+    def roll_back(self) -> None:
+        self._db.rollback()
+
+    def lose(self) -> None:
+        self._db.invalidate()  # its row locks, and whatever its session has
+        self._db.close()
+
+    def close(self) -> None:
+        self._stack.close()
