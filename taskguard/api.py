@@ -22,7 +22,7 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Ledger
+from taskguard.ledger.base import Ledger, OperatorLedger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
@@ -304,8 +304,8 @@ class TaskGuard:
         Returns:
             False if that is not, or no more, the holder.
         """
-        ledger: Any = self.runner.ledger
-        if not hasattr(ledger, "release"):
+        ledger = self.runner.ledger
+        if not isinstance(ledger, OperatorLedger):
             raise ConfigurationError("Holders are on record in a ledger in a database.")
         if not ledger.release(key, fence=fence, owner=owner):
             return False

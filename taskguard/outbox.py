@@ -20,6 +20,7 @@ from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
+from taskguard.ledger.base import OutboxLedger
 from taskguard.ledger.transactions.external import ForeignConnection
 
 __all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
@@ -158,13 +159,13 @@ def _after_commit(session: Any) -> _AfterCommit:
     return found  # type: ignore[no-any-return]
 
 
-def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
+def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> None:
     """Never raises: what could not be sent now is sent by a sweep."""
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
         own = bool(found) and found[0].message.name == delivery.message.name
         # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
-        if not own and ledger.view(delivery.work) is None:
+        if not own and ledger.view(str(delivery.work)) is None:
             return
         call = json.loads(delivery.call or "null")
         send(call, delivery.message)
@@ -180,10 +181,10 @@ def waits_s(call: Any) -> float:
     return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 
 
-def outbox_of(house: TaskGuard) -> Any:
+def outbox_of(house: TaskGuard) -> OutboxLedger:
     """The house's ledger, where it stores calls. Raises ConfigurationError if it does not."""
     ledger = house.runner.ledger
-    if not hasattr(ledger, "overdue"):
+    if not isinstance(ledger, OutboxLedger):
         raise ConfigurationError(
             "Calls are stored in a ledger in a database: configure one (TASKGUARD_LEDGER_URL)."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.base import Ledger
@@ -93,8 +93,8 @@ def make_locks(
         )
     if isinstance(chosen, str):
         return _locks_for_url(chosen)
-    if hasattr(chosen, "give_back"):
-        return cast("LockProvider", chosen)
+    if isinstance(chosen, LockProvider):
+        return chosen
     if hasattr(chosen, "execute_command"):
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
@@ -148,8 +148,8 @@ def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None)
             'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
             "say so: ledger=None."
         )
-    if hasattr(chosen, "store_result"):
-        return cast("Ledger", chosen)
+    if isinstance(chosen, Ledger):
+        return chosen
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
 

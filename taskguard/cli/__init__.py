@@ -22,6 +22,7 @@ from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.works import CommandError, add_url, add_works, count
 from taskguard.errors import TaskguardError
+from taskguard.ledger.base import OperatorLedger
 from taskguard.settings import UNSET, make_ledger
 
 __all__ = ["main"]
@@ -116,7 +117,7 @@ def _upgrade(arguments: argparse.Namespace) -> None:
         print(f"{how}: {ledger!r}")
 
 
-def _purge(ledger: Any, arguments: argparse.Namespace) -> None:
+def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     gone = ledger.purge(
         older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
     )

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from taskguard.cli.printing import indented, printable
-from taskguard.ledger.base import WorkView
+from taskguard.ledger.base import OperatorLedger, WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 
@@ -62,7 +62,7 @@ def add_works(commands: Any) -> None:
     requeue.add_argument("--reason", required=True, help="why it will go better now")
 
 
-def _list(ledger: Any, arguments: argparse.Namespace) -> None:
+def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     works = ledger.works(State(arguments.state), limit=arguments.limit)
     for work in works:
         error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
@@ -71,7 +71,7 @@ def _list(ledger: Any, arguments: argparse.Namespace) -> None:
         print(f"no work is {arguments.state}")
 
 
-def _show(ledger: Any, arguments: argparse.Namespace) -> None:
+def _show(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     work = _find(ledger, arguments.work)
     for each in fields(work):
         value = getattr(work, each.name)
@@ -83,7 +83,7 @@ def _show(ledger: Any, arguments: argparse.Namespace) -> None:
         print(f"{each.name.removesuffix('_s'):15} {text}")
 
 
-def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
+def _requeue(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     if not ledger.requeue(arguments.work, reason=arguments.reason):
         state = _find(ledger, arguments.work).state.value
         raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
@@ -92,7 +92,7 @@ def _requeue(ledger: Any, arguments: argparse.Namespace) -> None:
     print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
 
 
-def _find(ledger: Any, work: str) -> WorkView:
+def _find(ledger: OperatorLedger, work: str) -> WorkView:
     found: WorkView | None = ledger.view(work)
     if found is None:
         raise CommandError(

@@ -19,14 +19,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
 from taskguard.states import Decision, State
 
 if TYPE_CHECKING:
-    from taskguard.ledger.guarded_row import GuardedRow
+    import sqlalchemy as sa
+
+    from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.retention import Purged
+    from taskguard.ledger.transactions.external import ForeignConnection
 
 __all__ = [
     "Answer",
@@ -35,10 +39,13 @@ __all__ = [
     "ClaimAnswer",
     "ClaimRequest",
     "Claimed",
+    "DeclaredRow",
     "Ledger",
     "LedgerHold",
     "LedgerTransaction",
     "MessageRef",
+    "OperatorLedger",
+    "OutboxLedger",
     "RowRef",
     "WorkView",
 ]
@@ -84,11 +91,37 @@ class MessageRef:
         return self.retries, self.copy
 
 
+class DeclaredRow(Protocol):
+    """What a delivery asks of a `GuardedRow`: what becomes of it where its row does not fit.
+
+    Attributes:
+        new: the state from which the task starts.
+        done: the state that it ends in.
+    """
+
+    new: Any
+    done: Any
+
+    @property
+    def on_missing(self) -> str:
+        """There is no such row: "raise", "skip" or "defer"."""
+        ...
+
+    @property
+    def on_ineligible(self) -> str:
+        """It is in a state that is not this task's: the same."""
+        ...
+
+    def describe(self, ref: RowRef) -> str:
+        """The row, for messages."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RowRef:
     """One row of the user's own: where it is declared, and its id's values."""
 
-    declared: GuardedRow
+    declared: DeclaredRow
     id: tuple[Any, ...]
 
 
@@ -268,8 +301,9 @@ class LedgerTransaction(Protocol):
         ...
 
 
+@runtime_checkable
 class Ledger(Protocol):
-    """The record in the database. Thread-safe; usable again after a fork."""
+    """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one atomic step, whether this delivery may run."""
@@ -367,7 +401,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there in this library's version.
 
         And, for `rows`, unless the users' own tables have what was declared.
@@ -380,4 +414,70 @@ class Ledger(Protocol):
 
     def close(self) -> None:
         """Close connections."""
+        ...
+
+
+@runtime_checkable
+class OperatorLedger(Ledger, Protocol):
+    """What people ask of it: by `taskguard works`, `ledger` and `purge`, and by the admin."""
+
+    def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
+        """The records of works in a state, those that started last first."""
+        ...
+
+    def requeue(self, work: str, *, reason: str) -> bool:
+        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
+        ...
+
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """End the lease of a holder that is known to be gone. False if it is not the holder."""
+        ...
+
+    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
+
+        Raises ConfigurationError where that is too early.
+        """
+        ...
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Bring tables of an older version to this library's. The versions before and after."""
+        ...
+
+    def upgrade_statements(self) -> list[str]:
+        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        ...
+
+
+@runtime_checkable
+class OutboxLedger(Ledger, Protocol):
+    """One that stores how works' messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+
+    def enqueue(
+        self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
+
+        Raises CallTooLargeError or ConfigurationError.
+        """
+        ...
+
+    def enqueue_in_foreign(
+        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """The same in the transaction that another library has open on `foreign`."""
+        ...
+
+    def overdue(
+        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+    ) -> list[Overdue]:
+        """Works whose message nobody seems to have."""
+        ...
+
+    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these works were sent again; not `counted`: only tried."""
+        ...
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
         ...

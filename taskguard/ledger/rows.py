@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 
@@ -29,6 +29,7 @@ __all__ = [
     "claim",
     "complete",
     "confirm",
+    "declared_of",
     "place",
     "put_back",
     "read",
@@ -51,6 +52,11 @@ class Found:
     fence: int | None
 
 
+def declared_of(ref: RowRef) -> GuardedRow:
+    """What delivers knows less of it: a ledger in a database is given no others."""
+    return cast("GuardedRow", ref.declared)
+
+
 def read(
     db: sa.Connection, ref: RowRef, *, lock: bool = False, skip_locked: bool = False
 ) -> Found | None:
@@ -58,7 +64,7 @@ def read(
 
     With `skip_locked` also where somebody else has locked it.
     """
-    made = _statements(ref.declared)
+    made = _statements(declared_of(ref))
     locking = made.lock_free if skip_locked else made.lock
     row = db.execute(locking if lock else made.read, _id(ref)).first()
     if row is None:
@@ -71,7 +77,7 @@ def read(
 
 def place(ref: RowRef, found: Found | None, work: Any) -> Place:
     """Where it stands for this task; `work` is the work's record, or None."""
-    declared: GuardedRow = ref.declared
+    declared = declared_of(ref)
     if found is None:
         return Place.MISSING
     if found.state == declared.new:
@@ -89,13 +95,13 @@ def place(ref: RowRef, found: Found | None, work: Any) -> Place:
 def claim(db: sa.Connection, ref: RowRef, found: Found, fence: int) -> bool:
     """`new`, or the last holder's, -> `processing` with a higher fence; False if it has moved."""
     values = {"from_state": found.state, "to_fence": fence, **_id(ref)}
-    return db.execute(_statements(ref.declared).claim, values).rowcount == 1
+    return db.execute(_statements(declared_of(ref)).claim, values).rowcount == 1
 
 
 def complete(db: sa.Connection, claim: Claim) -> None:
     """`processing` -> `done`. Raises RowMovedError."""
     assert claim.row is not None  # noqa: S101
-    if not _leave(db, claim.row, claim.fence, claim.row.declared.done):
+    if not _leave(db, claim.row, claim.fence, declared_of(claim.row).done):
         raise RowMovedError(read(db, claim.row))
 
 
@@ -103,25 +109,25 @@ def confirm(db: sa.Connection, claim: Claim) -> None:
     """Keep it ours until the transaction ends. Raises RowMovedError."""
     assert claim.row is not None  # noqa: S101
     found = read(db, claim.row, lock=True)
-    if found != Found(claim.row.declared.processing, claim.fence):
+    if found != Found(declared_of(claim.row).processing, claim.fence):
         raise RowMovedError(found)
 
 
 def put_back(db: sa.Connection, claim: Claim) -> bool:
     """`processing` -> `new`; False if it is not this claim's any more."""
     assert claim.row is not None  # noqa: S101
-    return _leave(db, claim.row, claim.fence, claim.row.declared.new)
+    return _leave(db, claim.row, claim.fence, declared_of(claim.row).new)
 
 
 def bury(db: sa.Connection, ref: RowRef, fence: int) -> None:
     """`processing` -> `dead`, where that has a name."""
-    if ref.declared.dead is not None:
-        _leave(db, ref, fence, ref.declared.dead)
+    if declared_of(ref).dead is not None:
+        _leave(db, ref, fence, declared_of(ref).dead)
 
 
 def _leave(db: sa.Connection, ref: RowRef, fence: int, state: Any) -> bool:
     values = {"to_state": state, "held_fence": fence, **_id(ref)}
-    return db.execute(_statements(ref.declared).leave, values).rowcount == 1
+    return db.execute(_statements(declared_of(ref)).leave, values).rowcount == 1
 
 
 class _Statements(NamedTuple):
@@ -177,7 +183,7 @@ def changed_by_body(
     """After the rollback of a transaction that was refused: the body's own doing, if it was."""
     ref = claim.row
     assert ref is not None  # noqa: S101
-    declared: GuardedRow = ref.declared
+    declared = declared_of(ref)
     if read(db, ref) != Found(declared.processing, claim.fence):
         return None  # its owner's, or a newer holder's
     state = "which it deleted" if moved.found is None else f"to {moved.found.state!r}"

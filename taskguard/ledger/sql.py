@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ from taskguard.ledger.base import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
+    DeclaredRow,
     LedgerHold,
     WorkView,
 )
@@ -136,8 +137,8 @@ class SqlLedger:
 
     def _check_own(self, request: ClaimRequest) -> None:
         """The table of the user's own row, once in a process."""
-        if request.row is not None and request.row.declared not in self._checked:
-            declared = request.row.declared
+        declared = None if request.row is None else rows.declared_of(request.row)
+        if declared is not None and declared not in self._checked:
             self._database.twice(lambda: self._check_rows([declared]))
 
     def _check_call(self, request: ClaimRequest) -> None:
@@ -531,7 +532,7 @@ class SqlLedger:
         """
         return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
-    def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared.
 
         Also unless the ledger's user may do to them what claims, completions and deferrals do.
@@ -539,7 +540,7 @@ class SqlLedger:
         with self._database.transaction() as db:
             expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
         check_privileges(self._database)
-        self._check_rows(rows)
+        self._check_rows(cast("Iterable[GuardedRow]", rows))
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
         for each in declared:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from taskguard.lease import Owner
 
@@ -60,6 +60,7 @@ class Renewal:
     SKIPPED = "skipped"  # ledgers only: the row is locked, or completed by this very claim
 
 
+@runtime_checkable
 class LockProvider(Protocol):
     """A lock server. Keys come sorted, namespaced by the provider itself."""
 

@@ -138,7 +138,9 @@ class PostgreSQLStatements(Statements):
         return answered if isinstance(answered, Claimed) else None
 
     def _with_row(self, ref: RowRef) -> own_row.Statements:
-        return own_row.statements(ref.declared, self.database.engine.dialect, _CLAIM, _COMPLETE)
+        return own_row.statements(
+            rows.declared_of(ref), self.database.engine.dialect, _CLAIM, _COMPLETE
+        )
 
     def _asked(self, request: ClaimRequest) -> dict[str, Any]:
         values: dict[str, Any] = {

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.base import RowRef
 from taskguard.ledger.guarded_row import GuardedRow
+from taskguard.ledger.rows import declared_of
 
 __all__ = ["TORN_STATE", "Statements", "statements", "values"]
 
@@ -61,7 +62,7 @@ def statements(declared: GuardedRow, dialect: Any, claim: str, complete: str) ->
 
 def values(ref: RowRef, dialect: Any) -> dict[str, Any]:
     """What the texts ask for, as the driver takes it."""
-    declared: GuardedRow = ref.declared
+    declared = declared_of(ref)
     columns = [*declared.id, declared.state, declared.state, declared.state]
     found = [*ref.id, declared.new, declared.processing, declared.done]
     names = [*(f"own_id_{number}" for number in range(len(ref.id))), *_STATES]
