@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.lease import Lease
-    from taskguard.ledger.guarded_row import GuardedRow
+    from taskguard.ledger.own_rows.guarded_row import GuardedRow
+    from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
     from taskguard.ledger.transactions.external import ForeignConnection
-    from taskguard.ledger.upgrades import upgrade_statements
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.policy import Policy
@@ -57,7 +57,7 @@ _HOMES = {
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
-    "GuardedRow": "ledger.guarded_row",
+    "GuardedRow": "ledger.own_rows.guarded_row",
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
@@ -80,7 +80,7 @@ _HOMES = {
     "current_guard": "guard",
     "key": "keys",
     "substituted": "substitutes",
-    "upgrade_statements": "ledger.upgrades",
+    "upgrade_statements": "ledger.schema.upgrades",
 }
 
 __all__ = [

@@ -22,7 +22,7 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Ledger, OperatorLedger
+from taskguard.ledger.protocol import Ledger, OperatorLedger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import make_policy
 from taskguard.runner import Runner

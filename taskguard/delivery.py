@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from taskguard.ledger.base import MessageRef, RowRef
+from taskguard.ledger.protocol import MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [

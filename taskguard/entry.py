@@ -30,8 +30,8 @@ from taskguard.events import (
 )
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
-from taskguard.ledger.answers import standing_claim
-from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.decisions import standing_claim
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import Kept, Watchdog

@@ -27,7 +27,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.lease import Lease
-from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
+from taskguard.ledger.protocol import Claim, Claimed, Ledger, LedgerTransaction
 from taskguard.progress import Progress
 
 if TYPE_CHECKING:

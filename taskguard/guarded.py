@@ -22,7 +22,7 @@ from taskguard.keys import KeyFunction, compile_key
 from taskguard.policy import Policy, make_policy
 
 if TYPE_CHECKING:
-    from taskguard.ledger.guarded_row import RowId
+    from taskguard.ledger.own_rows.guarded_row import RowId
 
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 

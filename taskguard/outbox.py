@@ -20,7 +20,7 @@ from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
-from taskguard.ledger.base import OutboxLedger
+from taskguard.ledger.protocol import OutboxLedger
 from taskguard.ledger.transactions.external import ForeignConnection
 
 __all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]

@@ -59,7 +59,7 @@ from taskguard.events import (
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.shutdown import is_cancellation, is_shutdown

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.base import Ledger
+from taskguard.ledger.protocol import Ledger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import check_namespace
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from taskguard.clock import Clock
 from taskguard.events import Event
-from taskguard.ledger.base import Ledger
+from taskguard.ledger.protocol import Ledger
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Substitutes", "substituted", "substitutes"]

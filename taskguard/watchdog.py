@@ -29,7 +29,7 @@ from taskguard.errors import (
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, trusted_until_s
-from taskguard.ledger.base import Claim, Ledger, LedgerHold
+from taskguard.ledger.protocol import Claim, Ledger, LedgerHold
 from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
 

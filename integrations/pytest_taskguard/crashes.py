@@ -26,7 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.delivery import Queue
-from taskguard.ledger.base import Ledger, LedgerTransaction
+from taskguard.ledger.protocol import Ledger, LedgerTransaction
 from taskguard.ledger.transactions.external import ForeignConnection
 from taskguard.locks.base import LockProvider
 

@@ -18,7 +18,7 @@ from pytest_taskguard.crashes import Crashes
 from taskguard.clock import Clock
 from taskguard.errors import ConfigurationError
 from taskguard.events import Event
-from taskguard.ledger.engine import make_engine
+from taskguard.ledger.connections.engine import make_engine
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
 from taskguard.locks.redis import RedisLocks

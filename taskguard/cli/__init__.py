@@ -22,7 +22,7 @@ from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.works import CommandError, add_url, add_works, count
 from taskguard.errors import TaskguardError
-from taskguard.ledger.base import OperatorLedger
+from taskguard.ledger.protocol import OperatorLedger
 from taskguard.settings import UNSET, make_ledger
 
 __all__ = ["main"]

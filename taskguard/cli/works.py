@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from taskguard.cli.printing import indented, printable
-from taskguard.ledger.base import OperatorLedger, WorkView
+from taskguard.ledger.protocol import OperatorLedger, WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
-from taskguard.ledger.base import ClaimRequest, MessageRef
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import ClaimRequest, MessageRef
 from taskguard.ledger.tables import FREE, MESSAGES, WORKS
 from taskguard.states import Place, State
 

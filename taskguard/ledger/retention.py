@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State

@@ -24,9 +24,14 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import outbox, rows
-from taskguard.ledger.answers import CLAIMABLE, view_of
-from taskguard.ledger.base import (
+from taskguard.ledger import outbox
+from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.engine import read_url
+from taskguard.ledger.decisions import CLAIMABLE, view_of
+from taskguard.ledger.outbox import Overdue
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
+from taskguard.ledger.protocol import (
     Busy,
     Claim,
     ClaimAnswer,
@@ -35,14 +40,11 @@ from taskguard.ledger.base import (
     LedgerHold,
     WorkView,
 )
-from taskguard.ledger.database import Database, LockTimeoutError
-from taskguard.ledger.engine import read_url
-from taskguard.ledger.guarded_row import GuardedRow
-from taskguard.ledger.identity import Identity
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.refusals import stale
 from taskguard.ledger.retention import Purged, purge
+from taskguard.ledger.schema.identity import Identity
+from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
+from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.ledger.statements import WRITE_LOCK_S, Statements
 from taskguard.ledger.tables import (
     FREE,
@@ -57,7 +59,6 @@ from taskguard.ledger.tables import (
 )
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ForeignConnection, on_foreign
-from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from taskguard.ledger.base import Claim
+from taskguard.ledger.protocol import Claim
 from taskguard.states import State
 
 __all__ = [

@@ -15,7 +15,7 @@ from support.guarded_shop import NotingQueue
 from taskguard import Delivery, Guard, Policy
 from taskguard.errors import StaleTokenError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claim, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from support.competing import COUNT, EFFECT, request_for
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Claimed, MessageRef
+from taskguard.ledger.protocol import Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 
 TESTS = Path(__file__).resolve().parent.parent

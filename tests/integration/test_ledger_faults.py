@@ -22,7 +22,7 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
-from taskguard.ledger.base import Claimed, LedgerHold
+from taskguard.ledger.protocol import Claimed, LedgerHold
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal

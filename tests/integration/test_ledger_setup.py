@@ -26,8 +26,8 @@ from taskguard.errors import (
     LedgerUnavailableError,
     MissingDriverError,
 )
-from taskguard.ledger import upgrades
-from taskguard.ledger.base import Claimed
+from taskguard.ledger.protocol import Claimed
+from taskguard.ledger.schema import upgrades
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import SCHEMA_VERSION
 from taskguard.settings import make_ledger, make_locks

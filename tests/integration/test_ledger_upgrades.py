@@ -10,9 +10,9 @@ from support.databases import DATABASES
 from support.old_tables import back_to_version_1, shape_of
 from taskguard.cli import main
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger.base import Answer, Claimed, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, MessageRef
+from taskguard.ledger.schema.upgrades import upgrade_statements
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.upgrades import upgrade_statements
 from taskguard.states import Decision
 
 

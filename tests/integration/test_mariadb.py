@@ -30,8 +30,8 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
-from taskguard.ledger.base import Busy, Claimed, LedgerHold, MessageRef
-from taskguard.ledger.database import CannotWriteError
+from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.protocol import Busy, Claimed, LedgerHold, MessageRef
 from taskguard.ledger.sql import SqlLedger, ddl
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.locks.base import Renewal

@@ -21,8 +21,8 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
 from taskguard.lease import Owner
-from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
-from taskguard.ledger.database import CannotWriteError
+from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS

@@ -32,10 +32,10 @@ from taskguard.errors import (
 )
 from taskguard.guard import Guard
 from taskguard.lease import new_owner
-from taskguard.ledger.answers import CLAIMABLE, decide_row
-from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
-from taskguard.ledger.database import Database
-from taskguard.ledger.rows import Found, place
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.decisions import CLAIMABLE, decide_row
+from taskguard.ledger.own_rows.changes import Found, place
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.states import Decision

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from taskguard.delivery import Deferred, Delivery, MessageRef
 from taskguard.errors import LedgerUnavailableError
 from taskguard.guard import Guard
-from taskguard.ledger import pools
+from taskguard.ledger.connections import pools
 from taskguard.policy import Policy
 
 SERVERS = ["pg_url", "mariadb_url", "mysql_url"]

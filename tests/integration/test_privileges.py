@@ -16,7 +16,7 @@ from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.delivery import Deferred
 from taskguard.errors import LedgerSchemaError
 from taskguard.guard import Guard
-from taskguard.ledger.base import MessageRef
+from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.sql import SqlLedger
 
 TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages")

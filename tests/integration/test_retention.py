@@ -13,7 +13,7 @@ from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps

@@ -21,7 +21,7 @@ from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest
+from taskguard.ledger.protocol import Claimed, ClaimRequest
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORKS
 from taskguard.policy import make_policy

@@ -19,7 +19,7 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.ledger.base import Claimed, MessageRef
+from taskguard.ledger.protocol import Claimed, MessageRef
 
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 

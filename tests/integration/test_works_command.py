@@ -13,7 +13,7 @@ from taskguard import Guard
 from taskguard.cli import main
 from taskguard.delivery import Completed, Dropped
 from taskguard.errors import StaleTokenError, WorkDeadError
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef, WorkView
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef, WorkView
 
 WORK = "ship order:1"
 

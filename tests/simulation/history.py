@@ -16,7 +16,7 @@ from simulation.scheduler import Process
 from taskguard.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, Claimed
+from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.states import TRANSITIONS, State
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
-from taskguard.ledger.answers import CLAIMABLE, Records, busy_key, decide_row, view_of
-from taskguard.ledger.base import (
+from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.protocol import (
     Answer,
     Busy,
     Claim,

@@ -16,8 +16,8 @@ from simulation.ledger import KeyRow
 from simulation.world import World
 from taskguard.guard import Guard
 from taskguard.lease import Owner
-from taskguard.ledger.answers import Records
-from taskguard.ledger.base import Claim, ClaimRequest
+from taskguard.ledger.decisions import Records
+from taskguard.ledger.protocol import Claim, ClaimRequest
 from taskguard.states import State
 
 __all__ = ["MUTANTS", "Mutant"]

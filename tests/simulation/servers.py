@@ -21,7 +21,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest, LedgerHold, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, LedgerHold, WorkView
 from taskguard.locks.base import Granted, Held, Hold
 from taskguard.states import State
 

@@ -39,7 +39,7 @@ from taskguard.errors import (
 from taskguard.events import Event, Events, LockOverruled, Lost, StaleRefused, Takeover
 from taskguard.guard import Guard
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
 from taskguard.locks.memory import MemoryLocks
 from taskguard.policy import Policy
 from taskguard.runner import Runner

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.tables import KEYS, WORKS
 
 __all__ = ["end_leases", "overtake", "request"]

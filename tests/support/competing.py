@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 
 COUNT = 40

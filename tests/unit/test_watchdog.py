@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
 from taskguard.lease import Lease, new_owner, trusted_until_s
-from taskguard.ledger.base import Claim, LedgerHold
+from taskguard.ledger.protocol import Claim, LedgerHold
 from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.watchdog import Kept, Watchdog

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.statements.mariadb import MariaDBStatements
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import PostgreSQLStatements

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger import rows
-from taskguard.ledger.answers import CLAIMABLE, Records, busy_key, decide_row
-from taskguard.ledger.base import (
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import (
     Answer,
     Busy,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
 )
-from taskguard.ledger.database import Database
-from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
 from taskguard.states import Decision, State
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
-from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest, LedgerHold
-from taskguard.ledger.database import Database
-from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, LedgerHold
 from taskguard.ledger.statements import claims, renewals
 from taskguard.ledger.tables import (
     FREE,

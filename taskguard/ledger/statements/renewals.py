@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from taskguard.ledger.base import Claim, LedgerHold
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.protocol import Claim, LedgerHold
 from taskguard.ledger.tables import KEYS, WORKS, standing
 from taskguard.locks.base import Renewal
 from taskguard.states import State

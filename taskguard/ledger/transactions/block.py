@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger.base import Claim
-from taskguard.ledger.database import Database, LockTimeoutError
-from taskguard.ledger.engine import listen_once
+from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import ended_in_block, lock_not_given
 
 __all__ = ["Block", "hand_out", "take_back", "watch"]

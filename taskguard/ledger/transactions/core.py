@@ -30,10 +30,15 @@ from taskguard.errors import (
     LedgerSchemaError,
     LedgerUnavailableError,
 )
-from taskguard.ledger import rows
-from taskguard.ledger.base import Claim
-from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError, driver_of
-from taskguard.ledger.dialects.base import SNAPSHOTS
+from taskguard.ledger.connections.database import (
+    CannotWriteError,
+    Database,
+    LockTimeoutError,
+    driver_of,
+)
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import (
     broken_in_block,
     ended_in_block,

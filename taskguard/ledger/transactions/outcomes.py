@@ -17,8 +17,8 @@ from taskguard.errors import (
     TaskguardError,
     TransactionRetryError,
 )
-from taskguard.ledger.base import Claim
-from taskguard.ledger.database import CannotWriteError, Database, LockTimeoutError
+from taskguard.ledger.connections.database import CannotWriteError, Database, LockTimeoutError
+from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import (
     ConnectionBrokenError,
     broken_in_block,

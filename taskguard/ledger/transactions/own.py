@@ -6,8 +6,8 @@ import contextlib
 
 import sqlalchemy as sa
 
-from taskguard.ledger.pools import Share
-from taskguard.ledger.sessions import BodySession
+from taskguard.ledger.connections.pools import Share
+from taskguard.ledger.connections.sessions import BodySession
 from taskguard.ledger.statements import Statements
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from support.claims import request
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 from taskguard.states import State

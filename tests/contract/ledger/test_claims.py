@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 from taskguard.guarded import work_id
 from taskguard.lease import Owner, new_owner
-from taskguard.ledger.answers import CLAIMABLE, decide_row
-from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
+from taskguard.ledger.decisions import CLAIMABLE, decide_row
+from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.states import Decision, State
 
 ME = new_owner("m")

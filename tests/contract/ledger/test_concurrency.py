@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
-from taskguard.ledger.base import Answer, Busy, Claimed
+from taskguard.ledger.protocol import Answer, Busy, Claimed
 from taskguard.states import Decision
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Answer, Claimed, LedgerHold, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, LedgerHold, MessageRef
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 

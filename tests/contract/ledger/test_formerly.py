@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from contract.ledger.conftest import Book
 
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, LedgerHold
 from taskguard.ledger.tables import WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State

@@ -24,9 +24,10 @@ from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger import answers, sql
-from taskguard.ledger.base import Claim, Claimed
-from taskguard.ledger.database import Database
+from taskguard.ledger import decisions as answers
+from taskguard.ledger import sql
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps
 from taskguard.ledger.statements import mariadb, portable, postgresql, renewals

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from taskguard.ledger.base import Busy, Claimed, LedgerHold
+from taskguard.ledger.protocol import Busy, Claimed, LedgerHold
 from taskguard.ledger.tables import WORKS
 from taskguard.states import State
 

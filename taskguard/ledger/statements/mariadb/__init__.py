@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
-from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, claimed, decide_row
-from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest
+from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.stored import statement
 from taskguard.ledger.tables import claim_values

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
-from taskguard.ledger.answers import CLAIMABLE, answer, busy_key, decide_row, standing_claim
-from taskguard.ledger.base import (
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.dialects.postgresql import bounds, milliseconds
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row, standing_claim
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import (
     Claim,
     ClaimAnswer,
     Claimed,
@@ -22,9 +25,6 @@ from taskguard.ledger.base import (
     LedgerHold,
     RowRef,
 )
-from taskguard.ledger.database import Database
-from taskguard.ledger.dialects.postgresql import bounds, milliseconds
-from taskguard.ledger.prepared import Prepared
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.ledger.base import RowRef
-from taskguard.ledger.guarded_row import GuardedRow
-from taskguard.ledger.rows import declared_of
+from taskguard.ledger.own_rows.changes import declared_of
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
+from taskguard.ledger.protocol import RowRef
 
 __all__ = ["TORN_STATE", "Statements", "statements", "values"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from taskguard.ledger.base import Claim
-from taskguard.ledger.dialects.base import SNAPSHOTS, Fault
-from taskguard.ledger.dialects.on_conflict import OnConflict
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Fault
+from taskguard.ledger.connections.dialects.on_conflict import OnConflict
+from taskguard.ledger.protocol import Claim
 
 __all__ = ["BEGUN", "MARK", "PostgreSQL", "bounds", "milliseconds"]
 

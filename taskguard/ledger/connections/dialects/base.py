@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.base import Claim, MessageRef
+from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
 
 __all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "newer_copy"]

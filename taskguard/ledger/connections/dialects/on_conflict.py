@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.base import MessageRef
-from taskguard.ledger.dialects.base import Dialect, newer_copy
+from taskguard.ledger.connections.dialects.base import Dialect, newer_copy
+from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.tables import MESSAGES
 
 __all__ = ["OnConflict"]

@@ -26,7 +26,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.engine import listen_once, on_other_pool
+from taskguard.ledger.connections.engine import listen_once, on_other_pool
 from taskguard.ledger.refusals import NoConnectionError
 
 __all__ = ["Pools", "Share"]

@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, LedgerSchemaError
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS
 
 __all__ = ["Identity"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from taskguard.ledger.dialects.base import Dialect, Fault
-from taskguard.ledger.dialects.mysql import MySQL
-from taskguard.ledger.dialects.postgresql import PostgreSQL
-from taskguard.ledger.dialects.sqlite import SQLite
+from taskguard.ledger.connections.dialects.base import Dialect, Fault
+from taskguard.ledger.connections.dialects.mysql import MySQL
+from taskguard.ledger.connections.dialects.postgresql import PostgreSQL
+from taskguard.ledger.connections.dialects.sqlite import SQLite
 
 __all__ = ["Dialect", "Fault", "dialect_of"]
 

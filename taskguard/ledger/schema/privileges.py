@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger.database import Database
-from taskguard.ledger.guarded_row import GuardedRow
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
 
 __all__ = ["check_privileges", "check_privileges_on_row"]

@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import SCHEMA, SCHEMA_VERSION
 
 __all__ = [

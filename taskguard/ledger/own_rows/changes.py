@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, RowChangedError
-from taskguard.ledger.base import Claim, RowRef
-from taskguard.ledger.guarded_row import GuardedRow, fits_fence, fits_state
+from taskguard.ledger.own_rows.guarded_row import GuardedRow, fits_fence, fits_state
+from taskguard.ledger.protocol import Claim, RowRef
 from taskguard.states import Place
 
 __all__ = [

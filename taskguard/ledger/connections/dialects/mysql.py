@@ -29,9 +29,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.base import Claim, MessageRef
-from taskguard.ledger.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
-from taskguard.ledger.engine import listen_once
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
+from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES, WORKS, standing
 
 __all__ = ["MySQL"]

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from taskguard.ledger.dialects.base import Fault
-from taskguard.ledger.dialects.on_conflict import OnConflict
+from taskguard.ledger.connections.dialects.base import Fault
+from taskguard.ledger.connections.dialects.on_conflict import OnConflict
 from taskguard.ledger.tables import WORKS
 
 __all__ = ["SQLite"]

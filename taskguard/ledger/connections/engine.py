@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
-from taskguard.ledger import sessions
+from taskguard.ledger.connections import sessions
 
 __all__ = [
     "LEVEL",

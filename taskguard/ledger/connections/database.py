@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
-from taskguard.ledger.deadlines import Deadline, answered_within
-from taskguard.ledger.dialects import Fault, dialect_of
-from taskguard.ledger.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
-from taskguard.ledger.numbered import numbered
-from taskguard.ledger.pools import Pools
-from taskguard.ledger.prepared import Prepared
+from taskguard.ledger.connections.deadlines import Deadline, answered_within
+from taskguard.ledger.connections.dialects import Fault, dialect_of
+from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.numbered import numbered
+from taskguard.ledger.connections.pools import Pools
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.connections.sessions import noting
 from taskguard.ledger.refusals import NoConnectionError
-from taskguard.ledger.sessions import noting
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
 

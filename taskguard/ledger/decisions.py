@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from taskguard.lease import Owner
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
 from taskguard.states import (
     Decision,
     Place,
