@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from taskguard.keys import key
     from taskguard.lease import Lease
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
+    from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
-    from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
+    from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ForeignConnection
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
@@ -73,10 +74,10 @@ _HOMES = {
     "TaskGuard": "api",
     "UNSET": "settings",
     "connect": "api",
-    "ddl_statements": "ledger.sql",
+    "ddl_statements": "ledger.schema.creation",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
-    "include_name": "ledger.sql",
+    "include_name": "ledger.schema.creation",
     "current_guard": "guard",
     "key": "keys",
     "substituted": "substitutes",

@@ -8,7 +8,7 @@ the delivery can be put off, even if the body swallows them.
 
 Does not guarantee exactly one run of the body: at least one, and one commit.
 
-Read next: `ledger/base.py` for what a claim is, `watchdog.py` for how a lease is kept.
+Read next: `ledger/protocol.py` for what a claim is, `watchdog.py` for how a lease is kept.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _duration_s(text: str) -> float:
 
 def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
-        from taskguard.ledger.sql import ddl
+        from taskguard.ledger.schema.creation import ddl
 
         print(ddl(arguments.url or "postgresql+psycopg://"))
         return

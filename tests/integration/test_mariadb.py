@@ -32,7 +32,8 @@ from taskguard.errors import (
 from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Busy, Claimed, LedgerHold, MessageRef
-from taskguard.ledger.sql import SqlLedger, ddl
+from taskguard.ledger.schema.creation import ddl
+from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import State

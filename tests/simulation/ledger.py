@@ -1,6 +1,6 @@
 """A ledger in memory: rows, row locks and transactions as a database has them, and nothing else.
 
-Guarantees what `taskguard/ledger/base.py` says, and passes the contract suite of ledgers, so that
+Guarantees what `ledger/protocol.py` says, and passes the contract suite of ledgers, so that
 what a simulation finds out is about the real ones. Every change of rows happens at one moment;
 what a transaction writes is seen by others when it commits. Whoever meets a row that another
 transaction has locked calls `wait` until it is free or the time is up.

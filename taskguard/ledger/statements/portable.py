@@ -1,6 +1,6 @@
 """The statements that are right on every database that SQLAlchemy knows: several for each change.
 
-Guarantees what `ledger/base.py` says of a claim, a completion and a renewal. A kind of database
+Guarantees what `protocol.py` says of a claim, a completion and a renewal. A kind of database
 that does one of them in a single message overrides that, and leaves to these what the message
 cannot decide.
 """

@@ -254,7 +254,7 @@ def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) ->
     from support.proxy import Proxy
 
     if book.kind != "postgresql":
-        pytest.skip("only PostgreSQL's hot path")
+        pytest.skip("only PostgreSQL's one statement")
     with Proxy(postgres.port) as proxy:
         ledger = book.again(book.url.replace(f":{postgres.port}/", f":{proxy.port}/"))
 

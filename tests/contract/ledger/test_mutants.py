@@ -25,11 +25,11 @@ from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger import decisions as answers
-from taskguard.ledger import sql
+from taskguard.ledger import endings as ending_statements
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.statements import claims as steps
+from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORKS
 from taskguard.ledger.transactions import core as transaction
@@ -61,19 +61,19 @@ class Mutation:
 
         self._patch.setattr(home, name, noted, **options)
 
-    def edit(self, hot_path: Any, name: str, *changes: tuple[str, str]) -> None:
-        """Change a statement of a hot path; each part has to be in it."""
-        text = getattr(hot_path, name)
+    def edit(self, home: Any, name: str, *changes: tuple[str, str]) -> None:
+        """Change a statement; each part has to be in it."""
+        text = getattr(home, name)
         for old, new in changes:
             assert old in text, f"{name} has no {old!r}"
             text = text.replace(old, new)
-        self._patch.setattr(hot_path, name, text)
-        self._statements[text] = f"{hot_path.__name__.rpartition('.')[2]}.{name}"
+        self._patch.setattr(home, name, text)
+        self._statements[text] = f"{home.__name__.rpartition('.')[2]}.{name}"
 
     def must_run(self) -> set[str]:
         """One of these has to, for the mutant to count as caught on this kind of ledger.
 
-        Where the kind has a hot path of which a statement was changed, that one: without it, what
+        Where the kind has one statement for it, which was changed, that one: without it, what
         is seen to fail would be the steps below.
         """
         own = {name for name in self._statements.values() if name.startswith(f"{self._kind}.")}
@@ -91,9 +91,9 @@ class Mutation:
 
 def without_fenced_steps(made: Mutation) -> None:
     """Checkpoints, and completions in steps, go by the names of key and work alone."""
-    for module in (transaction, sql, renewals):
+    for module in (transaction, ending_statements, renewals):
         made.replace(module, "standing", lambda claim: WORKS.c.id == claim.work)
-    for module in (transaction, sql):
+    for module in (transaction, ending_statements):
         made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
     made.replace(portable, "processed", lambda work, fence, owner: WORKS.c.id == work)
     made.replace(portable, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
@@ -126,13 +126,13 @@ def without_leases_of_locks(made: Mutation) -> None:
 def without_leases(made: Mutation) -> None:
     """Whoever claims gets key and work."""
     without_leases_of_locks(made)
-    read, ahead_us = steps._read_one, itertools.count(10**15, 10**15)
+    read, ahead_us = portable_claims._read_one, itertools.count(10**15, 10**15)
 
     def ahead(*args: Any, **options: Any) -> Any:
         row, recorded, clock_us = read(*args, **options)
         return row, recorded, clock_us + next(ahead_us)
 
-    made.replace(steps, "_read_one", ahead)
+    made.replace(portable_claims, "_read_one", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     made.edit(postgresql, "_CLAIM", key, *work)
@@ -146,7 +146,7 @@ def without_growing_fences_of_locks(made: Mutation) -> None:
         of_fences = not options and isinstance(values[0], int)
         return 1 if of_fences else builtins.max(*values, **options)
 
-    made.replace(steps, "max", first, raising=False)
+    made.replace(portable_claims, "max", first, raising=False)
     made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
 
 
@@ -214,13 +214,13 @@ def without_a_limit(made: Mutation) -> None:
 
 def without_former_records(made: Mutation) -> None:
     """What a work was before its guard was changed is not looked at."""
-    read = steps._read
+    read = portable_claims._read
 
-    def own(*args: Any, **options: Any) -> steps.Records:
+    def own(*args: Any, **options: Any) -> portable_claims.Records:
         found = read(*args, **options)
         return found._replace(rows=(found.own, *(None for _ in found.rows[1:])))
 
-    made.replace(steps, "_read", own)
+    made.replace(portable_claims, "_read", own)
 
 
 def without_copies_of_the_end(made: Mutation) -> None:

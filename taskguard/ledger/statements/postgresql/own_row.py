@@ -1,9 +1,9 @@
-"""The statements of PostgreSQL's hot path with a row of the user's own in them.
+"""PostgreSQL's one statement for a change, with a row of the user's own in them.
 
 Guarantees: the row is moved by the statement that claims, and by the one that completes, or neither
 happens. They are written once for each `GuardedRow`, out of the files beside this one.
 
-Knows only of a row that is `new` and of a holder's: all else is for `steps.py`.
+Knows only of a row that is `new` and of a holder's: all else is for the portable ones.
 """
 
 from __future__ import annotations
