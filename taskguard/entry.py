@@ -30,8 +30,7 @@ from taskguard.events import (
 )
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
-from taskguard.ledger.decisions import standing_claim
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import Kept, Watchdog
@@ -196,7 +195,7 @@ class Entry:
             view = ledger.view(request.work)
             if view is None:
                 return True
-            claim = standing_claim(request, view.fence)
+            claim = Claim(request, view.fence)
             if view.owner != str(request.owner) or not ledger.give_back(claim):
                 ledger.report_in(claim)
         except TaskguardError as error:

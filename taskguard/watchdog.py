@@ -29,7 +29,7 @@ from taskguard.errors import (
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, trusted_until_s
-from taskguard.ledger.protocol import Claim, Ledger, LedgerHold
+from taskguard.ledger.protocol import Claim, Ledger
 from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
 
@@ -317,9 +317,8 @@ class Watchdog:
             return
         claims = [(kept, claim) for kept in due if (claim := kept.claim) is not None]
         asked_at_s = self._clock.monotonic_s()
-        holds = [LedgerHold(claim, kept.lease.ttl_s) for kept, claim in claims]
         ledger = self._ledger
-        answers = self._ask(due, lambda: ledger.renew(holds))
+        answers = self._ask(due, lambda: ledger.renew([claim for _, claim in claims]))
         for (kept, _), answer in zip(claims, answers, strict=False):
             if answer == Renewal.RENEWED:
                 self._extend(kept, asked_at_s)

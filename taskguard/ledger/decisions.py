@@ -24,7 +24,6 @@ __all__ = [
     "busy_key",
     "claimed",
     "decide_row",
-    "standing_claim",
     "view_of",
 ]
 
@@ -115,22 +114,9 @@ def decide_row(
     return decide_by_row(decision, None if row is None else State(row.state), place)
 
 
-def standing_claim(request: ClaimRequest, fence: int) -> Claim:
-    """The claim that was granted to this request."""
-    return Claim(
-        request.keys,
-        request.owner,
-        fence,
-        request.work,
-        request.message,
-        request.row,
-        request.formerly,
-    )
-
-
 def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
     """What the holder is told; `row` is the work as it stood before."""
-    claim = standing_claim(request, fence)
+    claim = Claim(request, fence)
     if row is None:
         return Claimed(claim)
     takeover, again = decision is Decision.TAKEOVER, decision is Decision.AGAIN

@@ -41,7 +41,6 @@ __all__ = [
     "Claimed",
     "DeclaredRow",
     "Ledger",
-    "LedgerHold",
     "LedgerTransaction",
     "MessageRef",
     "OperatorLedger",
@@ -162,15 +161,35 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim that was granted; names old state, fence and owner for all that follows."""
+    """A request that was granted; names old state, fence and owner for all that follows."""
 
-    keys: tuple[str, ...]
-    owner: Owner
+    request: ClaimRequest
     fence: int
-    work: str | None
-    message: MessageRef = MessageRef("")
-    row: RowRef | None = None
-    formerly: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that it holds, sorted."""
+        return self.request.keys
+
+    @property
+    def owner(self) -> Owner:
+        """Who holds them."""
+        return self.request.owner
+
+    @property
+    def work(self) -> str | None:
+        """The work's id; None: the keys alone."""
+        return self.request.work
+
+    @property
+    def row(self) -> RowRef | None:
+        """The user's own row, which it moved."""
+        return self.request.row
+
+    @property
+    def formerly(self) -> tuple[str, ...]:
+        """Other ids under which the work is on record."""
+        return self.request.formerly
 
     @property
     def works(self) -> tuple[str, ...]:
@@ -245,14 +264,6 @@ class Answer:
 
 
 ClaimAnswer = Claimed | Busy | Answer
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerHold:
-    """One claim to renew."""
-
-    claim: Claim
-    ttl_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +373,8 @@ class Ledger(Protocol):
         """
         ...
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
-        """Renew many claims in one statement a batch.
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        """Renew many claims, each for its `ttl_s` from now, in one statement a batch.
 
         One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
         completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).

@@ -35,7 +35,6 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
-    LedgerHold,
     WorkView,
 )
 from taskguard.ledger.refusals import stale
@@ -221,9 +220,9 @@ class SqlLedger:
 
     # -- renewals -----------------------------------------------------------------------------
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        return self._database.twice(lambda: self._statements.renew(holds))
+        return self._database.twice(lambda: self._statements.renew(claims))
 
     # -- deferrals ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
-from taskguard.ledger.protocol import Claimed, LedgerHold
+from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
@@ -219,7 +219,7 @@ def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
         answers = []
 
         def taken_over() -> bool:
-            assert other.renew([LedgerHold(second.claim, 30.0)]) == [Renewal.RENEWED]
+            assert other.renew([second.claim]) == [Renewal.RENEWED]
             answers.append(other.claim(request(1)))
             return isinstance(answers[-1], Claimed)
 
@@ -244,7 +244,7 @@ def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url:
             ledger.claim(request(2))
         assert "postgres@" not in str(caught.value)
         with pytest.raises(LedgerUnavailableError):
-            ledger.renew([LedgerHold(claimed.claim, 1.0)])
+            ledger.renew([claimed.claim])
         server.start()
         wait_until(lambda: isinstance(_try(ledger), Claimed), timeout_s=30)
         ledger.close()

@@ -31,7 +31,7 @@ from taskguard.errors import (
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.ledger.connections.database import CannotWriteError
-from taskguard.ledger.protocol import Busy, Claimed, LedgerHold, MessageRef
+from taskguard.ledger.protocol import Busy, Claimed, MessageRef
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORKS
@@ -274,7 +274,7 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
     for number in range(3):
         message = MessageRef(f"m{number}")
         claimed = claim(ledger, number, message=message)
-        assert ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
+        assert ledger.renew([claimed.claim]) == [Renewal.RENEWED]
         assert ledger.defer(request(number, message=message), lambda copy: None)
         with ledger.transaction(claimed.claim) as tx:
             assert tx.db.execute(limit).scalar() == servers
@@ -617,7 +617,7 @@ def test_renewals_need_no_connection_of_the_bodies(url: str) -> None:
     first, second = claim(ledger).claim, claim(ledger, 2).claim
     with ledger.transaction(first):
         for _ in range(2):
-            assert ledger.renew([LedgerHold(second, 30.0)]) == [Renewal.RENEWED]
+            assert ledger.renew([second]) == [Renewal.RENEWED]
     ledger.close()
 
 
@@ -804,7 +804,7 @@ def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None
     claimed = claim(ledger).claim
     with ledger.transaction(claimed) as tx:
         tx.db.execute(sa.select(WORKS)).all()
-        assert other.renew([LedgerHold(claimed, 60.0)])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
+        assert other.renew([claimed])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
         assert isinstance(other.claim(request()), Busy)
         tx.complete(claimed, None)
     stale = claim(ledger, 2, ttl_s=0.05).claim

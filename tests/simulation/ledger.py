@@ -27,7 +27,6 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
-    LedgerHold,
     WorkView,
 )
 from taskguard.locks.base import Renewal
@@ -476,12 +475,11 @@ class MemoryLedger:
             )
             return True
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         with self._mutex:
-            return [self._renew(hold) for hold in holds]
+            return [self._renew(claim) for claim in claims]
 
-    def _renew(self, hold: LedgerHold) -> str:
-        claim = hold.claim
+    def _renew(self, claim: Claim) -> str:
         if self.standing(claim, State.DONE):
             return Renewal.SKIPPED
         standing = self.standing(claim)
@@ -489,7 +487,7 @@ class MemoryLedger:
             return Renewal.TAKEN
         if any(row in self._locked for row in self.rows_of(claim)):
             return Renewal.SKIPPED
-        until_us = self.now_us() + int(hold.ttl_s * 1e6)
+        until_us = self.now_us() + int(claim.request.ttl_s * 1e6)
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
         for work in standing:

@@ -21,7 +21,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.lease import Owner
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, LedgerHold, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
 from taskguard.locks.base import Granted, Held, Hold
 from taskguard.states import State
 
@@ -187,8 +187,8 @@ class PortLedger(Boundary):
     def report_in(self, claim: Claim) -> None:
         self._ask("report_in", lambda: self.world.ledger.report_in(claim))
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
-        return self._ask("renew", lambda: self.world.ledger.renew(holds))
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        return self._ask("renew", lambda: self.world.ledger.renew(claims))
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """The transaction around a publish; its COMMIT may get lost."""

@@ -13,7 +13,7 @@ from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
 from taskguard.lease import Lease, new_owner, trusted_until_s
-from taskguard.ledger.protocol import Claim, LedgerHold
+from taskguard.ledger.protocol import Claim, ClaimRequest
 from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.watchdog import Kept, Watchdog
@@ -29,11 +29,11 @@ class RenewingLedger:
         self.away = False
         self.batches: list[int] = []
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         if self.away:
             raise LedgerUnavailableError("away")
-        self.batches.append(len(holds))
-        return [self.answer] * len(holds)
+        self.batches.append(len(claims))
+        return [self.answer] * len(claims)
 
 
 class FlakyLocks(MemoryLocks):
@@ -77,7 +77,8 @@ class Kennel:
             trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=TTL_S),
             max_hold_until_s=None if max_hold_s is None else now_s + max_hold_s,
         )
-        claim = Claim(keys=(key,), owner=owner, fence=1, work="w") if self.with_ledger else None
+        request = ClaimRequest((key,), owner, TTL_S, work="w")
+        claim = Claim(request, fence=1) if self.with_ledger else None
         kept = Kept(lease, claim=claim, at_lock_server=True, asked_at_s=now_s)
         self.watchdog.keep(kept)
         return kept

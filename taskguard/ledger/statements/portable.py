@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, LedgerHold
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.statements import claims, renewals
 from taskguard.ledger.tables import (
     FREE,
@@ -111,9 +111,9 @@ class Statements:
 
     # -- leases -------------------------------------------------------------------------------
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        return renewals.renew(self.database, holds)
+        return renewals.renew(self.database, claims)
 
 
 def _seeing(database: Database) -> Prepared:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, LedgerHold
+from taskguard.ledger.protocol import Claim
 from taskguard.ledger.tables import KEYS, WORKS, standing
 from taskguard.locks.base import Renewal
 from taskguard.states import State
@@ -15,13 +15,13 @@ from taskguard.states import State
 __all__ = ["renew"]
 
 
-def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
-    """Renew each hold whose rows nobody has locked, in one transaction."""
-    ids = [hold.claim.work for hold in holds if hold.claim.work is not None]
+def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
+    """Renew each claim whose rows nobody has locked, in one transaction."""
+    ids = [claim.work for claim in claims if claim.work is not None]
     with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
         works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
         keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
-            KEYS.c.key.in_({key for hold in holds for key in hold.claim.keys})
+            KEYS.c.key.in_({key for claim in claims for key in claim.keys})
         )
         states = {row.owner: row.state for row in db.execute(works)}
         holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
@@ -36,12 +36,12 @@ def renew(database: Database, holds: Sequence[LedgerHold]) -> list[str]:
         }
         now_us = database.now_us(db)
         answers = []
-        for hold in holds:
-            answer = _standing(hold.claim, states, holders)
+        for claim in claims:
+            answer = _standing(claim, states, holders)
             if answer is None:
-                work_is_free = hold.claim.work is None or str(hold.claim.owner) in free_owners
-                if work_is_free and free_keys.issuperset(hold.claim.keys):
-                    _renew_one(db, hold, now_us)
+                work_is_free = claim.work is None or str(claim.owner) in free_owners
+                if work_is_free and free_keys.issuperset(claim.keys):
+                    _renew_one(db, claim, now_us)
                     answer = Renewal.RENEWED
                 else:
                     answer = Renewal.SKIPPED  # its holder, or a claimer, is at work on them
@@ -64,9 +64,8 @@ def _standing(
     return None
 
 
-def _renew_one(db: sa.Connection, hold: LedgerHold, now_us: int) -> None:
-    claim = hold.claim
-    until_us = now_us + int(hold.ttl_s * 1e6)
+def _renew_one(db: sa.Connection, claim: Claim, now_us: int) -> None:
+    until_us = now_us + int(claim.request.ttl_s * 1e6)
     db.execute(
         sa.update(KEYS)
         .where(KEYS.c.key.in_(claim.keys), KEYS.c.owner == str(claim.owner))

@@ -190,7 +190,11 @@ def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> Non
     book.expire()
     second = book.claim(message="n")
     assert (second.takeover, second.attempt, second.crashes) == (True, 2, 1)
-    book.ledger.report_in(dataclasses.replace(paused.claim, owner=new_owner()))
+    book.ledger.report_in(
+        dataclasses.replace(
+            paused.claim, request=dataclasses.replace(paused.claim.request, owner=new_owner())
+        )
+    )
     assert book.work().crashes == 1
     book.ledger.report_in(paused.claim)
     book.ledger.report_in(paused.claim)
@@ -280,7 +284,7 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
         book.request(work=odd, task=odd, owner=Owner("n", odd), message=odd)
     )
     assert isinstance(claimed, Claimed)
-    assert claimed.claim.message == MessageRef(odd)
+    assert claimed.claim.request.message == MessageRef(odd)
     book.ledger.complete(claimed.claim, odd)
     view = book.ledger.view(odd)
     assert (view.task, view.message, view.result_json) == (odd, odd, odd)

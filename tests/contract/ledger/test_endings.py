@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.protocol import Answer, Claimed, LedgerHold, MessageRef
+from taskguard.ledger.protocol import Answer, Claim, Claimed, MessageRef
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
+
+
+def longer(claim: Claim) -> Claim:
+    """It asks for more time from now on."""
+    return replace(claim, request=replace(claim.request, ttl_s=100.0))
 
 
 def test_effects_and_done_commit_together(book: Any) -> None:
@@ -222,9 +228,9 @@ def test_renewals_say_what_became_of_each(book: Any) -> None:
     book.ledger.give_back(given_back.claim)
     both = book.claim(5, keys=("order:5", "order:6"))
     plain = book.claim(7, work=None)
-    holds = [LedgerHold(each.claim, 100.0) for each in (held, taken, done, given_back, both, plain)]
+    claims = [longer(each.claim) for each in (held, taken, done, given_back, both, plain)]
     before = {number: book.key(number).lease_until for number in (1, 5, 6, 7)}
-    assert book.ledger.renew(holds) == [
+    assert book.ledger.renew(claims) == [
         Renewal.RENEWED, Renewal.TAKEN, Renewal.SKIPPED, Renewal.TAKEN,
         Renewal.RENEWED, Renewal.RENEWED,
     ]  # fmt: skip
@@ -239,7 +245,7 @@ def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
     held = book.claim()
     book.expire()
     book.claim(work="other")
-    assert book.ledger.renew([LedgerHold(held.claim, 30.0)]) == [Renewal.TAKEN]
+    assert book.ledger.renew([held.claim]) == [Renewal.TAKEN]
     assert book.work().lease_until == 1
 
 
@@ -250,7 +256,7 @@ def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: st
         pytest.skip("SQLite has no row locks")
     first, second = book.claim(1), book.claim(2)
     with book.locked(table):
-        answers = book.ledger.renew([LedgerHold(each.claim, 100.0) for each in (first, second)])
+        answers = book.ledger.renew([each.claim for each in (first, second)])
     assert answers == [Renewal.SKIPPED, Renewal.RENEWED]
 
 
@@ -258,7 +264,7 @@ def test_thousands_are_renewed(book: Any) -> None:
     """More than fit into one batch."""
     many = 2500 if book.kind == "postgresql" else 300
     claims = [book.claim(number).claim for number in range(many)]
-    assert set(book.ledger.renew([LedgerHold(each, 100.0) for each in claims])) == {"renewed"}
+    assert set(book.ledger.renew(claims)) == {"renewed"}
 
 
 # -- deferrals --------------------------------------------------------------------------------

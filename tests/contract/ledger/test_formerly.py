@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from contract.ledger.conftest import Book
 
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, LedgerHold
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest
 from taskguard.ledger.tables import WORKS
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
@@ -221,7 +221,7 @@ def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
     """No worker with the former guard takes the holder for a crashed one."""
     claimed = claim(book, new(book, **values))
     book.expire_all()
-    assert book.ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
+    assert book.ledger.renew([claimed.claim]) == [Renewal.RENEWED]
     assert book.is_leased()
     found = book.ledger.claim(old(book, max_crashes=1))
     assert isinstance(found, Busy)

@@ -228,7 +228,8 @@ def without_copies_of_the_end(made: Mutation) -> None:
     complete = portable.Statements.complete
 
     def alone(self: portable.Statements, db: Any, claim: Claim, result_json: str | None) -> bool:
-        return complete(self, db, replace(claim, formerly=()), result_json)
+        request = replace(claim.request, formerly=())
+        return complete(self, db, replace(claim, request=request), result_json)
 
     made.replace(portable.Statements, "complete", alone)
 

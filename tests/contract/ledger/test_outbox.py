@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from taskguard.ledger.protocol import Busy, Claimed, LedgerHold
+from taskguard.ledger.protocol import Busy, Claimed
 from taskguard.ledger.tables import WORKS
 from taskguard.states import State
 
@@ -51,7 +51,7 @@ def test_a_renewal_puts_it_off(book: Any) -> None:
     """Its holder is alive."""
     claimed = book.claim(1, call=CALL)
     pass_time(book)
-    book.ledger.renew([LedgerHold(claimed.claim, 30.0)])
+    book.ledger.renew([claimed.claim])
     assert overdue(book) == []
 
 

@@ -15,14 +15,13 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.dialects.postgresql import bounds, milliseconds
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row, standing_claim
+from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
     Claim,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
-    LedgerHold,
     RowRef,
 )
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
@@ -34,7 +33,7 @@ from taskguard.states import Decision, Place, State
 
 __all__ = ["PostgreSQLStatements"]
 
-_HOLDS_PER_STATEMENT = 1000
+_CLAIMS_PER_STATEMENT = 1000
 
 
 _CLAIM = statement(__package__, "claim")
@@ -120,7 +119,7 @@ class PostgreSQLStatements(Statements):
     def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
         found = _FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
         if found.granted_fence is not None:
-            return Claimed(standing_claim(request, found.granted_fence))
+            return Claimed(Claim(request, found.granted_fence))
         return _held(found, None)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
@@ -220,28 +219,28 @@ class PostgreSQLStatements(Statements):
 
     # -- leases -------------------------------------------------------------------------------
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         answers: list[str] = []
-        for start in range(0, len(holds), _HOLDS_PER_STATEMENT):
-            answers += self._renew(holds[start : start + _HOLDS_PER_STATEMENT])
+        for start in range(0, len(claims), _CLAIMS_PER_STATEMENT):
+            answers += self._renew(claims[start : start + _CLAIMS_PER_STATEMENT])
         return answers
 
-    def _renew(self, holds: Sequence[LedgerHold]) -> list[str]:
-        asked = [(hold, key, work) for hold in holds for key, work in _pairs(hold.claim)]
+    def _renew(self, claims: Sequence[Claim]) -> list[str]:
+        asked = [(claim, key, work) for claim in claims for key, work in _pairs(claim)]
         found = self.database.ask(
             _RENEW,
             {
-                "owners": [str(hold.claim.owner) for hold, _, _ in asked],
-                "fences": [hold.claim.fence for hold, _, _ in asked],
+                "owners": [str(claim.owner) for claim, _, _ in asked],
+                "fences": [claim.fence for claim, _, _ in asked],
                 "works": [work for _, _, work in asked],
-                "ttls_us": [int(hold.ttl_s * 1e6) for hold, _, _ in asked],
+                "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
                 "keys": [key for _, key, _ in asked],
                 "lock_timeout": str(milliseconds(self.database.lock_timeout_s)),
             },
             renewal=True,
         )
         by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
-        return [_renewal(hold, by_owner[str(hold.claim.owner)]) for hold in holds]
+        return [_renewal(claim, by_owner[str(claim.owner)]) for claim in claims]
 
 
 def _answered(
@@ -254,7 +253,7 @@ def _answered(
         return None  # the statement knows of the record alone
     if found.granted_fence is not None and found.claimed_attempts is not None:
         return Claimed(
-            standing_claim(request, found.granted_fence),
+            Claim(request, found.granted_fence),
             attempt=found.claimed_attempts,
             takeover=decision is Decision.TAKEOVER,
             crashes=found.claimed_crashes,
@@ -298,11 +297,11 @@ def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
     return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
 
 
-def _renewal(hold: LedgerHold, row: _FoundHold) -> str:
+def _renewal(claim: Claim, row: _FoundHold) -> str:
     if row.renewed:
         return Renewal.RENEWED
     if row.state == State.DONE.value:
         return Renewal.SKIPPED  # by this very claim, a moment ago
-    if hold.claim.work is not None and row.state != State.PROCESSING.value:
+    if claim.work is not None and row.state != State.PROCESSING.value:
         return Renewal.TAKEN
     return Renewal.SKIPPED if row.standing else Renewal.TAKEN
