@@ -198,7 +198,7 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
         book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
-    assert (found.decision, found.recorded_as) == (Decision.DEAD, None)
+    assert (found.decision, found.recorded_as) == (Decision.BURY, None)
     assert book.ledger.requeue(NEW, reason="mended")
     taken = claim(book, new(book))
     book.ledger.complete(taken.claim, None)
