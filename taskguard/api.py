@@ -65,7 +65,7 @@ def connect(
         ConfigurationError: what is missing or wrong, and what to do; never with a password.
     """
     others = [each for each in listeners if each is not log_event]
-    house = TaskGuard(
+    runtime = TaskGuard(
         locks=locks,
         ledger=ledger,
         namespace=namespace,
@@ -74,8 +74,8 @@ def connect(
         clock=clock,
     )
     # What is missing or wrong is said here.
-    _ = house.runner, house.namespace
-    return house
+    _ = runtime.runner, runtime.namespace
+    return runtime
 
 
 class _Calls:

@@ -41,7 +41,7 @@ _DUE_IN_S = 5.0
 
 
 def enqueue_in(
-    session: Any, house: TaskGuard, delivery: Delivery, send: Send
+    session: Any, runtime: TaskGuard, delivery: Delivery, send: Send
 ) -> Callable[[], None]:
     """Write a delivery's work as NEW in the user's transaction, and send its message after it.
 
@@ -53,7 +53,7 @@ def enqueue_in(
         session: a SQLAlchemy Session or Connection to the ledger's database, or a
             `ForeignConnection`, whose library hears of the COMMIT; None: the work is committed by
             itself, and its message is sent at once.
-        house: locks and ledger.
+        runtime: locks and ledger.
         delivery: with its `call`.
         send: how to send it.
 
@@ -64,7 +64,7 @@ def enqueue_in(
     from sqlalchemy import orm
 
     if isinstance(session, ForeignConnection):
-        return _enqueue_in_foreign(session, house, delivery, send)
+        return _enqueue_in_foreign(session, runtime, delivery, send)
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
@@ -74,9 +74,9 @@ def enqueue_in(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
             "the work is to be part of."
         )
-    ledger = outbox_of(house)
+    ledger = outbox_of(runtime)
     db = session.connection() if isinstance(session, orm.Session) else session
-    ledger.enqueue(db, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+    ledger.enqueue(db, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
@@ -91,15 +91,15 @@ def enqueue_in(
 
 
 def _enqueue_in_foreign(
-    foreign: ForeignConnection, house: TaskGuard, delivery: Delivery, send: Send
+    foreign: ForeignConnection, runtime: TaskGuard, delivery: Delivery, send: Send
 ) -> Callable[[], None]:
-    ledger = outbox_of(house)
+    ledger = outbox_of(runtime)
     if not foreign.in_transaction:
         raise ConfigurationError(
             f"{delivery.work} was enqueued outside a transaction: begin the one that writes what "
             "it is about, and enqueue it there."
         )
-    ledger.enqueue_in_foreign(foreign, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+    ledger.enqueue_in_foreign(foreign, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
@@ -181,9 +181,9 @@ def waits_s(call: Any) -> float:
     return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 
 
-def outbox_of(house: TaskGuard) -> OutboxLedger:
-    """The house's ledger, where it stores calls. Raises ConfigurationError if it does not."""
-    ledger = house.runner.ledger
+def outbox_of(runtime: TaskGuard) -> OutboxLedger:
+    """The runtime's ledger, where it stores calls. Raises ConfigurationError if it does not."""
+    ledger = runtime.runner.ledger
     if not isinstance(ledger, OutboxLedger):
         raise ConfigurationError(
             "Calls are stored in a ledger in a database: configure one (TASKGUARD_LEDGER_URL)."

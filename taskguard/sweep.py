@@ -1,10 +1,10 @@
 """Sending again: the messages of works that nobody is at any more.
 
-    Sweeper(house, {"celery": send}).sweep()
+    Sweeper(runtime, {"celery": send}).sweep()
 
 Guarantees: a work whose call is stored is sent again until somebody claims it, ends it or revokes
 it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
-sweeps at once send nothing twice: a lease of the house keeps them apart.
+sweeps at once send nothing twice: a lease of the runtime keeps them apart.
 
 A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
 FAILED with the reason, and holds up no other. Only an error of the connection means that the broker
@@ -74,7 +74,7 @@ class Sweeper:
     """Sends the messages of overdue works again.
 
     Args:
-        house: locks and ledger.
+        runtime: locks and ledger.
         senders: how to send, by the name of the queue that a stored call carries. One that has
             `batch()`, a context manager, gives by it a faster sender: what that was given was
             taken if the block ends without an error. `is_away(error)`, where it has that, tells
@@ -93,7 +93,7 @@ class Sweeper:
 
     def __init__(
         self,
-        house: TaskGuard,
+        runtime: TaskGuard,
         senders: Mapping[str, Send],
         *,
         again_after_s: float = AGAIN_AFTER_S,
@@ -107,7 +107,7 @@ class Sweeper:
             raise ConfigurationError(
                 f"again_after_s={again_after_s!r}: a sweep would find what it has just sent."
             )
-        self._house = house
+        self._runtime = runtime
         self._senders = senders
         self._again_after_s = again_after_s
         self._batch = batch
@@ -121,10 +121,10 @@ class Sweeper:
             LeaseLostError: this one was paused, and another may be at it.
             LedgerUnavailableError: the database is away.
         """
-        ledger = outbox_of(self._house)
+        ledger = outbox_of(self._runtime)
         after: Overdue | None = None
         tally = _Tally()
-        with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
+        with self._runtime.lock(KEY, ttl_s=_TTL_S) as lease:
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
@@ -165,7 +165,7 @@ class Sweeper:
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
         """Take other applications' calls out: these are for brokers of theirs."""
-        namespace, left = self._house.namespace, 0
+        namespace, left = self._runtime.namespace, 0
         for name, those in calls.items():
             ours = [each for each in those if each[1].get("app", namespace) == namespace]
             left += len(those) - len(ours)

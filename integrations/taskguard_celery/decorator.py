@@ -19,7 +19,6 @@ from celery.exceptions import Ignore, Reject, Retry
 from taskguard import Answered, Completed, Former, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.house import house_of
 from taskguard_celery.message import is_redelivered, message_of, published_at_s
 from taskguard_celery.queue import (
     CeleryQueue,
@@ -34,6 +33,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.replacing import Body, in_hand, is_ignored, take_in_hand, without_mark
+from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -95,7 +95,7 @@ def guarded_task(
             task = task_of(compiled, args)
             if task is None:
                 _refuse_hidden(compiled)
-                return house_of(current_app).run(compiled, args, kwargs)
+                return runtime_of(current_app).run(compiled, args, kwargs)
             request = task.request
             # A body that calls its own task calls a function.
             if request.called_directly or in_hand(request) is not None:
@@ -153,11 +153,11 @@ def _call(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A call, not a message."""
-    house = house_of(task.app)
+    runtime = runtime_of(task.app)
     failed = failed_request(args)
     if failed is not None:
-        return call_errback(house, compiled, args, kwargs, task=task, failed=failed)
-    return without_mark(house.run(compiled, args, kwargs, task=task.name))
+        return call_errback(runtime, compiled, args, kwargs, task=task, failed=failed)
+    return without_mark(runtime.run(compiled, args, kwargs, task=task.name))
 
 
 def _deliver(
@@ -190,12 +190,12 @@ def _deliver_once(
 ) -> Any:
     request = task.request
     try:
-        house = house_of(task.app)
+        runtime = runtime_of(task.app)
     except errors.ConfigurationError as error:
         if queue is None:
             raise
         put_off_unread(queue, error)
-    delivery = house.delivery(
+    delivery = runtime.delivery(
         compiled,
         args,
         kwargs,
@@ -207,9 +207,9 @@ def _deliver_once(
         orders=(Retry, Ignore, Reject),
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    body = Body(house, task, compiled, args, kwargs, delivery)
+    body = Body(runtime, task, compiled, args, kwargs, delivery)
     try:
-        outcome = house.runner.deliver(delivery, body)
+        outcome = runtime.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:
         _expect(task, errors.WorkStillDeadError)
         raise

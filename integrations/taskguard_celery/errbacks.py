@@ -63,7 +63,7 @@ def failed_request(args: tuple[Any, ...]) -> Context | None:
 
 
 def call_errback(
-    house: TaskGuard,
+    runtime: TaskGuard,
     compiled: GuardedFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -77,14 +77,16 @@ def call_errback(
     queue = _InPlace(at_work)
 
     def delivery(message: MessageRef) -> Delivery:
-        return house.delivery(compiled, args, kwargs, task=task.name, message=message, queue=queue)
+        return runtime.delivery(
+            compiled, args, kwargs, task=task.name, message=message, queue=queue
+        )
 
     try:
         if at_work is None:
             # The worker's own process, on behalf of a killed child: everything would wait with it.
-            return house.run(compiled, args, kwargs, task=task.name)
+            return runtime.run(compiled, args, kwargs, task=task.name)
         return _call(
-            house,
+            runtime,
             delivery,
             lambda guard: compiled.call(args, kwargs, guard),
             wait_s=queue.longest_wait_s,
@@ -95,7 +97,7 @@ def call_errback(
 
 
 def _call(
-    house: TaskGuard,
+    runtime: TaskGuard,
     delivery_of: Callable[[MessageRef], Delivery],
     body: Callable[[Guard], Any],
     *,
@@ -105,7 +107,7 @@ def _call(
     message = MessageRef(f"errback:{uuid.uuid4()}")
     while True:
         delivery = delivery_of(message)
-        outcome = house.runner.deliver(delivery, body)
+        outcome = runtime.runner.deliver(delivery, body)
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         if not isinstance(outcome, Deferred):

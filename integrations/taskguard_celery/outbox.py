@@ -25,9 +25,9 @@ from celery.utils.time import maybe_make_aware
 
 from taskguard import NOT_BEFORE, MessageRef, Sweeper, enqueue_in, errors
 from taskguard_celery.calls import NAME, CelerySender, call_of
-from taskguard_celery.house import house_of
 from taskguard_celery.message import PUBLISHED_HEADER, sending_of
 from taskguard_celery.recognition import guarded_function_of, takes_itself
+from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
@@ -109,8 +109,8 @@ def enqueue(
     call = call_of(task.app, signature, task.serializer)
     if not_before is not None:
         call[NOT_BEFORE] = not_before
-    house = house_of(task.app)
-    delivery = house.delivery(
+    runtime = runtime_of(task.app)
+    delivery = runtime.delivery(
         compiled,
         (task, *args) if takes_itself(task) else args,
         kwargs,
@@ -118,7 +118,7 @@ def enqueue(
         message=MessageRef(task_id, sending=sending_of(headers[PUBLISHED_HEADER])),
         call=call,
     )
-    send = enqueue_in(session, house, delivery, CelerySender(task.app))
+    send = enqueue_in(session, runtime, delivery, CelerySender(task.app))
     return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
 
 
@@ -183,7 +183,7 @@ def sweep(app: Celery, **options: Any) -> Swept:
 
     Raises KeyBusyError if another sweep is at it.
     """
-    return Sweeper(house_of(app), {NAME: CelerySender(app)}, **options).sweep()
+    return Sweeper(runtime_of(app), {NAME: CelerySender(app)}, **options).sweep()
 
 
 def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> None:
@@ -220,7 +220,7 @@ def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     app = _app_at(target)
     # As a worker of it begins: with Django, that is where its settings are read.
     app.loader.import_default_modules()
-    return house_of(app), CelerySender(app)
+    return runtime_of(app), CelerySender(app)
 
 
 def _app_at(target: str) -> Celery:

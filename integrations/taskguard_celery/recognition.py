@@ -112,7 +112,7 @@ def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationE
         f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
         "its duplicates would run. A decorator over it has to use functools.wraps, or go under "
         "it; a run() that overrides a guarded one wants @guarded_task of its own. A function that "
-        "is no task is guarded by taskguard_celery.house_of(app).guarded(…)."
+        "is no task is guarded by taskguard_celery.runtime_of(app).guarded(…)."
     )
 
 

@@ -60,14 +60,14 @@ class Body:
 
     def __init__(
         self,
-        house: TaskGuard,
+        runtime: TaskGuard,
         task: Task,
         compiled: GuardedFunction,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         delivery: Delivery,
     ) -> None:
-        self._house = house
+        self._runtime = runtime
         self._task = task
         self._compiled = compiled
         self._args = args
@@ -104,7 +104,9 @@ class Body:
         if takes_itself(task):
             args = (task, *args)
         try:
-            there = self._house.delivery(compiled, args, kwargs, task=name, message=MessageRef(""))
+            there = self._runtime.delivery(
+                compiled, args, kwargs, task=name, message=MessageRef("")
+            )
         except (errors.TaskguardError, TypeError):
             # A step of a chain gets its first argument later. Run twice rather than not at all.
             return bool(name == self._task.name)

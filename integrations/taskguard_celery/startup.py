@@ -17,7 +17,6 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.house import build, house_of
 from taskguard_celery.message import message_of
 from taskguard_celery.queue import visibility_timeout_s
 from taskguard_celery.recognition import (
@@ -26,6 +25,7 @@ from taskguard_celery.recognition import (
     takes_itself,
     unrecognised,
 )
+from taskguard_celery.runtime import build, runtime_of
 
 __all__ = ["check_worker", "safe_defaults", "warnings_for"]
 
@@ -131,17 +131,17 @@ def _refuse_hidden_guards(app: Any) -> None:
 
 def _check_servers(app: Any, rows: list[Any]) -> None:
     """With connections of its own, which are closed before the pool forks."""
-    house = build(app)
+    runtime = build(app)
     try:
-        if house.runner.locks is not None:
-            for warning in house.runner.locks.warnings():
+        if runtime.runner.locks is not None:
+            for warning in runtime.runner.locks.warnings():
                 logger.warning("%s", warning)
-        if house.runner.ledger is not None:
-            house.runner.ledger.check_schema(rows)
+        if runtime.runner.ledger is not None:
+            runtime.runner.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
     finally:
-        house.close()
+        runtime.close()
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
@@ -216,10 +216,10 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     if takes_itself(task):
         args = (task, *args)
     message = message_of(context)
-    house = house_of(task.app)
+    runtime = runtime_of(task.app)
     kwargs = request.kwargs or {}
-    delivery = house.delivery(compiled, args, kwargs, task=task.name, message=message)
-    ledger = house.runner.ledger
+    delivery = runtime.delivery(compiled, args, kwargs, task=task.name, message=message)
+    ledger = runtime.runner.ledger
     if ledger is not None and delivery.work is not None:
         for work in (delivery.work, *delivery.formerly):
             ledger.revoke(work, message=message.name)

@@ -28,7 +28,7 @@ __all__ = ["KeyAdmin", "WorkAdmin"]
 _LIST = "admin/taskguard/confirm.html"
 
 
-def _house() -> TaskGuard:
+def _runtime() -> TaskGuard:
     return connect(locks=conf.locks(), ledger=conf.ledger())
 
 
@@ -198,14 +198,14 @@ class KeyAdmin(_ToLookAt):
                 "its lease, or its commit is refused once somebody else has claimed. The next "
                 "delivery takes the work over, which counts as a crash.",
             )
-        house = _house()
+        runtime = _runtime()
         done: list[str] = []
         left: list[str] = []
         try:
             for key in rows:
                 fence, _, owner = request.POST.get(f"holder:{key.key}", "").partition(" ")
                 try:
-                    shown = fence.isdecimal() and house.release(
+                    shown = fence.isdecimal() and runtime.release(
                         key.key, fence=int(fence), owner=owner
                     )
                 except errors.TaskguardError as error:
@@ -215,7 +215,7 @@ class KeyAdmin(_ToLookAt):
                 if shown:
                     self._note(request, key, f"released from {owner} with fence {fence}")
         finally:
-            if house.runner.locks is not None:
-                house.runner.locks.close()
+            if runtime.runner.locks is not None:
+                runtime.runner.locks.close()
         self._tell(request, done, left, "Released")
         return None

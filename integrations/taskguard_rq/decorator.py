@@ -25,10 +25,10 @@ from rq.job import Job
 from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.house import house
 from taskguard_rq.queue import COPY, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
+from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -98,7 +98,7 @@ def guarded_job(
             def run() -> Any:
                 try:
                     if job is None or not _is_of(job, wrapper):
-                        return house().run(compiled, args, kwargs)
+                        return runtime().run(compiled, args, kwargs)
                     message = message_of(job, message_id=message_id)
                     return _deliver(job, compiled, message, args, kwargs)
                 except RetryReturnedError as asked:
@@ -201,8 +201,8 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = RQQueue(job)
-    at_home = house()
-    delivery = at_home.delivery(
+    here = runtime()
+    delivery = here.delivery(
         compiled,
         args,
         kwargs,
@@ -212,7 +212,7 @@ def _deliver(
         queue=queue,
         call=call_of(job) if compiled.policy.recoverable else None,
     )
-    outcome = at_home.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)
 
 

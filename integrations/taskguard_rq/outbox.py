@@ -20,7 +20,7 @@ from rq.job import Job
 from taskguard import Sweeper, enqueue_in, errors
 from taskguard_rq.calls import NAME, RQSender, call_of
 from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
-from taskguard_rq.house import house
+from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
@@ -94,12 +94,12 @@ def enqueue(
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
-    at_home = house()
-    delivery = at_home.delivery(
+    here = runtime()
+    delivery = here.delivery(
         compiled, tuple(args), kwargs or {}, message=message, call=call_of(job)
     )
     sender = RQSender(queue.connection, serializer=queue.serializer)
-    return Enqueued(job, enqueue_in(session, at_home, delivery, sender))
+    return Enqueued(job, enqueue_in(session, here, delivery, sender))
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:
@@ -118,7 +118,7 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
         if job is None:
             raise errors.ConfigurationError("sweep() outside a job needs the queues' Redis.")
         connection = job.connection
-    return Sweeper(house(), {NAME: RQSender(connection)}, **options).sweep()
+    return Sweeper(runtime(), {NAME: RQSender(connection)}, **options).sweep()
 
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
@@ -132,4 +132,4 @@ def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
             "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
             "password are percent-encoded."
         ) from None
-    return house(), RQSender(connection)
+    return runtime(), RQSender(connection)

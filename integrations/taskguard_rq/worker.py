@@ -26,9 +26,9 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
-from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
+from taskguard_rq.runtime import runtime
 
 try:  # RQ 3 has rate limits
     from rq.rate_limit import release_slot
@@ -47,7 +47,7 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 def _check_ledger() -> None:
     """By connections that are closed before the first fork."""
     try:
-        ledger = house().runner.ledger
+        ledger = runtime().runner.ledger
     except ConfigurationError:
         return
     if ledger is None:
@@ -78,7 +78,7 @@ class GuardedWorkerMixin(BaseWorker):
         """
         # What is wrong here may be set right by the job's module, and is the job's error otherwise.
         with contextlib.suppress(ConfigurationError):
-            house()
+            runtime()
         _check_ledger()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):

@@ -67,16 +67,16 @@ def _queues() -> dict[str, EntryPoint]:
 def _run(arguments: argparse.Namespace) -> None:
     from taskguard.sweep import Sweeper
 
-    house, senders = None, {}
+    runtime, senders = None, {}
     for name, entry in _queues().items():
         target = getattr(arguments, name)
         if target is not None:
             opened, senders[name] = entry.load()(target)
-            house = house or opened
-    if house is None:
+            runtime = runtime or opened
+    if runtime is None:
         options = " or ".join(f"--{name} {_METAVARS.get(name, 'TARGET')}" for name in _queues())
         raise CommandError(f"say where to send to: {options or 'install an integration first'}.")
-    sweeper = Sweeper(house, senders, again_after_s=arguments.again_after, batch=arguments.batch)
+    sweeper = Sweeper(runtime, senders, again_after_s=arguments.again_after, batch=arguments.batch)
     if arguments.every is not None:
         _relay(sweeper, arguments.every)
         return

@@ -26,7 +26,7 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 def state(app: Celery, work: str) -> str:
     """What the ledger says of it."""
-    ledger: Any = taskguard_celery.house_of(app).runner.ledger
+    ledger: Any = taskguard_celery.runtime_of(app).runner.ledger
     return str(ledger.view(work).state.value)
 
 

@@ -151,8 +151,8 @@ def yard(
     for module, name, value in (
         (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
         (taskguard_rq.decorator, "RQQueue", taskguard_rq.decorator.RQQueue),
-        (sys.modules["taskguard_rq.house"], "_settings", {}),
-        (sys.modules["taskguard_rq.house"], "_made", []),
+        (sys.modules["taskguard_rq.runtime"], "_settings", {}),
+        (sys.modules["taskguard_rq.runtime"], "_made", []),
     ):
         monkeypatch.setattr(module, name, value)
     made = Yard(queue, valkey, database, tmp_path)

@@ -31,7 +31,7 @@ class Wharf:
     def __init__(self, url: str, queue: Path) -> None:
         self.engine = sa.create_engine(url)
         self.ledger = SqlLedger(self.engine)
-        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.runtime = taskguard.connect(locks="memory://", ledger=self.ledger)
         self.queue = queue
         self.policy = make_policy({}, task="ship", busy="raise")
 
@@ -47,7 +47,7 @@ class Wharf:
         delivery = self.delivery(order, MessageRef(f"m{order}"), call)
         with orm.Session(self.engine) as session, session.begin():
             session.execute(sa.text("insert into orders values (:name)"), {"name": order})
-            enqueue_in(session, self.house, delivery, self.send)
+            enqueue_in(session, self.runtime, delivery, self.send)
 
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         with self.queue.open("a") as file:
@@ -59,13 +59,13 @@ class Wharf:
         self.change("update taskguard_works set due = 1 where due is not null")
         for table in ("works", "keys"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
-        Sweeper(self.house, {"test": self.send}, batch=2).sweep()
+        Sweeper(self.runtime, {"test": self.send}, batch=2).sweep()
 
     def work_off(self) -> None:
         """A worker runs every message that was sent."""
         for line in self.queue.read_text().splitlines():
             order, *message = json.loads(line)
-            self.house.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
+            self.runtime.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
 
     def rows(self, table: str) -> Counter[str]:
         with self.engine.connect() as db:
@@ -82,7 +82,7 @@ class Wharf:
         self.engine.dispose()  # a child must not inherit an open file of SQLite's
 
     def close(self) -> None:
-        self.house.close()
+        self.runtime.close()
         self.engine.dispose()
 
 

@@ -76,12 +76,12 @@ def build() -> Iterator[Callable[..., House]]:
         return made[-1]
 
     yield build
-    for house in made:
-        house.close()
+    for runtime in made:
+        runtime.close()
 
 
 @pytest.fixture(params=DATABASES)
-def house(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
+def runtime(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
     """The ledger by a URL, the user's Engine beside it."""
     return build(request.getfixturevalue(request.param))
 
@@ -99,21 +99,21 @@ def behind_proxy(postgres: Any, pg_url: str, build: Any) -> Iterator[tuple[House
         yield build(pg_url, engine=sa.create_engine(url)), proxy
 
 
-def _session(house: House) -> Session:
-    return Session(house.engine)
+def _session(runtime: House) -> Session:
+    return Session(runtime.engine)
 
 
 LENDERS: dict[str, Callable[[House], Any]] = {
     "Session": _session,
-    "Connection": lambda house: house.engine.connect(),
-    "Session on a Connection": lambda house: Session(house.engine.connect()),
+    "Connection": lambda runtime: runtime.engine.connect(),
+    "Session on a Connection": lambda runtime: Session(runtime.engine.connect()),
 }
 
 
 @pytest.fixture(params=LENDERS)
-def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
+def on(request: pytest.FixtureRequest, runtime: House) -> Iterator[Any]:
     """What the user hands in."""
-    lent = LENDERS[request.param](house)
+    lent = LENDERS[request.param](runtime)
     yield lent
     bind = lent.get_bind() if not isinstance(lent, sa.Connection) else None
     lent.close()
@@ -124,7 +124,7 @@ def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
 # -- together, or not at all ------------------------------------------------------------------
 
 
-def test_effects_and_done_commit_together(house: House, on: Any) -> None:
+def test_effects_and_done_commit_together(runtime: House, on: Any) -> None:
     """The block gives what it was handed; a duplicate gets the stored result."""
 
     def body(guard: Guard) -> None:
@@ -135,17 +135,17 @@ def test_effects_and_done_commit_together(house: House, on: Any) -> None:
             guard.result = "shipped"
 
     for _ in range(2):
-        outcome: Any = house.shop.deliver(body)
+        outcome: Any = runtime.shop.deliver(body)
         assert outcome.value == "shipped"
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert (runtime.shop.effects, runtime.shop.states) == (["x"], ["DONE"])
     assert on.execute(sa.text("select 1")).scalar() == 1  # it is still good for more
 
 
-def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) -> None:
+def test_a_scoped_session_is_taken_for_the_session_of_its_scope(runtime: House) -> None:
     """It commits with DONE, and no commit() in the block goes by it either."""
-    scoped = scoped_session(sessionmaker(house.engine))
+    scoped = scoped_session(sessionmaker(runtime.engine))
 
-    @house.shop.tg.guarded(key="order:<n>")
+    @runtime.shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction(scoped):
             write(scoped, f"{n}")
@@ -156,7 +156,7 @@ def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) ->
     with pytest.raises(TransactionUsageError):
         ship(2)
     scoped.remove()
-    assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
+    assert (runtime.shop.effects, runtime.shop.states) == (["1"], ["DONE", "FAILED"])
 
 
 LENT: dict[str, tuple[int, Callable[[str], Any]]] = {
@@ -173,12 +173,12 @@ def test_a_lent_transaction_takes_one_message_more_than_by_hand(
     postgres: Any, pg_url: str, build: Callable[..., House], lender: str
 ) -> None:
     """On PostgreSQL: the bounds are set where it is seen that this is the ledger's database."""
-    house, (messages, lend) = build(pg_url), LENT[lender]
+    runtime, (messages, lend) = build(pg_url), LENT[lender]
     with Proxy(postgres.port) as proxy:
         on = lend(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
         statement: Any = "insert into effects values ('x')"
 
-        @house.shop.tg.guarded(key="order:<n>")
+        @runtime.shop.tg.guarded(key="order:<n>")
         def ship(n: int, guard: Guard) -> None:
             del n
             with guard.transaction(on):
@@ -226,10 +226,10 @@ def test_on_the_ledgers_own_engine(
     """Which is the user's: it commits with DONE, and no commit() in the block goes by."""
     url = request.getfixturevalue(name)
     engine = sa.create_engine(url)
-    house = build(url, engine, engine=engine)
+    runtime = build(url, engine, engine=engine)
     on = make(engine)
 
-    @house.shop.tg.guarded(key="order:<n>")
+    @runtime.shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction(on):
             write(on, f"{n}")
@@ -240,7 +240,7 @@ def test_on_the_ledgers_own_engine(
     with pytest.raises(TransactionUsageError):
         ship(2)
     on.close()
-    assert (house.shop.effects, sorted(house.shop.states)) == (["1"], ["DONE", "FAILED"])
+    assert (runtime.shop.effects, sorted(runtime.shop.states)) == (["1"], ["DONE", "FAILED"])
 
 
 def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
@@ -257,7 +257,7 @@ def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
     assert (pg.orders, pg.shop.states) == (["shipped"], ["DONE"])
 
 
-def test_a_body_that_fails_writes_nothing(house: House, on: Any) -> None:
+def test_a_body_that_fails_writes_nothing(runtime: House, on: Any) -> None:
     """The user's session or connection is rolled back, and usable again."""
 
     def body(guard: Guard) -> None:
@@ -266,16 +266,16 @@ def test_a_body_that_fails_writes_nothing(house: House, on: Any) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+        runtime.shop.deliver(body)
+    assert (runtime.shop.effects, runtime.shop.states) == ([], ["FAILED"])
     write(on, "later")
     on.commit()
-    assert house.shop.effects == ["later"]
+    assert runtime.shop.effects == ["later"]
 
 
-def test_a_holder_that_was_overtaken_writes_nothing(house: House, on: Any) -> None:
+def test_a_holder_that_was_overtaken_writes_nothing(runtime: House, on: Any) -> None:
     """Its effects are rolled back with its DONE."""
-    shop = house.shop
+    shop = runtime.shop
     heard: list[BaseException] = []
 
     def body(guard: Guard) -> None:
@@ -295,24 +295,24 @@ def test_a_holder_that_was_overtaken_writes_nothing(house: House, on: Any) -> No
     assert len(heard) == 1
 
 
-def test_what_the_orm_has_pending_goes_before_done(house: House) -> None:
+def test_what_the_orm_has_pending_goes_before_done(runtime: House) -> None:
     """Flushed with a constraint that fails: an error of the body, and nothing of it stays."""
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 session.add(Order(id=1, status="again"))
 
         with pytest.raises(sa.exc.IntegrityError):
-            house.shop.deliver(body)
-        assert (house.orders, house.shop.states) == (["new"], ["FAILED"])
+            runtime.shop.deliver(body)
+        assert (runtime.orders, runtime.shop.states) == (["new"], ["FAILED"])
         assert session.get_one(Order, 1).status == "new"
 
 
 @pytest.mark.parametrize("expire", [True, False])
-def test_objects_are_usable_after_the_block(house: House, expire: bool) -> None:
+def test_objects_are_usable_after_the_block(runtime: House, expire: bool) -> None:
     """New ones and old ones, expired by the commit or not."""
-    with Session(house.engine, expire_on_commit=expire) as session:
+    with Session(runtime.engine, expire_on_commit=expire) as session:
 
         def body(guard: Guard) -> list[str]:
             with guard.transaction(session):
@@ -321,12 +321,12 @@ def test_objects_are_usable_after_the_block(house: House, expire: bool) -> None:
                 old.status = "shipped"
             return [old.status, new.status]
 
-        assert house.shop.deliver(body) == Completed(["shipped", "new"])
+        assert runtime.shop.deliver(body) == Completed(["shipped", "new"])
 
 
-def test_a_savepoint_may_be_rolled_back_and_another_committed(house: House) -> None:
+def test_a_savepoint_may_be_rolled_back_and_another_committed(runtime: House) -> None:
     """begin_nested() is for parts that may fail, on a Session as on a Connection."""
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
@@ -337,21 +337,21 @@ def test_a_savepoint_may_be_rolled_back_and_another_committed(house: House) -> N
                 write(session, "dropped")
                 part.rollback()
 
-        house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == (["kept", "kept, too"], ["DONE"])
+        runtime.shop.deliver(body)
+    assert (runtime.shop.effects, runtime.shop.states) == (["kept", "kept, too"], ["DONE"])
 
 
-def test_several_keys_complete_on_it_too(house: House) -> None:
+def test_several_keys_complete_on_it_too(runtime: House) -> None:
     """Which takes several statements."""
-    with _session(house) as session:
+    with _session(runtime) as session:
 
-        @house.shop.tg.guarded(key=["order:<n>", "account:<n>"])
+        @runtime.shop.tg.guarded(key=["order:<n>", "account:<n>"])
         def ship(n: int, guard: Guard) -> None:
             with guard.transaction(session):
                 write(session)
 
         ship(1)
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert (runtime.shop.effects, runtime.shop.states) == (["x"], ["DONE"])
 
 
 # -- the body ends it -------------------------------------------------------------------------
@@ -376,11 +376,11 @@ GOES_ON = ["stops", "writes", "writes and commits", "swallows"]
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("end", ENDS)
-def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
+def test_a_body_that_ends_it_is_told(runtime: House, on: Any, end: str) -> None:
     """Nothing of before or after is written, also by what the user does with it later."""
     for goes_on in GOES_ON:
         if isinstance(on, sa.Connection) and on.closed:
-            on = house.engine.connect()
+            on = runtime.engine.connect()
 
         def body(guard: Guard, goes_on: str = goes_on, on: Any = on) -> None:
             with guard.transaction(on):
@@ -397,13 +397,13 @@ def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
 
         # A Connection that is closed says so itself.
         with pytest.raises((TransactionUsageError, sa.exc.ResourceClosedError)):
-            house.shop.deliver(body)
-        assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+            runtime.shop.deliver(body)
+        assert (runtime.shop.effects, runtime.shop.states) == ([], ["FAILED"])
         if not (isinstance(on, sa.Connection) and on.closed):
             on.commit()
             write(on, "later")
             on.commit()
-            assert house.shop.effects == ["later"]
+            assert runtime.shop.effects == ["later"]
             on.execute(sa.text("delete from effects"))
             on.commit()
     if isinstance(on, sa.Connection):
@@ -414,8 +414,8 @@ def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
     pg_url: str, build: Callable[..., House]
 ) -> None:
     """Whoever gets the connection next would commit it."""
-    house = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
-    with _session(house) as session:
+    runtime = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
@@ -423,10 +423,10 @@ def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
                 session.connection().commit()
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
-    with house.engine.begin() as db:
+            runtime.shop.deliver(body)
+    with runtime.engine.begin() as db:
         db.execute(sa.text("select 1"))
-    assert house.shop.effects == []
+    assert runtime.shop.effects == []
 
 
 def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str) -> None:
@@ -452,9 +452,9 @@ def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str)
 
 
 @pytest.mark.parametrize("how", ["wrote", "read", "added"])
-def test_one_that_has_begun_is_refused(house: House, on: Any, how: str) -> None:
+def test_one_that_has_begun_is_refused(runtime: House, on: Any, how: str) -> None:
     """As by `session.begin()`: what was done before is neither committed nor rolled back."""
-    if how == "wrote" and house.engine.dialect.name == "sqlite":
+    if how == "wrote" and runtime.engine.dialect.name == "sqlite":
         return  # one writer at a time: nothing would be claimed
     if how == "added":
         if isinstance(on, sa.Connection):
@@ -468,16 +468,16 @@ def test_one_that_has_begun_is_refused(house: House, on: Any, how: str) -> None:
             write(on)
 
     with pytest.raises(TransactionUsageError, match="Commit or roll back before the block"):
-        house.shop.deliver(body)
+        runtime.shop.deliver(body)
     on.commit()
-    assert house.shop.effects == (["mine"] if how == "wrote" else [])
-    assert house.orders == (["new", "added"] if how == "added" else ["new"])
-    assert house.shop.states == ["FAILED"]
+    assert runtime.shop.effects == (["mine"] if how == "wrote" else [])
+    assert runtime.orders == (["new", "added"] if how == "added" else ["new"])
+    assert runtime.shop.states == ["FAILED"]
 
 
-def test_a_session_that_joins_an_open_transaction_is_refused(house: House) -> None:
+def test_a_session_that_joins_an_open_transaction_is_refused(runtime: House) -> None:
     """Its commit() would not commit, and DONE would be lost with the outer one."""
-    with house.engine.connect() as db:
+    with runtime.engine.connect() as db:
         outer = db.begin()
 
         def body(guard: Guard) -> None:
@@ -485,7 +485,7 @@ def test_a_session_that_joins_an_open_transaction_is_refused(house: House) -> No
                 write(session)
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
+            runtime.shop.deliver(body)
         outer.rollback()
 
 
@@ -555,16 +555,16 @@ def test_one_that_commits_each_statement_is_refused(
 ) -> None:
     """Effects and DONE could not commit together."""
     url = request.getfixturevalue(name)
-    house = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
-    with _session(house) as session:
+    runtime = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 write(session)
 
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            house.shop.deliver(body)
-    assert house.shop.effects == []
+            runtime.shop.deliver(body)
+    assert runtime.shop.effects == []
 
 
 @pytest.mark.parametrize("on", ["engine", "url", "factory", "twophase"])
@@ -590,9 +590,9 @@ def test_what_is_neither_session_nor_connection_is_refused(pg: House, on: str) -
 
 def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Proxy]) -> None:
     """It happened: the body is not run again, and the Session is good for more."""
-    house, proxy = behind_proxy
+    runtime, proxy = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> str:
             runs.append(1)
@@ -603,17 +603,17 @@ def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Prox
                 proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
             return order.status
 
-        assert house.shop.deliver(body) == Completed("shipped")
-    assert (len(runs), house.shop.effects) == (1, ["x"])
-    assert (house.orders, house.shop.states) == (["shipped"], ["DONE"])
+        assert runtime.shop.deliver(body) == Completed("shipped")
+    assert (len(runs), runtime.shop.effects) == (1, ["x"])
+    assert (runtime.orders, runtime.shop.states) == (["shipped"], ["DONE"])
 
 
 def test_a_body_of_several_parts_commits_them_on_one_session(
     behind_proxy: tuple[House, Proxy],
 ) -> None:
     """Each with its progress; a part whose COMMIT got no answer is not done twice."""
-    house, proxy = behind_proxy
-    with _session(house) as session:
+    runtime, proxy = behind_proxy
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             for part in range(guard.progress or 0, 3):
@@ -625,15 +625,15 @@ def test_a_body_of_several_parts_commits_them_on_one_session(
             with guard.transaction(session):
                 write(session)
 
-        house.shop.deliver(body)
+        runtime.shop.deliver(body)
     assert proxy.lost > 0
-    assert house.orders == ["new", "part 0", "part 1", "part 2"]
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert runtime.orders == ["new", "part 0", "part 1", "part 2"]
+    assert (runtime.shop.effects, runtime.shop.states) == (["x"], ["DONE"])
 
 
-def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
+def test_a_commit_in_a_checkpoint_is_refused(runtime: House) -> None:
     """Neither the part nor its progress is written."""
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.checkpoint(1, session):
@@ -641,24 +641,24 @@ def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
                 session.commit()
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
-    view = house.shop.ledger.view("ship order:1")
+            runtime.shop.deliver(body)
+    view = runtime.shop.ledger.view("ship order:1")
     assert view is not None
-    assert (house.shop.effects, view.progress_json) == ([], None)
+    assert (runtime.shop.effects, view.progress_json) == ([], None)
 
 
 def test_a_commit_that_did_not_happen_runs_the_body_again(
     behind_proxy: tuple[House, Proxy],
 ) -> None:
     """The server ends the session before it can commit; once is what remains."""
-    house, _ = behind_proxy
+    runtime, _ = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def end_the_session(_: Session) -> None:
             if len(runs) == 1:
                 pid = session.connection().exec_driver_sql("select pg_backend_pid()").scalar()
-                with house.shop.engine.connect() as db:
+                with runtime.shop.engine.connect() as db:
                     db.execute(sa.text("select pg_terminate_backend(:pid)"), {"pid": pid})
 
         def body(guard: Guard) -> None:
@@ -668,17 +668,17 @@ def test_a_commit_that_did_not_happen_runs_the_body_again(
                 if len(runs) == 1:
                     sa.event.listen(session, "before_commit", end_the_session)
 
-        house.shop.deliver(body)
-    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x"], ["DONE"])
+        runtime.shop.deliver(body)
+    assert (len(runs), runtime.shop.effects, runtime.shop.states) == (2, ["x"], ["DONE"])
 
 
 def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
     behind_proxy: tuple[House, Proxy],
 ) -> None:
     """On the same Session, which gets another connection."""
-    house, proxy = behind_proxy
+    runtime, proxy = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             runs.append(1)
@@ -688,25 +688,25 @@ def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
                     proxy.cut()
                 write(session, "y")
 
-        house.shop.deliver(body)
-    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x", "y"], ["DONE"])
+        runtime.shop.deliver(body)
+    assert (len(runs), runtime.shop.effects, runtime.shop.states) == (2, ["x", "y"], ["DONE"])
 
 
 def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[House, Proxy]) -> None:
     """It is not the body's fault."""
-    house, proxy = behind_proxy
-    house.engine.dispose()
+    runtime, proxy = behind_proxy
+    runtime.engine.dispose()
     queue = NotingQueue()
-    with _session(house) as session:
+    with _session(runtime) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 raise AssertionError("unreachable")
 
         proxy.mode = Mode.CUT
-        house.shop.deliver(body, queue)
+        runtime.shop.deliver(body, queue)
         proxy.mode = Mode.PASS
-    assert (queue.copies, house.shop.states) == ([1], ["NEW"])
+    assert (queue.copies, runtime.shop.states) == ([1], ["NEW"])
 
 
 def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: House) -> None:
@@ -764,11 +764,11 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
     pg_url: str, build: Callable[..., House], level: str
 ) -> None:
     """The watchdog's own renewal is no reason to run the body again."""
-    house = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
+    runtime = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(runtime) as session:
 
-        @house.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+        @runtime.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
         def ship(n: int, guard: Guard) -> None:
             runs.append(1)
             with guard.transaction(session):
@@ -776,10 +776,10 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
                 time.sleep(0.7)
 
         ship(1)
-    assert (len(runs), house.shop.effects) == (1, ["x"])
+    assert (len(runs), runtime.shop.effects) == (1, ["x"])
 
 
-def test_it_leaves_no_listener_on_the_session(house: House, on: Any) -> None:
+def test_it_leaves_no_listener_on_the_session(runtime: House, on: Any) -> None:
     """After the block commit() is the user's own again."""
 
     def body(guard: Guard) -> None:
@@ -790,11 +790,11 @@ def test_it_leaves_no_listener_on_the_session(house: House, on: Any) -> None:
         write(on, "dropped")
         on.rollback()
 
-    house.shop.deliver(body)
-    assert house.shop.effects == ["after", "x"]
+    runtime.shop.deliver(body)
+    assert runtime.shop.effects == ["after", "x"]
 
 
-def test_a_second_transaction_is_refused(house: House, on: Any) -> None:
+def test_a_second_transaction_is_refused(runtime: House, on: Any) -> None:
     """Inside the block, and after DONE."""
 
     def body(guard: Guard) -> None:
@@ -807,5 +807,5 @@ def test_a_second_transaction_is_refused(house: House, on: Any) -> None:
             with guard.transaction(on):
                 pass
 
-    house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    runtime.shop.deliver(body)
+    assert (runtime.shop.effects, runtime.shop.states) == (["x"], ["DONE"])

@@ -53,55 +53,55 @@ class House:
 
 
 @pytest.fixture(params=["locks alone", "with a ledger"])
-def house(request: pytest.FixtureRequest, redis_url: str, sqlite_url: str) -> Iterator[House]:
+def runtime(request: pytest.FixtureRequest, redis_url: str, sqlite_url: str) -> Iterator[House]:
     made = House(redis_url, sqlite_url if request.param == "with a ledger" else None)
     yield made
     made.close()
 
 
-def test_a_lock_that_was_taken_over_is_an_error_at_its_end(house: House) -> None:
+def test_a_lock_that_was_taken_over_is_an_error_at_its_end(runtime: House) -> None:
     """As redis-py's LockNotOwnedError; and an event. The other's is left alone."""
-    with pytest.raises(LeaseLostError, match=r"lease\.check") as caught, house.tg.lock("a"):
-        house.take_away()
+    with pytest.raises(LeaseLostError, match=r"lease\.check") as caught, runtime.tg.lock("a"):
+        runtime.take_away()
     assert caught.value.key == "a"
-    (event,) = house.lost()
+    (event,) = runtime.lost()
     assert (event.key, event.reason) == ("a", "another holder took it over")
-    assert house.client.get(LOCK) == b"another/m"
+    assert runtime.client.get(LOCK) == b"another/m"
 
 
-def test_the_blocks_own_error_is_told_instead(house: House) -> None:
+def test_the_blocks_own_error_is_told_instead(runtime: House) -> None:
     """The event tells of the lost lease all the same."""
-    with pytest.raises(ZeroDivisionError), house.tg.lock("a"):
-        house.take_away()
+    with pytest.raises(ZeroDivisionError), runtime.tg.lock("a"):
+        runtime.take_away()
         raise ZeroDivisionError
-    assert len(house.lost()) == 1
+    assert len(runtime.lost()) == 1
 
 
-def test_a_lock_that_stood_is_none(house: House) -> None:
+def test_a_lock_that_stood_is_none(runtime: House) -> None:
     """Nor is one that a server's loss of memory left to the ledger."""
-    with house.tg.lock("a"):
-        if house.url is not None:
-            house.client.flushdb()
-    assert house.lost() == []
+    with runtime.tg.lock("a"):
+        if runtime.url is not None:
+            runtime.client.flushdb()
+    assert runtime.lost() == []
 
 
-def test_a_lease_that_ran_out_unseen_is_an_error(house: House) -> None:
+def test_a_lease_that_ran_out_unseen_is_an_error(runtime: House) -> None:
     """The process was paused: its watchdog had no time to see it."""
     clock = FakeClock()
     tg = taskguard.connect(
-        locks=MemoryLocks(clock), ledger=None, clock=clock, listeners=(house.events.append,)
+        locks=MemoryLocks(clock), ledger=None, clock=clock, listeners=(runtime.events.append,)
     )
     with pytest.raises(LeaseLostError, match="ran out"), tg.lock("a", ttl_s=30) as lease:
         clock.advance(31)
         assert lease.remaining_s == 0
-    assert len(house.lost()) == 1
+    assert len(runtime.lost()) == 1
     tg.close()
 
 
-def test_a_lost_lease_is_told_once(house: House) -> None:
+def test_a_lost_lease_is_told_once(runtime: House) -> None:
     """By the watchdog, long before the end."""
-    with suppress(LeaseLostError), house.tg.lock("a", ttl_s=0.3) as lease:
-        house.take_away()
+    with suppress(LeaseLostError), runtime.tg.lock("a", ttl_s=0.3) as lease:
+        runtime.take_away()
         assert lease.lost.wait(60)
-    wait_until(house.lost, message="it is told, by one of the two")
-    assert len(house.lost()) == 1
+    wait_until(runtime.lost, message="it is told, by one of the two")
+    assert len(runtime.lost()) == 1

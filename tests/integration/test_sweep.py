@@ -29,12 +29,12 @@ from taskguard.states import State
 
 
 class Yard:
-    """A house on a real database, and a queue that notes what it is sent, or refuses it."""
+    """A runtime on a real database, and a queue that notes what it is sent, or refuses it."""
 
     def __init__(self, url: str) -> None:
         self.ledger = SqlLedger(url)
         self.ledger.create_schema()
-        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.runtime = taskguard.connect(locks="memory://", ledger=self.ledger)
         self.engine = sa.create_engine(url)
         self.sent: list[tuple[str, int, int]] = []
         self.refused: set[str] = set()
@@ -55,10 +55,10 @@ class Yard:
         )
 
     def enqueue(self, session: Any, order: str = "1", message: str | None = None) -> Any:
-        return enqueue_in(session, self.house, self.delivery(order, message), self.send)
+        return enqueue_in(session, self.runtime, self.delivery(order, message), self.send)
 
     def sweep(self, **options: Any) -> Swept:
-        return Sweeper(self.house, {"test": self.send}, **options).sweep()
+        return Sweeper(self.runtime, {"test": self.send}, **options).sweep()
 
     def pass_time(self) -> None:
         with self.engine.begin() as db:
@@ -67,7 +67,7 @@ class Yard:
             db.execute(sa.text("update taskguard_keys set lease_until = 1 where lease_until > 0"))
 
     def close(self) -> None:
-        self.house.close()
+        self.runtime.close()
         self.engine.dispose()
 
 
@@ -164,7 +164,7 @@ def test_a_transaction_on_another_database_is_refused(
     engine = sa.create_engine(url)
     if tables:  # a ledger itself, of another application
         with engine.begin() as db:
-            ledger.enqueue(db, yard.house.runner.request(yard.delivery()))
+            ledger.enqueue(db, yard.runtime.runner.request(yard.delivery()))
         ledger.close()
     for _ in range(2):
         with orm.Session(engine) as session:
@@ -226,9 +226,9 @@ def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
         raise Gone
 
     with pytest.raises(Gone):
-        yard.house.runner.deliver(yard.delivery(), body)
+        yard.runtime.runner.deliver(yard.delivery(), body)
     assert yard.sent == [("1", 0, 0)]
-    yard.house.runner.deliver(yard.delivery(), lambda guard: None)
+    yard.runtime.runner.deliver(yard.delivery(), lambda guard: None)
     yard.pass_time()
     assert yard.sweep() == Swept()
 
@@ -314,7 +314,7 @@ def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(yard: Yard) -> None:
         raise Gone
 
     with pytest.raises(Gone):
-        yard.house.runner.deliver(yard.delivery("2"), vanish)
+        yard.runtime.runner.deliver(yard.delivery("2"), vanish)
     yard.pass_time()
     assert yard.sweep(max_sends=3) == Swept(sent=2)
     yard.pass_time()
@@ -339,7 +339,7 @@ def test_a_message_that_comes_after_all_is_run(yard: Yard) -> None:
     yard.pass_time()
     assert yard.sweep(max_sends=1) == Swept(failed=1)
     ran: list[int] = []
-    yard.house.runner.deliver(yard.delivery("1"), lambda guard: ran.append(guard.attempt))
+    yard.runtime.runner.deliver(yard.delivery("1"), lambda guard: ran.append(guard.attempt))
     assert ran == [1]
     assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
@@ -352,7 +352,7 @@ def test_what_was_claimed_meanwhile_is_not_failed(yard: Yard) -> None:
     def body(guard: Guard) -> None:
         assert yard.ledger.abandon(found, error="too late") is False
 
-    yard.house.runner.deliver(yard.delivery("1"), body)
+    yard.runtime.runner.deliver(yard.delivery("1"), body)
     assert yard.ledger.abandon(found, error="too late") is False
     assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
@@ -391,7 +391,7 @@ def test_what_a_batch_carried_is_noted_when_it_was_taken(yard: Yard) -> None:
         send(call, message)
 
     yard.send = look  # type: ignore[method-assign]
-    assert Sweeper(yard.house, {"test": batches}, batch=2).sweep() == Swept(sent=3)
+    assert Sweeper(yard.runtime, {"test": batches}, batch=2).sweep() == Swept(sent=3)
     assert batches.ended == [2, 1]
     assert overdue == [3, 3, 1]
     assert len(yard.sent) == 3
@@ -403,14 +403,14 @@ def test_a_batch_that_is_not_taken_is_sent_one_by_one(
     """Nobody knows what of it arrived; what cannot be sent by itself holds up no other."""
     put_orders(yard, "1", "2", "3")
     yard.refused = {"2"}
-    swept = Sweeper(yard.house, {"test": Batches(yard, refused=False)}).sweep()
+    swept = Sweeper(yard.runtime, {"test": Batches(yard, refused=False)}).sweep()
     assert swept == Swept(sent=2, refused=1)
     assert "one by one" in caplog.text
     assert {order for order, _, _ in yard.sent} == {"1", "3"}
     assert yard.sweep() == Swept()  # two wait for a worker, one for its next turn
     yard.refused = set()
     yard.pass_time()
-    assert Sweeper(yard.house, {"test": Batches(yard, refused=True)}).sweep() == Swept(sent=3)
+    assert Sweeper(yard.runtime, {"test": Batches(yard, refused=True)}).sweep() == Swept(sent=3)
 
 
 def test_a_batch_that_fails_sends_no_other_queues_messages_twice(yard: Yard) -> None:
@@ -423,7 +423,7 @@ def test_a_batch_that_fails_sends_no_other_queues_messages_twice(yard: Yard) -> 
                 sa.update(WORKS).where(WORKS.c.id == f"ship order:{order}").values(call=call)
             )
     senders = {"other": Batches(yard, refused=True), "test": Batches(yard, refused=False)}
-    assert Sweeper(yard.house, senders).sweep() == Swept(sent=4)
+    assert Sweeper(yard.runtime, senders).sweep() == Swept(sent=4)
     assert sorted(order for order, _, _ in yard.sent if order in "34") == ["3", "4"]
 
 
@@ -432,7 +432,7 @@ def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(yard: Yard) ->
     orders = [str(order) for order in range(100, 130)]
     put_orders(yard, *orders)
     yard.refused = set(orders)
-    swept = Sweeper(yard.house, {"test": Batches(yard, refused=True)}, batch=20).sweep()
+    swept = Sweeper(yard.runtime, {"test": Batches(yard, refused=True)}, batch=20).sweep()
     assert swept == Swept(refused=10)
     yard.refused = set()
     yard.pass_time()
@@ -442,7 +442,7 @@ def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(yard: Yard) ->
 def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:
     """They are counted, so that somebody notices."""
     put_orders(yard, "1")
-    assert Sweeper(yard.house, {"other": yard.send}).sweep() == Swept(strange=1)
+    assert Sweeper(yard.runtime, {"other": yard.send}).sweep() == Swept(strange=1)
     assert yard.sweep() == Swept(sent=1)
 
 
@@ -452,7 +452,7 @@ def test_one_sweeps_at_a_time(yard: Yard) -> None:
     holds, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with yard.house.lock("taskguard:sweep"):
+        with yard.runtime.lock("taskguard:sweep"):
             holds.set()
             let_go.wait(60)
 
@@ -468,9 +468,9 @@ def test_one_sweeps_at_a_time(yard: Yard) -> None:
 
 def test_without_a_ledger_there_is_nothing_to_sweep() -> None:
     """An error that says what is missing."""
-    house = taskguard.connect(locks="memory://", ledger=None)
+    runtime = taskguard.connect(locks="memory://", ledger=None)
     with pytest.raises(ConfigurationError, match="TASKGUARD_LEDGER_URL"):
-        Sweeper(house, {}).sweep()
+        Sweeper(runtime, {}).sweep()
 
 
 # -- in the user's transaction ----------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_a_message_of_work_that_is_known_is_sent_for_its_answer(yard: Yard) -> N
         yard.enqueue(session, "1", "second")
         session.commit()
         assert len(yard.sent) == 2
-        yard.house.runner.deliver(yard.delivery("1", "first"), lambda guard: None)
+        yard.runtime.runner.deliver(yard.delivery("1", "first"), lambda guard: None)
         yard.enqueue(session, "1", "third")
         session.commit()
     assert len(yard.sent) == 3
@@ -583,7 +583,7 @@ def test_in_a_guarded_body_it_commits_with_done(yard: Yard) -> None:
                 yard.enqueue(session, "3")
             assert yard.sent == []
 
-    yard.house.runner.deliver(yard.delivery("1"), body)
+    yard.runtime.runner.deliver(yard.delivery("1"), body)
     assert sorted(order for order, _, _ in yard.sent) == ["2", "3"]
 
     def refused(guard: Guard) -> None:
@@ -592,7 +592,7 @@ def test_in_a_guarded_body_it_commits_with_done(yard: Yard) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("4"), refused)
+        yard.runtime.runner.deliver(yard.delivery("4"), refused)
     assert yard.ledger.view("ship order:5") is None
     assert len(yard.sent) == 2
 
@@ -626,7 +626,7 @@ def test_after_commit_is_called_for_what_committed(yard: Yard) -> None:
         with guard.transaction():
             guard.after_commit(lambda: called.append("done"))
 
-    yard.house.runner.deliver(yard.delivery(), body)
+    yard.runtime.runner.deliver(yard.delivery(), body)
     assert called == ["checkpoint", "done"]
 
 
@@ -658,7 +658,7 @@ def test_a_savepoint_takes_back_the_message_of_work_that_is_known(yard: Yard) ->
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("1", "first"), fail)
+        yard.runtime.runner.deliver(yard.delivery("1", "first"), fail)
     with orm.Session(yard.engine) as session:
         with session.begin_nested() as outer:
             with session.begin_nested():
@@ -688,10 +688,10 @@ def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(yard: Yard, o
             raise ZeroDivisionError
 
     with own:
-        yard.house.runner.deliver(yard.delivery("1"), body)
+        yard.runtime.runner.deliver(yard.delivery("1"), body)
         assert yard.sent == [("2", 0, 0)]
         with pytest.raises(ZeroDivisionError):
-            yard.house.runner.deliver(yard.delivery("3"), refused)
+            yard.runtime.runner.deliver(yard.delivery("3"), refused)
         own.execute(sa.text("select 1"))
         own.commit()
     assert yard.sent == [("2", 0, 0)]
@@ -707,7 +707,7 @@ def test_an_error_after_the_commit_takes_nothing_back(yard: Yard) -> None:
             yard.enqueue(db, "2")
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("1"), body)
+        yard.runtime.runner.deliver(yard.delivery("1"), body)
     assert yard.ledger.view("ship order:1").state.value == "DONE"
     yard.pass_time()
     yard.sweep()

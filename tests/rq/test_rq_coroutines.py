@@ -56,7 +56,7 @@ def here(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(invoices, "_engines", {})
     taskguard_rq.configure()
     yield office
-    taskguard_rq.house().close()
+    taskguard_rq.runtime().close()
     taskguard_rq.configure()
     for engine in invoices._engines.values():
         engine.dispose()

@@ -27,16 +27,16 @@ from taskguard_rq import enqueue, sweep
 
 
 @pytest.fixture(autouse=True)
-def _house(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test's own process is the producer, and sweeps."""
     for name, value in office.environment.items():
         monkeypatch.setenv(name, value)
     # Whatever tests before this one have configured in this process.
-    settings = importlib.import_module("taskguard_rq.house")
+    settings = importlib.import_module("taskguard_rq.runtime")
     monkeypatch.setattr(settings, "_settings", {})
     monkeypatch.setattr(settings, "_made", [])
     yield
-    taskguard_rq.house().close()
+    taskguard_rq.runtime().close()
 
 
 def make_due(office: Any) -> None:

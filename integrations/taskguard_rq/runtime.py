@@ -1,8 +1,8 @@
 """One lock provider, one ledger and one watchdog for the process that runs jobs.
 
 Set by `configure()` or by TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL and TASKGUARD_NAMESPACE; made
-at the first job, or before the fork by a worker that calls `house()` itself: it is usable again in
-a work horse.
+at the first job, or before the fork by a worker that calls `runtime()` itself: it is usable again
+in a work horse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from taskguard import UNSET, TaskGuard, connect
 
-__all__ = ["configure", "house"]
+__all__ = ["configure", "runtime"]
 
 _settings: dict[str, Any] = {}
 _made: list[TaskGuard] = []
@@ -40,7 +40,7 @@ def configure(
     _made.clear()
 
 
-def house() -> TaskGuard:
+def runtime() -> TaskGuard:
     """This process's locks and ledger. Raises ConfigurationError if something is missing."""
     with _making:
         if not _made:

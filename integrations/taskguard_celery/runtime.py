@@ -33,7 +33,7 @@ from kombu.utils import json as kombu_json
 
 from taskguard import UNSET, Codec, TaskGuard, connect, errors
 
-__all__ = ["configure", "house_of"]
+__all__ = ["configure", "runtime_of"]
 
 
 class _Encoder(kombu_json.JSONEncoder):
@@ -65,7 +65,7 @@ def _hide_secrets() -> None:
 
 _hide_secrets()
 
-_houses: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
+_runtimes: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
 _building = threading.Lock()
 
 
@@ -93,27 +93,27 @@ def configure(
         "taskguard_listeners": listeners,
     }
     app.conf.update({name: value for name, value in given.items() if value is not UNSET})
-    _houses.pop(app, None)
+    _runtimes.pop(app, None)
 
 
-def house_of(app: Any) -> TaskGuard:
+def runtime_of(app: Any) -> TaskGuard:
     """The app's locks and ledger in this process, made at the first call.
 
     Raises ConfigurationError if something is missing or wrong.
     """
     if hasattr(app, "_get_current_object"):
         app = app._get_current_object()  # noqa: SLF001  # celery.current_app; Celery has no other way
-    house = _houses.get(app)
-    if house is None:
+    runtime = _runtimes.get(app)
+    if runtime is None:
         with _building:
-            house = _houses.get(app)
-            if house is None:
-                house = _houses[app] = build(app)
-    return house
+            runtime = _runtimes.get(app)
+            if runtime is None:
+                runtime = _runtimes[app] = build(app)
+    return runtime
 
 
 def build(app: Any) -> TaskGuard:
-    """A new house by the app's settings; connects to nothing yet."""
+    """A new runtime by the app's settings; connects to nothing yet."""
     _refuse_unknown(app.conf)
     return connect(
         locks=_setting(app, "taskguard_locks"),
