@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
-    from taskguard.ledger.transactions.external import ForeignConnection
+    from taskguard.ledger.transactions.external import ExternalConnection
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
+    from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
-    from taskguard.substitutes import Substitutes, substituted
     from taskguard.sweep import Sweeper, Swept
 
 __version__ = "0.1.0"
@@ -54,7 +54,7 @@ _HOMES = {
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
-    "ForeignConnection": "ledger.transactions.external",
+    "ExternalConnection": "ledger.transactions.external",
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
@@ -68,7 +68,7 @@ _HOMES = {
     "Queue": "delivery",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
-    "Substitutes": "substitutes",
+    "Overrides": "overrides",
     "Sweeper": "sweep",
     "Swept": "sweep",
     "TaskGuard": "api",
@@ -80,7 +80,7 @@ _HOMES = {
     "include_name": "ledger.schema.creation",
     "current_guard": "guard",
     "key": "keys",
-    "substituted": "substitutes",
+    "overridden": "overrides",
     "upgrade_statements": "ledger.schema.upgrades",
 }
 
@@ -94,7 +94,7 @@ __all__ = [
     "Deferred",
     "Delivery",
     "Dropped",
-    "ForeignConnection",
+    "ExternalConnection",
     "Former",
     "Guard",
     "GuardedFunction",
@@ -103,11 +103,11 @@ __all__ = [
     "MemoryLocks",
     "MessageRef",
     "Outcome",
+    "Overrides",
     "Policy",
     "Queue",
     "Runner",
     "SqlLedger",
-    "Substitutes",
     "Sweeper",
     "Swept",
     "TaskGuard",
@@ -120,8 +120,8 @@ __all__ = [
     "fenced",
     "include_name",
     "key",
+    "overridden",
     "set_defaults",
-    "substituted",
     "upgrade_statements",
 ]
 

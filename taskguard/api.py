@@ -24,10 +24,10 @@ from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import Ledger, OperatorLedger
 from taskguard.locks.base import LockProvider
+from taskguard.overrides import Overrides, overrides
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
-from taskguard.substitutes import Substitutes, substitutes
 from taskguard.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ class TaskGuard:
         self._codec = codec
         self._clock = clock
         self._runner: Runner | None = None
-        self._substitute: tuple[Substitutes, Runner] | None = None
+        self._overridden_runner: tuple[Overrides, Runner] | None = None
 
     @property
     def runner(self) -> Runner:
         """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
-        by = substitutes()
+        by = overrides()
         if by is not None:
             return self._runner_on(by)
         if self._runner is None:
@@ -154,15 +154,15 @@ class TaskGuard:
         """
         return compiled.delivery(args, kwargs, namespace=self.namespace, **values)
 
-    def _runner_on(self, by: Substitutes) -> Runner:
-        found = self._substitute
+    def _runner_on(self, by: Overrides) -> Runner:
+        found = self._overridden_runner
         if found is None or found[0] is not by:
             events = Events(self.events.emit, by.listener)
             locks = None if self._locks is None else by.locks
             ledger = None if self._ledger is None else by.ledger
             clock = by.clock or self._clock
             runner = self._make(locks, ledger, events, clock, renewing=by.renewing)
-            found = self._substitute = by, runner
+            found = self._overridden_runner = by, runner
         return found[1]
 
     def _make(

@@ -21,7 +21,7 @@ from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
 from taskguard.ledger.protocol import OutboxLedger
-from taskguard.ledger.transactions.external import ForeignConnection
+from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
 
@@ -51,7 +51,7 @@ def enqueue_in(
 
     Args:
         session: a SQLAlchemy Session or Connection to the ledger's database, or a
-            `ForeignConnection`, whose library hears of the COMMIT; None: the work is committed by
+            `ExternalConnection`, whose library hears of the COMMIT; None: the work is committed by
             itself, and its message is sent at once.
         runtime: locks and ledger.
         delivery: with its `call`.
@@ -63,8 +63,8 @@ def enqueue_in(
     import sqlalchemy as sa
     from sqlalchemy import orm
 
-    if isinstance(session, ForeignConnection):
-        return _enqueue_in_foreign(session, runtime, delivery, send)
+    if isinstance(session, ExternalConnection):
+        return _enqueue_external(session, runtime, delivery, send)
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
@@ -90,21 +90,21 @@ def enqueue_in(
     return publish
 
 
-def _enqueue_in_foreign(
-    foreign: ForeignConnection, runtime: TaskGuard, delivery: Delivery, send: Send
+def _enqueue_external(
+    external: ExternalConnection, runtime: TaskGuard, delivery: Delivery, send: Send
 ) -> Callable[[], None]:
     ledger = outbox_of(runtime)
-    if not foreign.in_transaction:
+    if not external.in_transaction:
         raise ConfigurationError(
             f"{delivery.work} was enqueued outside a transaction: begin the one that writes what "
             "it is about, and enqueue it there."
         )
-    ledger.enqueue_in_foreign(foreign, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
+    ledger.enqueue_external(external, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
 
-    foreign.after_commit(publish)
+    external.after_commit(publish)
     return publish
 
 

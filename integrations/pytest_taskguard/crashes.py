@@ -27,7 +27,7 @@ import sqlalchemy as sa
 
 from taskguard.delivery import Queue
 from taskguard.ledger.protocol import Ledger, LedgerTransaction
-from taskguard.ledger.transactions.external import ForeignConnection
+from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
@@ -185,7 +185,7 @@ class _PortLedger(_Port):
 def _listen(db: Any, on: Any, crashes: Crashes) -> Callable[[], None]:
     """Each statement of the body's own."""
     statement = "transaction.statement"
-    if isinstance(on, ForeignConnection):
+    if isinstance(on, ExternalConnection):
         return on.watch_statements(
             lambda: crashes.reach(f"{statement} asked"), lambda: crashes.reach(f"{statement} done")
         )

@@ -22,7 +22,7 @@ from taskguard.ledger.connections.engine import make_engine
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
 from taskguard.locks.redis import RedisLocks
-from taskguard.substitutes import Substitutes, substituted
+from taskguard.overrides import Overrides, overridden
 
 __all__ = ["Memory"]
 
@@ -67,14 +67,14 @@ class Memory:
     def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
         """Guards run on these for a `with` block, as in a new process; `crashes` sees each call."""
         locks, ledger = self._locks, self._ledger
-        by = Substitutes(
+        by = Overrides(
             locks if crashes is None else crashes.locks(locks),
             ledger if crashes is None else crashes.ledger(ledger),
             self.events.append,
             renewing=crashes is None,
             clock=clock,
         )
-        with substituted(by):
+        with overridden(by):
             yield
 
     def expire_leases(self) -> None:

@@ -39,7 +39,7 @@ _DJANGOS = {
     "row_factory",
     "server_side_binding",
 }
-_ENTRANCES = frozenset({"claim", "enqueue", "look"})
+_ENTRANCES = frozenset({"claim", "enqueue", "peek"})
 _made: dict[tuple[str, bool], SqlLedger] = {}
 _prepared: WeakSet[SqlLedger] = WeakSet()
 _making = threading.Lock()

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from taskguard import ForeignConnection, errors
+from taskguard import ExternalConnection, errors
 from taskguard_django.conf import alias
 
 __all__ = ["DjangoConnection", "connection"]
@@ -30,7 +30,7 @@ def connection(using: str | None = None) -> DjangoConnection:
     return DjangoConnection(alias() if using is None else using)
 
 
-class DjangoConnection(ForeignConnection):
+class DjangoConnection(ExternalConnection):
     """See `connection()`. For one transaction at a time.
 
     Attributes:

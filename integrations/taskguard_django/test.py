@@ -22,7 +22,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.test import TransactionTestCase
 
-from taskguard import MemoryLocks, Substitutes, events, substituted
+from taskguard import MemoryLocks, Overrides, events, overridden
 from taskguard_django.conf import alias, ledger
 from taskguard_django.operations import TABLES
 
@@ -70,10 +70,10 @@ class GuardedTestCase(TransactionTestCase):
     def run(self, result: Any = None) -> Any:
         """Not by `setUp`, which a class of yours may have without calling this one's."""
         self.taskguard_events = []
-        by = Substitutes(MemoryLocks(), ledger(), self.taskguard_events.append)
+        by = Overrides(MemoryLocks(), ledger(), self.taskguard_events.append)
         forget()
         try:
-            with substituted(by):
+            with overridden(by):
                 return super().run(result)
         finally:
             forget()

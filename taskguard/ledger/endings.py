@@ -18,7 +18,7 @@ from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
 from taskguard.states import State
 
-__all__ = ["crash", "end_round", "fail", "give_back", "report_in", "revoke", "storable"]
+__all__ = ["crash", "end_round", "fail", "give_back", "revoke", "storable", "uncount_crash"]
 
 
 def fail(database: Database, claim: Claim, error: str) -> bool:
@@ -103,7 +103,7 @@ def _revoked(db: sa.Connection, claim: Claim) -> bool:
     return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
 
 
-def report_in(database: Database, claim: Claim) -> None:
+def uncount_crash(database: Database, claim: Claim) -> None:
     """Uncount this holder's crash, once."""
     _change(
         database,

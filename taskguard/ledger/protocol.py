@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from taskguard.ledger.outbox import Overdue
     from taskguard.ledger.retention import Purged
-    from taskguard.ledger.transactions.external import ForeignConnection
+    from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = [
     "Answer",
@@ -320,7 +320,7 @@ class Ledger(Protocol):
         """Decide and record, in one atomic step, whether this delivery may run."""
         ...
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
         ...
 
@@ -381,7 +381,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def report_in(self, claim: Claim) -> None:
+    def uncount_crash(self, claim: Claim) -> None:
         """A holder whose lease was taken over is alive after all: uncount its crash, once."""
         ...
 
@@ -473,8 +473,8 @@ class OutboxLedger(Ledger, Protocol):
         """
         ...
 
-    def enqueue_in_foreign(
-        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    def enqueue_external(
+        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
         """The same in the transaction that another library has open on `foreign`."""
         ...

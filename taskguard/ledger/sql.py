@@ -48,7 +48,7 @@ from taskguard.ledger.tables import (
     SCHEMA,
 )
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
-from taskguard.ledger.transactions.external import ForeignConnection, on_foreign
+from taskguard.ledger.transactions.external import ExternalConnection, on_external
 from taskguard.policy import DAY_S, check_number
 from taskguard.states import Decision, State
 
@@ -116,10 +116,10 @@ class SqlLedger:
     def _statements(self) -> Statements:
         return self._transactions.statements
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming."""
         self._check_own(request)
-        seen = self._database.twice(lambda: self._statements.look(request))
+        seen = self._database.twice(lambda: self._statements.peek(request))
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
             return seen.answer(request)
@@ -210,9 +210,9 @@ class SqlLedger:
         view = None if claim.work is None else self.view(claim.work)
         return None if view is None else view.state
 
-    def report_in(self, claim: Claim) -> None:
+    def uncount_crash(self, claim: Claim) -> None:
         """Uncount this holder's crash, once."""
-        endings.report_in(self._database, claim)
+        endings.uncount_crash(self._database, claim)
 
     def revoke(self, work: str, *, message: str) -> bool:
         """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
@@ -303,20 +303,20 @@ class SqlLedger:
 
         self._database.twice(write)
 
-    def enqueue_in_foreign(
-        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    def enqueue_external(
+        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
         """`enqueue()` in the transaction that another library has open on `foreign`.
 
         Raises ConfigurationError if that is another database.
         """
-        if foreign.kind != self._database.engine.dialect.name:
+        if external.kind != self._database.engine.dialect.name:
             raise ConfigurationError(
-                f"{request.work} was enqueued in a transaction on {foreign.kind}, and the ledger "
+                f"{request.work} was enqueued in a transaction on {external.kind}, and the ledger "
                 f"is in {self._database.place}: the two do not commit together."
             )
         self._check_call(request)
-        with on_foreign(self._database.engine, foreign) as db:
+        with on_external(self._database.engine, external) as db:
             self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 

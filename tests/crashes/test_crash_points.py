@@ -43,7 +43,7 @@ ELSEWHERE = {
     "ledger.give_back": "shutdown and a lost lease; tests/celery/test_interrupts.py",
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
-    "ledger.report_in": "a holder that was taken over and is alive; tests/integration",
+    "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
     "locks.give_back": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }

@@ -307,12 +307,12 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(runtime: House) ->
 
 def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
     """The ledger's statements could not go by it."""
-    from taskguard.ledger.transactions.external import on_foreign
+    from taskguard.ledger.transactions.external import on_external
     from taskguard_django import connection
 
     engine = sa.create_engine("sqlite://")
     with pytest.raises(ConfigurationError, match="same driver"):
-        on_foreign(engine, connection())
+        on_external(engine, connection())
     engine.dispose()
 
 

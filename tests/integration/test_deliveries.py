@@ -257,7 +257,7 @@ def test_without_the_ledger_nothing_runs(depot: Depot, monkeypatch: pytest.Monke
     def away(*_: Any, **__: Any) -> Any:
         raise LedgerUnavailableError("away")
 
-    for name in ("claim", "look", "defer"):
+    for name in ("claim", "peek", "defer"):
         monkeypatch.setattr(depot.ledger, name, away)
     ran: list[Guard] = []
     delays = []

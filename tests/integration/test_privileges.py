@@ -71,7 +71,7 @@ def office(
 
 
 def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[int]]:
-    shop.tg.runner.ledger = shop.tg.runner._entry.ledger = ledger
+    shop.tg.runner.ledger = shop.tg.runner._admission.ledger = ledger
     queue = NotingQueue()
     return shop.deliver(body, queue), queue.copies
 

@@ -386,11 +386,11 @@ def test_what_a_batch_carried_is_noted_when_it_was_taken(yard: Yard) -> None:
     overdue: list[int] = []
     send = yard.send
 
-    def look(call: dict[str, Any], message: MessageRef) -> None:
+    def peek(call: dict[str, Any], message: MessageRef) -> None:
         overdue.append(len(yard.ledger.overdue(limit=9)))
         send(call, message)
 
-    yard.send = look  # type: ignore[method-assign]
+    yard.send = peek  # type: ignore[method-assign]
     assert Sweeper(yard.runtime, {"test": batches}, batch=2).sweep() == Swept(sent=3)
     assert batches.ended == [2, 1]
     assert overdue == [3, 3, 1]
@@ -449,19 +449,19 @@ def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:
 def test_one_sweeps_at_a_time(yard: Yard) -> None:
     """By the guard's own lease, in the ledger."""
     put_orders(yard, "1")
-    holds, let_go = threading.Event(), threading.Event()
+    holds, release_lock = threading.Event(), threading.Event()
 
     def hold() -> None:
         with yard.runtime.lock("taskguard:sweep"):
             holds.set()
-            let_go.wait(60)
+            release_lock.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert holds.wait(60)
     with pytest.raises(KeyBusyError):
         yard.sweep()
-    let_go.set()
+    release_lock.set()
     thread.join()
     assert yard.sweep() == Swept(sent=1)
 

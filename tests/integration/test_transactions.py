@@ -50,7 +50,7 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
     found: list[Any] = []
 
     @shop.tg.guarded(key="order:<order>")
-    def look(order: int, guard: Guard) -> None:
+    def peek(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             found.append(tuple(db.execute(settings).one()))
             if order == 1:
@@ -58,9 +58,9 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
             db.execute(sa.text("set idle_in_transaction_session_timeout = 0"))
 
     with pytest.raises(RuntimeError):
-        look(1)
-    look(2)
-    look(3)
+        peek(1)
+    peek(2)
+    peek(3)
     assert found == [("1min", "2s")] * 3
 
 

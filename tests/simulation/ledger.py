@@ -248,7 +248,7 @@ class MemoryLedger:
         """Whose number a delivery has: a message's, in a work."""
         return request.message.name, work
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
         if decision not in CLAIMABLE and decision is not Decision.BURY:
             return records.answer(request, decision)
@@ -448,7 +448,7 @@ class MemoryLedger:
                 self.works[work.id] = replace(work, **values)
             return True
 
-    def report_in(self, claim: Claim) -> None:
+    def uncount_crash(self, claim: Claim) -> None:
         with self._at_once(records_of(claim.works)):
             for work in [self.works[each] for each in claim.works if each in self.works]:
                 if (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import taskguard.entry
+import taskguard.admission
 import taskguard.states
 from simulation.ledger import KeyRow
 from simulation.world import World
@@ -129,7 +129,7 @@ def _exits_uncounted(world: World) -> None:
 
 def _believe_every_lock(world: World) -> None:
     """Whatever the lock server says, for however long: the ledger is not asked."""
-    world.patch(taskguard.entry, "_is_lease", lambda *_: True)
+    world.patch(taskguard.admission, "_is_lease", lambda *_: True)
 
 
 def _former_key_unheld(world: World) -> None:

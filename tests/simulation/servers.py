@@ -166,8 +166,8 @@ class PortLedger(Boundary):
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         return self._ask("claim", lambda: self.world.claim(self.process, request))
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
-        return self._ask("look", lambda: self.world.ledger.look(request))
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
+        return self._ask("peek", lambda: self.world.ledger.peek(request))
 
     def fail(self, claim: Claim, error: str) -> bool:
         return self._ask("fail", lambda: self.world.ledger.fail(claim, error))
@@ -184,8 +184,8 @@ class PortLedger(Boundary):
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
 
-    def report_in(self, claim: Claim) -> None:
-        self._ask("report_in", lambda: self.world.ledger.report_in(claim))
+    def uncount_crash(self, claim: Claim) -> None:
+        self._ask("uncount_crash", lambda: self.world.ledger.uncount_crash(claim))
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
         return self._ask("renew", lambda: self.world.ledger.renew(claims))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import taskguard.entry
+import taskguard.admission
 import taskguard.watchdog
 from simulation.history import CHANGED, BoomError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
@@ -634,7 +634,7 @@ class World:
             "start_thread",
             lambda function: scheduler.spawn(scheduler.process, function),
         )
-        put(taskguard.entry, "new_owner", lambda message="": self.owner(message))
+        put(taskguard.admission, "new_owner", lambda message="": self.owner(message))
 
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""

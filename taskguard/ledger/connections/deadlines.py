@@ -40,7 +40,7 @@ class Deadline:
         self._longest_s = longest_s
         self._at_s = time.monotonic() + longest_s
 
-    def look(self, now_s: float) -> None:
+    def peek(self, now_s: float) -> None:
         """Shut the socket if the time is up."""
         if not self.passed and now_s >= self._at_s:
             self.passed = True
@@ -100,7 +100,7 @@ class _Watch:
                     return
                 now_s = time.monotonic()
                 for deadline in self._open:
-                    deadline.look(now_s)
+                    deadline.peek(now_s)
 
 
 _watch = _Watch()

@@ -26,7 +26,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
 from taskguard.states import Decision, State
 
-__all__ = ["Seen", "claim", "look"]
+__all__ = ["Seen", "claim", "peek"]
 
 
 # Those that decide, and those that are told.
@@ -42,7 +42,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
-            found = _look(database, db, request)
+            found = _peek(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
                 _settle(db, request, found)
                 _catch_up(db, found)
@@ -109,13 +109,13 @@ class Seen(NamedTuple):
         return self.records.answer(request, self.decision, own_state)
 
 
-def look(database: Database, request: ClaimRequest) -> Seen:
+def peek(database: Database, request: ClaimRequest) -> Seen:
     """What a claim would find."""
     with database.transaction() as db:
-        return _look(database, db, request)
+        return _peek(database, db, request)
 
 
-def _look(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
+def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
     records = _read(database, db, request)
     return Seen(records, _decide(request, records, own), own)
@@ -152,15 +152,15 @@ def _read_one(
     if lock and not database.dialect.locks_joined:
         db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
-    [row] = database.read(db, statements.read if lock else statements.look, values)
+    [row] = database.read(db, statements.read if lock else statements.peek, values)
     number = (row.known_retries or 0, row.known_copy or 0)
     return (None if row.id is None else row), number, row.now_us
 
 
 class _Statements(NamedTuple):
-    """What a claim asks; in `look` and `read` one row, whatever there is."""
+    """What a claim asks; in `peek` and `read` one row, whatever there is."""
 
-    look: Prepared
+    peek: Prepared
     read: Prepared
     make_keys: Prepared
     lock_keys: Prepared
@@ -174,7 +174,7 @@ def _statements(database: Database, keys: int) -> _Statements:
         MESSAGES.c.message == sa.bindparam("message"), MESSAGES.c.work == sa.bindparam("work")
     )
     one = sa.select(sa.literal_column("1").label("one")).subquery("one")
-    look = sa.select(
+    peek = sa.select(
         dialect.now().label("now_us"),
         known.with_only_columns(MESSAGES.c.retries).scalar_subquery().label("known_retries"),
         known.with_only_columns(MESSAGES.c.copy).scalar_subquery().label("known_copy"),
@@ -185,8 +185,8 @@ def _statements(database: Database, keys: int) -> _Statements:
     free = {"fence": 0, "owner": FREE, "lease_until": 0}
     new = [{"key": sa.bindparam(name), **free} for name in names]
     return _Statements(
-        look=Prepared(look, sql),
-        read=Prepared(look.with_for_update() if dialect.locks_joined else look, sql),
+        peek=Prepared(peek, sql),
+        read=Prepared(peek.with_for_update() if dialect.locks_joined else peek, sql),
         make_keys=Prepared(dialect.insert_missing(KEYS, new), sql),
         lock_keys=Prepared(
             sa.select(KEYS).where(these).order_by(KEYS.c.key).with_for_update(), sql

@@ -46,9 +46,9 @@ class Statements:
         """
         return claims.claim(self.database, request)
 
-    def look(self, request: ClaimRequest) -> claims.Seen:
+    def peek(self, request: ClaimRequest) -> claims.Seen:
         """What a claim would find."""
-        return claims.look(self.database, request)
+        return claims.peek(self.database, request)
 
     # -- a holder's transaction ---------------------------------------------------------------
 

@@ -52,7 +52,7 @@ from taskguard.ledger.tables import KEYS, WORKS, holding, standing
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
 from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
-from taskguard.ledger.transactions.external import beneath, engine_for_foreign, on_foreign
+from taskguard.ledger.transactions.external import beneath, engine_for_external, on_external
 from taskguard.ledger.transactions.lent import adapter_of
 from taskguard.ledger.transactions.own import OwnConnection
 
@@ -192,9 +192,9 @@ class GuardedTransaction:
             raise self._another_database()
         ledgers = home.database.engine
         if adapter.lent:
-            self._transactions = home.elsewhere(adapter.engine or engine_for_foreign(ledgers))
+            self._transactions = home.elsewhere(adapter.engine or engine_for_external(ledgers))
         with self._transactions.database.translated():
-            self.db = adapter.begin(functools.partial(on_foreign, ledgers))
+            self.db = adapter.begin(functools.partial(on_external, ledgers))
             try:
                 (self._admit_lent if adapter.lent else self._admit)()
             except BaseException:

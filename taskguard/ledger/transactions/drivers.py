@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from taskguard.errors import TransactionUsageError
-from taskguard.ledger.transactions.external import ForeignConnection
+from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = ["DriverConnection", "driver_connection"]
 
@@ -34,7 +34,7 @@ def driver_connection(on: Any) -> DriverConnection | None:
     return None if kind is None else DriverConnection(on, kind)
 
 
-class DriverConnection(ForeignConnection):
+class DriverConnection(ExternalConnection):
     """See above. For one transaction."""
 
     def __init__(self, connection: Any, kind: str) -> None:

@@ -2,7 +2,7 @@
 
 Guarantees: the ledger's statements go by the very connection of the driver that the other library
 has, and only that library begins, commits, rolls back or closes it. For integrations, which
-implement `ForeignConnection` and hand it in where a Session or Connection could be.
+implement `ExternalConnection` and hand it in where a Session or Connection could be.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["ForeignConnection", "beneath", "engine_for_foreign", "on_foreign"]
+__all__ = ["ExternalConnection", "beneath", "engine_for_external", "on_external"]
 
 
-class ForeignConnection(TransactionAdapter):
+class ExternalConnection(TransactionAdapter):
     """Another library's connection: how its transactions begin and end.
 
     `origin()` gives the driver's error beneath an error of the library; None where there is none.
@@ -124,10 +124,10 @@ def beneath(driver: Any) -> Any:
 
 # One for each of the ledger's Engines, so that statements are compiled once.
 _engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
-_handed_in: ContextVar[ForeignConnection] = ContextVar("taskguard_foreign_connection")
+_handed_in: ContextVar[ExternalConnection] = ContextVar("taskguard_foreign_connection")
 
 
-def engine_for_foreign(ledgers: sa.Engine) -> sa.Engine:
+def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
     """An Engine that speaks as the ledger's own does; `on_foreign()` connects it."""
     engine = _engines.get(ledgers)
     if engine is None:
@@ -149,17 +149,17 @@ def engine_for_foreign(ledgers: sa.Engine) -> sa.Engine:
     return engine
 
 
-def on_foreign(ledgers: sa.Engine, foreign: ForeignConnection) -> sa.Connection:
+def on_external(ledgers: sa.Engine, external: ExternalConnection) -> sa.Connection:
     """For statements of the ledger within the library's own transaction; the caller closes it.
 
     Raises ConfigurationError if its driver is not the ledger's.
     """
     known = getattr(ledgers.dialect, "server_version_info", None) is not None
-    if not known and foreign.kind != "sqlite":  # which a first connection would wait to switch
+    if not known and external.kind != "sqlite":  # which a first connection would wait to switch
         with ledgers.connect():
             pass  # the dialect learns from its first connection what it needs to know
-    token = _handed_in.set(foreign)
+    token = _handed_in.set(external)
     try:
-        return engine_for_foreign(ledgers).connect()
+        return engine_for_external(ledgers).connect()
     finally:
         _handed_in.reset(token)

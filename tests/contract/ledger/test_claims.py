@@ -190,14 +190,14 @@ def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> Non
     book.expire()
     second = book.claim(message="n")
     assert (second.takeover, second.attempt, second.crashes) == (True, 2, 1)
-    book.ledger.report_in(
+    book.ledger.uncount_crash(
         dataclasses.replace(
             paused.claim, request=dataclasses.replace(paused.claim.request, owner=new_owner())
         )
     )
     assert book.work().crashes == 1
-    book.ledger.report_in(paused.claim)
-    book.ledger.report_in(paused.claim)
+    book.ledger.uncount_crash(paused.claim)
+    book.ledger.uncount_crash(paused.claim)
     assert book.work().crashes == 0
 
 
@@ -230,14 +230,14 @@ def test_the_plain_lock_claims_a_key_without_a_work(book: Any) -> None:
 
 def test_looking_claims_nothing(book: Any) -> None:
     """look() answers what is finished, says busy for the rest, and writes nothing."""
-    assert isinstance(book.ledger.look(book.request()), Busy)
+    assert isinstance(book.ledger.peek(book.request()), Busy)
     assert book.key() is None
     claimed = book.claim()
-    seen = book.ledger.look(book.request())
+    seen = book.ledger.peek(book.request())
     assert isinstance(seen, Busy)
     assert (seen.owner, seen.same_work) == (claimed.claim.owner, True)
     book.ledger.complete(claimed.claim, "7")
-    seen = book.ledger.look(book.request())
+    seen = book.ledger.peek(book.request())
     assert (seen.decision, seen.result_json) == (Decision.DONE, "7")
 
 

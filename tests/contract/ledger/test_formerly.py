@@ -56,7 +56,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
     book.ledger.complete(claimed.claim, None)
     book.ledger.store_result(claimed.claim, "7")
     for asked in (second(book), second(book, message="n"), first(book)):
-        for ask in (book.ledger.claim, book.ledger.look):
+        for ask in (book.ledger.claim, book.ledger.peek):
             found = ask(asked)
             assert isinstance(found, Answer)
             assert (found.decision, found.result_json) == (Decision.DONE, "7")
@@ -107,7 +107,7 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
         assert getattr(book.ledger, end)(claimed.claim, "why")
     taken = claim(book, second(book, retries=1))
     assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
-    book.ledger.report_in(claimed.claim)
+    book.ledger.uncount_crash(claimed.claim)
     book.ledger.complete(taken.claim, None)
     for ask in (old, new):
         assert isinstance(book.ledger.claim(ask(book)), Answer)
@@ -129,7 +129,7 @@ def test_a_holder_whom_the_other_has_overtaken_is_told_so(
         assert book.ledger.end_round(claimed.claim, "why", most=3) is None
     else:
         assert not getattr(book.ledger, end)(claimed.claim, "why")
-    book.ledger.report_in(claimed.claim)
+    book.ledger.uncount_crash(claimed.claim)
     assert isinstance(book.ledger.claim(first(book)), Busy)
     book.ledger.give_back(taken.claim)
     for ask in (old, new):
@@ -138,7 +138,7 @@ def test_a_holder_whom_the_other_has_overtaken_is_told_so(
         book.ledger.give_back(again.claim)
 
 
-@pytest.mark.parametrize("late", ["report_in", "give_back", "fail"])
+@pytest.mark.parametrize("late", ["uncount_crash", "give_back", "fail"])
 def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     """Also where the guards are not of one mind about how many crashes that takes, and where a
     holder turns out to be alive."""
@@ -149,8 +149,8 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     buried = book.ledger.claim(old(book, max_crashes=2))
     assert isinstance(buried, Answer)
     assert buried.decision is Decision.BURY
-    if late == "report_in":
-        book.ledger.report_in(first.claim)
+    if late == "uncount_crash":
+        book.ledger.uncount_crash(first.claim)
     elif late == "give_back":
         assert not book.ledger.give_back(second.claim)
     else:

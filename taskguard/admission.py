@@ -33,9 +33,9 @@ from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import Decision
-from taskguard.watchdog import Kept, Watchdog
+from taskguard.watchdog import TrackedLease, Watchdog
 
-__all__ = ["Entered", "Entry"]
+__all__ = ["Admission", "Admitted"]
 
 logger = logging.getLogger("taskguard")
 
@@ -44,14 +44,14 @@ _MOST_UNSETTLED = 1_000
 
 
 @dataclass(slots=True)
-class Entered:
+class Admitted:
     """The delivery may run. `claimed` is None with locks only."""
 
-    kept: Kept
+    tracked: TrackedLease
     claimed: Claimed | None
 
 
-class Entry:
+class Admission:
     """Asks the lock server and the ledger on a delivery's behalf."""
 
     def __init__(
@@ -73,13 +73,13 @@ class Entry:
 
     def ask(
         self, delivery: Delivery, *, wait_s: float, started_s: float
-    ) -> Entered | Answer | Busy:
+    ) -> Admitted | Answer | Busy:
         """Ask the lock server, then the ledger, once each."""
         owner = new_owner(delivery.message.id)
         asked_at_s = self.clock.monotonic_s()
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
-            found = self._look(delivery, owner, admitted)
+            found = self._peek(delivery, owner, admitted)
             if self.ledger is None or not isinstance(found, Busy) or _is_lease(delivery, admitted):
                 return found
             return self._overrule(delivery, owner, admitted, asked_at_s)
@@ -87,7 +87,7 @@ class Entry:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
         lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
-        kept = self._kept(delivery, lease, at_lock_server=admitted is not None)
+        tracked = self._tracked(delivery, lease, at_lock_server=admitted is not None)
         if self.ledger is None:
             if admitted is None:
                 raise LockServerUnavailableError(
@@ -95,8 +95,8 @@ class Entry:
                     f"{delivery.key}. Nothing was run.",
                     key=delivery.key,
                 )
-            return Entered(kept, None)
-        return self._claim(delivery, kept)
+            return Admitted(tracked, None)
+        return self._claim(delivery, tracked)
 
     def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
         """The lock server's word; None where there is none to be had."""
@@ -122,12 +122,12 @@ class Entry:
                 self.locks.release(delivery.keys, owner)
             raise
 
-    def _look(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
+    def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
         """The key is taken at the lock server: is this work done already, or part of it?"""
         if self.ledger is None or delivery.work is None:
             same = bool(delivery.message.id) and held.owner.message == delivery.message.id
             return Busy(held.owner, held.remaining_s, same_work=same, started=same)
-        found = self.ledger.look(self.request(delivery, owner))
+        found = self.ledger.peek(self.request(delivery, owner))
         if isinstance(found, Busy):
             return Busy(held.owner, held.remaining_s, found.same_work, found.started)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
@@ -142,38 +142,38 @@ class Entry:
 
     def _overrule(
         self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
-    ) -> Entered | Answer | Busy:
+    ) -> Admitted | Answer | Busy:
         """The lock server's value says nothing: as without one, the ledger alone decides."""
         lease = self._lease(delivery, owner, asked_at_s, 0)
-        found = self._claim(delivery, self._kept(delivery, lease, at_lock_server=False))
-        if isinstance(found, Entered):
+        found = self._claim(delivery, self._tracked(delivery, lease, at_lock_server=False))
+        if isinstance(found, Admitted):
             holder = held.owner.message if held.owner.is_ours else ""
             self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
         return found
 
-    def _claim(self, delivery: Delivery, kept: Kept) -> Entered | Answer | Busy:
+    def _claim(self, delivery: Delivery, tracked: TrackedLease) -> Admitted | Answer | Busy:
         """The ledger's word. Whatever it is, no lease is left behind but our own."""
         assert self.ledger is not None  # noqa: S101
-        lease = kept.lease
+        lease = tracked.lease
         request = self.request(delivery, lease.owner)
         asked_at_s = self.clock.monotonic_s()
         try:
             found = self.ledger.claim(request)
             if isinstance(found, Claimed):
-                self._note_claim(delivery, kept, found, asked_at_s)
-                return Entered(kept, found)
+                self._note_claim(delivery, tracked, found, asked_at_s)
+                return Admitted(tracked, found)
         except BaseException as error:
             if not isinstance(error, TaskguardError):
                 self._settle(request)  # a time limit, for example
             elif isinstance(error, LedgerUnavailableError):
                 self._unsettled.append(request)
-            self.watchdog.let_go(kept)
+            self.watchdog.release_lock(tracked)
             raise
         if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
-            self._hand_over(kept, to=found.owner, ttl_s=found.retry_after_s)
+            self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
             return found
-        answered_by_record = not kept.at_lock_server
-        self.watchdog.let_go(kept)
+        answered_by_record = not tracked.at_lock_server
+        self.watchdog.release_lock(tracked)
         if answered_by_record and isinstance(found, Answer):
             return _until_body_ends(found, lease.ttl_s)
         return found
@@ -197,7 +197,7 @@ class Entry:
                 return True
             claim = Claim(request, view.fence)
             if view.owner != str(request.owner) or not ledger.give_back(claim):
-                ledger.report_in(claim)
+                ledger.uncount_crash(claim)
         except TaskguardError as error:
             logger.debug("%s: a claim is not settled: %s", ", ".join(request.keys), error)
             self._unsettled.append(request)
@@ -218,13 +218,13 @@ class Entry:
                 return
 
     def _note_claim(
-        self, delivery: Delivery, kept: Kept, found: Claimed, asked_at_s: float
+        self, delivery: Delivery, tracked: TrackedLease, found: Claimed, asked_at_s: float
     ) -> None:
-        lease = kept.lease
+        lease = tracked.lease
         lease.fence = found.claim.fence
-        kept.claim = found.claim
-        kept.decided_by_ledger = True
-        kept.asked_at_s = asked_at_s
+        tracked.claim = found.claim
+        tracked.decided_by_ledger = True
+        tracked.asked_at_s = asked_at_s
         lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
         took_s = self.clock.monotonic_s() - asked_at_s
         fence, attempt = found.claim.fence, found.attempt
@@ -232,16 +232,16 @@ class Entry:
         if found.takeover:
             self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
 
-    def _hand_over(self, kept: Kept, *, to: Owner, ttl_s: float) -> None:
+    def _hand_over(self, tracked: TrackedLease, *, to: Owner, ttl_s: float) -> None:
         """The lock server forgot the true owner: give it the lease, so that others wait there."""
-        kept.ended = True
-        if not kept.at_lock_server or self.locks is None:
+        tracked.ended = True
+        if not tracked.at_lock_server or self.locks is None:
             return
-        kept.at_lock_server = False
+        tracked.at_lock_server = False
         try:
-            self.locks.give_back(kept.lease.keys, kept.lease.owner, to=to, ttl_s=ttl_s)
+            self.locks.give_back(tracked.lease.keys, tracked.lease.owner, to=to, ttl_s=ttl_s)
         except LockServerUnavailableError as error:
-            logger.debug("handing %s over got no answer: %s", kept.lease.key, error)
+            logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 
     def wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
         """Until a release wakes us, the lease in the way ends, or the time is up."""
@@ -292,8 +292,8 @@ class Entry:
         )
 
     @staticmethod
-    def _kept(delivery: Delivery, lease: Lease, *, at_lock_server: bool) -> Kept:
-        return Kept(
+    def _tracked(delivery: Delivery, lease: Lease, *, at_lock_server: bool) -> TrackedLease:
+        return TrackedLease(
             lease,
             claim=None,
             at_lock_server=at_lock_server,

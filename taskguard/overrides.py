@@ -21,11 +21,11 @@ from taskguard.events import Event
 from taskguard.ledger.protocol import Ledger
 from taskguard.locks.base import LockProvider
 
-__all__ = ["Substitutes", "substituted", "substitutes"]
+__all__ = ["Overrides", "overridden", "overrides"]
 
 
 @dataclass(frozen=True, eq=False)
-class Substitutes:
+class Overrides:
     """What guards use instead.
 
     Attributes:
@@ -41,16 +41,16 @@ class Substitutes:
     clock: Clock | None = None
 
 
-_now: Substitutes | None = None
+_now: Overrides | None = None
 
 
-def substitutes() -> Substitutes | None:
+def overrides() -> Overrides | None:
     """Those of this moment; None outside tests."""
     return _now
 
 
 @contextmanager
-def substituted(by: Substitutes) -> Iterator[None]:
+def overridden(by: Overrides) -> Iterator[None]:
     """Use them, in all threads, for the time of a `with` block."""
     global _now  # noqa: PLW0603  # tasks read it wherever they were decorated
     before, _now = _now, by
