@@ -17,7 +17,7 @@ FEW = 10_000
 MANY = 10_000_000
 
 _WORKS = """
-insert into taskguard_works (
+insert into taskguard_work (
     id, task, key, message, retries, state, final, fence, owner, lease_until, attempts, crashes,
     crashed_owner, call, due, created, started, finished
 )

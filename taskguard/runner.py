@@ -309,7 +309,7 @@ class Runner:
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
             f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
             "why it kills its workers, then let it run again: "
-            f"taskguard works requeue {(found.recorded_as or delivery.work)!r} --reason …",
+            f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,
         )
@@ -321,7 +321,7 @@ class Runner:
             f"{delivery.task} {delivery.key}: another message asked for this work with other "
             "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
             "name it by once_per=. If these arguments are the right ones and the work failed, "
-            f"taskguard works requeue {work!r} --reason …, and send this message again.",
+            f"taskguard work requeue {work!r} --reason …, and send this message again.",
             key=delivery.key,
         )
 
@@ -596,7 +596,7 @@ class Runner:
         raise TransactionFailedError(
             f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
             f"and each time its transaction came to nothing, the last time so: {error} The work is "
-            "FAILED. Mend what ends the transaction, then let it run again: taskguard works "
+            "FAILED. Mend what ends the transaction, then let it run again: taskguard work "
             f"requeue {delivery.work!r} --reason …",
             key=delivery.key,
             fence=tracked.lease.fence,

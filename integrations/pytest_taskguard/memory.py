@@ -20,7 +20,7 @@ from taskguard.errors import ConfigurationError
 from taskguard.events import Event
 from taskguard.ledger.connections.engine import make_engine
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
+from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORK
 from taskguard.locks.redis import RedisLocks
 from taskguard.overrides import Overrides, overridden
 
@@ -83,7 +83,7 @@ class Memory:
         with self.engine.begin() as db:
             if db.dialect.name == "postgresql":  # a holder that is paused may have locked them
                 db.exec_driver_sql("set local lock_timeout = '1s'")
-            for table in (KEYS, WORKS):
+            for table in (KEYS, WORK):
                 held = sa.update(table).where(table.c.lease_until > 0)
                 db.execute(held.values(lease_until=1))
 
@@ -110,12 +110,12 @@ class Memory:
 
     def _refuse_a_ledger_in_use(self) -> None:
         with self.engine.connect() as db:
-            found = db.execute(sa.select(WORKS.c.id).limit(1)).scalar()
+            found = db.execute(sa.select(WORK.c.id).limit(1)).scalar()
         if found is not None:
             raise ConfigurationError(
                 f"The ledger in {self.engine.url.database!r} knows of {found!r}. Tests empty it, "
                 "so it has to be theirs alone (one for each pytest-xdist worker). If it is, and a "
-                "run was killed, empty the table taskguard_works yourself."
+                "run was killed, empty the table taskguard_work yourself."
             )
 
 

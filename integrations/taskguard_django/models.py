@@ -85,7 +85,7 @@ class Work(models.Model):
 
     class Meta:
         managed = False
-        db_table = "taskguard_works"
+        db_table = "taskguard_work"
 
     def __str__(self) -> str:
         return str(self.id)

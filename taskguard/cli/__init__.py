@@ -5,9 +5,9 @@ taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version,
 taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
 taskguard sweep --celery shop:app               send the messages of overdue works again
 taskguard relay --celery shop:app               the same every second, until it is stopped
-taskguard works list [--state DEAD]             works that wait for a person, or in a state
-taskguard works show WORK                       all that is known of one
-taskguard works requeue WORK --reason TEXT      DEAD or FAILED -> NEW: its next delivery runs it
+taskguard work list [--state DEAD]             works that wait for a person, or in a state
+taskguard work show WORK                       all that is known of one
+taskguard work requeue WORK --reason TEXT      DEAD or FAILED -> NEW: its next delivery runs it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
-from taskguard.cli.works import CommandError, add_url, add_works, count
+from taskguard.cli.work import CommandError, add_url, add_work, count
 from taskguard.errors import TaskguardError
 from taskguard.ledger.protocol import OperatorLedger
 from taskguard.settings import UNSET, make_ledger
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     purge.add_argument("--dead", action="store_true", help="DEAD works, too")
     purge.set_defaults(run=_purge)
     add_sweep(commands, _duration_s)
-    add_works(commands)
+    add_work(commands)
     arguments = parser.parse_args(argv)
     try:
         with logged_printably():

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented
-from taskguard.cli.works import CommandError, count
+from taskguard.cli.work import CommandError, count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
     print(f"sent: {swept.sent:,}, refused: {swept.refused:,}", flush=True)
     if swept.failed:
         print(
-            f"failed: {swept.failed:,}; `taskguard works list --state FAILED` says why", flush=True
+            f"failed: {swept.failed:,}; `taskguard work list --state FAILED` says why", flush=True
         )
     if swept.strange:
         print(f"of other queues or applications, left: {swept.strange:,}", flush=True)

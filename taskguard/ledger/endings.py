@@ -15,7 +15,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes
 from taskguard.ledger.protocol import Claim
 from taskguard.ledger.statements import WRITE_LOCK_S
-from taskguard.ledger.tables import FREE, KEYS, WORKS, holding, standing
+from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
 from taskguard.states import State
 
 __all__ = ["crash", "end_round", "fail", "give_back", "revoke", "storable", "uncount_crash"]
@@ -42,14 +42,14 @@ def give_back(database: Database, claim: Claim) -> bool:
 
 def crash(database: Database, claim: Claim, error: str) -> bool:
     """PROCESSING without a lease: the next claim is a takeover. The user's row stays."""
-    due = sa.case((WORKS.c.call.is_not(None), database.now()))
+    due = sa.case((WORK.c.call.is_not(None), database.now()))
     values = {"error": storable(database, error), "lease_until": 0, "due": due}
     return _end(database, claim, row_too=False, **values)
 
 
 def end_round(database: Database, claim: Claim, reason: str, *, most: int) -> bool:
     """PROCESSING -> NEW, the `most`th time in a row FAILED; ends the lease."""
-    rounds = sa.func.coalesce(WORKS.c.rounds, 0) + 1
+    rounds = sa.func.coalesce(WORK.c.rounds, 0) + 1
     last = rounds >= most
     return _end(
         database,
@@ -59,7 +59,7 @@ def end_round(database: Database, claim: Claim, reason: str, *, most: int) -> bo
         error=storable(database, reason),
         owner=FREE,
         lease_until=0,
-        due=sa.case((last, None), else_=WORKS.c.due),
+        due=sa.case((last, None), else_=WORK.c.due),
         finished=sa.case((last, database.now()), else_=None),
     )
 
@@ -82,7 +82,7 @@ def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: An
                 return freed.rowcount == len(claim.keys) or tries > 1
             ended = not claim.formerly or _all_stand(db, claim)
             if ended:
-                update = sa.update(WORKS).where(standing(claim))
+                update = sa.update(WORK).where(standing(claim))
                 ended = db.execute(update.values(**values)).rowcount > 0
             if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                 changes.put_back(db, claim)
@@ -93,25 +93,25 @@ def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: An
 
 def _all_stand(db: sa.Connection, claim: Claim) -> bool:
     """Whether nobody has overtaken it who knows its work by a former id alone."""
-    select = sa.select(WORKS.c.id).where(standing(claim)).order_by(WORKS.c.id)
-    return len(db.execute(select.with_for_update()).all()) == len(claim.works)
+    select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
+    return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
 
 
 def _revoked(db: sa.Connection, claim: Claim) -> bool:
     """Whether its work was revoked under its hands: nobody else puts the user's row back."""
-    where = WORKS.c.id.in_(claim.works), WORKS.c.fence == claim.fence, WORKS.c.final == 1
-    return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
+    where = WORK.c.id.in_(claim.work_ids), WORK.c.fence == claim.fence, WORK.c.final == 1
+    return db.execute(sa.select(WORK.c.id).where(*where)).first() is not None
 
 
 def uncount_crash(database: Database, claim: Claim) -> None:
     """Uncount this holder's crash, once."""
     _change(
         database,
-        WORKS.c.id.in_(claim.works),
-        WORKS.c.crashed_owner == str(claim.owner),
-        WORKS.c.crashes > 0,
-        WORKS.c.state != State.DEAD.value,
-        crashes=WORKS.c.crashes - 1,
+        WORK.c.id.in_(claim.work_ids),
+        WORK.c.crashed_owner == str(claim.owner),
+        WORK.c.crashes > 0,
+        WORK.c.state != State.DEAD.value,
+        crashes=WORK.c.crashes - 1,
         crashed_owner="",
     )
 
@@ -120,9 +120,9 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
     """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
     changed = _change(
         database,
-        WORKS.c.id == work,
-        WORKS.c.message == message,
-        WORKS.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value]),
+        WORK.c.id == work,
+        WORK.c.message == message,
+        WORK.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value]),
         state=State.FAILED.value,
         final=1,
         owner=FREE,
@@ -137,7 +137,7 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
 def _change(database: Database, *where: Any, **values: Any) -> int:
     def change() -> int:
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-            return int(db.execute(sa.update(WORKS).where(*where).values(**values)).rowcount)
+            return int(db.execute(sa.update(WORK).where(*where).values(**values)).rowcount)
 
     return database.twice(change)
 

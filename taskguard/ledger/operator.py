@@ -15,11 +15,11 @@ from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
 from taskguard.ledger.protocol import ClaimRequest, WorkView
 from taskguard.ledger.statements import WRITE_LOCK_S
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
-__all__ = ["done_elsewhere", "release", "requeue", "view", "works"]
+__all__ = ["done_elsewhere", "list_work", "release", "requeue", "view"]
 
 
 def view(database: Database, work: str) -> WorkView | None:
@@ -27,31 +27,31 @@ def view(database: Database, work: str) -> WorkView | None:
 
     def read() -> Any:
         with database.transaction() as db:
-            return db.execute(sa.select(WORKS).where(WORKS.c.id == work)).first()
+            return db.execute(sa.select(WORK).where(WORK.c.id == work)).first()
 
     row = database.twice(read)
     return None if row is None else view_of(row)
 
 
-def works(database: Database, state: State, *, limit: int) -> list[WorkView]:
+def list_work(database: Database, state: State, *, limit: int) -> list[WorkView]:
     """The records of works in a state, those that started last first."""
     check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
 
     def read() -> Any:
-        select = sa.select(WORKS).where(WORKS.c.state == state.value)
+        select = sa.select(WORK).where(WORK.c.state == state.value)
         with database.transaction() as db:
-            return db.execute(select.order_by(WORKS.c.started.desc()).limit(limit)).all()
+            return db.execute(select.order_by(WORK.c.started.desc()).limit(limit)).all()
 
     return [view_of(row) for row in database.twice(read)]
 
 
 def done_elsewhere(database: Database, request: ClaimRequest) -> str | None:
     """Another work of the same task that this message has done; None if there is none."""
-    select = sa.select(WORKS.c.id).where(
-        WORKS.c.message == request.message.name,
-        WORKS.c.task == request.task,
-        WORKS.c.state == State.DONE.value,
-        WORKS.c.id.not_in([str(request.work), *request.formerly]),
+    select = sa.select(WORK.c.id).where(
+        WORK.c.message == request.message.name,
+        WORK.c.task == request.task,
+        WORK.c.state == State.DONE.value,
+        WORK.c.id.not_in([str(request.work), *request.formerly]),
     )
 
     def read() -> str | None:
@@ -70,16 +70,16 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
     """
     text = storable(database, f"requeued: {reason}")
     ended = sa.or_(
-        WORKS.c.state.in_([State.DEAD.value, State.FAILED.value]),
+        WORK.c.state.in_([State.DEAD.value, State.FAILED.value]),
         # By this very call, whose COMMIT got no answer.
-        sa.and_(WORKS.c.state == State.NEW.value, WORKS.c.error == text),
+        sa.and_(WORK.c.state == State.NEW.value, WORK.c.error == text),
     )
 
     def requeue() -> bool:
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             changed = db.execute(
-                sa.update(WORKS)
-                .where(WORKS.c.id == work, ended)
+                sa.update(WORK)
+                .where(WORK.c.id == work, ended)
                 .values(
                     state=State.NEW.value,
                     final=0,
@@ -121,13 +121,13 @@ def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
             )
             if ended.rowcount != 1:
                 return False
-            processing = WORKS.c.state == State.PROCESSING.value
-            theirs = processing, WORKS.c.fence == fence, WORKS.c.owner == owner
+            processing = WORK.c.state == State.PROCESSING.value
+            theirs = processing, WORK.c.fence == fence, WORK.c.owner == owner
             # By their ids, as in `requeue`.
-            found = db.execute(sa.select(WORKS.c.id).where(*theirs)).scalars().all()
+            found = db.execute(sa.select(WORK.c.id).where(*theirs)).scalars().all()
             db.execute(
-                sa.update(WORKS)
-                .where(WORKS.c.id.in_(found), *theirs)
+                sa.update(WORK)
+                .where(WORK.c.id.in_(found), *theirs)
                 .values(lease_until=0, due=_due_now(database))
             )
             return True
@@ -137,4 +137,4 @@ def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
 
 def _due_now(database: Database) -> Any:
     """What has a call stored is to be sent again at once."""
-    return sa.case((WORKS.c.call.is_not(None), database.now()))
+    return sa.case((WORK.c.call.is_not(None), database.now()))

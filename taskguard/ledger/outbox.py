@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import ClaimRequest, MessageRef
-from taskguard.ledger.tables import FREE, MESSAGES, WORKS
+from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "sent", "write"]
@@ -95,20 +95,20 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
         **fresh,
         **unharmed,
     }
-    db.execute(database.dialect.insert_missing(WORKS, new))
+    db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
         again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
-        ended = WORKS.c.state.in_([State.DONE.value, State.DEAD.value])
+        ended = WORK.c.state.in_([State.DONE.value, State.DEAD.value])
         _update(db, request, ended, **fresh, **unharmed, **again)
-    fits = WORKS.c.fingerprint == request.fingerprint
-    fits = sa.or_(fits, WORKS.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
-    named = sa.func.coalesce(WORKS.c.fingerprint, request.fingerprint)
-    failed = sa.and_(WORKS.c.state == State.FAILED.value, WORKS.c.final == 0)
+    fits = WORK.c.fingerprint == request.fingerprint
+    fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
+    named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     _update(db, request, failed, fits, **fresh, fingerprint=named)
     # The row of a holder that is alive is left alone: this transaction would lock it.
-    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= now)
-    left = sa.or_(WORKS.c.state == State.NEW.value, left)
-    unsent = sa.or_(WORKS.c.call.is_(None), WORKS.c.due.is_(None))
+    left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
+    left = sa.or_(WORK.c.state == State.NEW.value, left)
+    unsent = sa.or_(WORK.c.call.is_(None), WORK.c.due.is_(None))
     _update(db, request, left, fits, unsent, call=request.call, due=due)
 
 
@@ -120,7 +120,7 @@ def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
 
 
 def _update(db: sa.Connection, request: ClaimRequest, *where: Any, **values: Any) -> None:
-    db.execute(sa.update(WORKS).where(WORKS.c.id == request.work, *where).values(**values))
+    db.execute(sa.update(WORK).where(WORK.c.id == request.work, *where).values(**values))
 
 
 def overdue(
@@ -131,18 +131,18 @@ def overdue(
     One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
     """
     with database.transaction(bounded=False) as db:
-        select = sa.select(*(WORKS.c[name] for name in _COLUMNS)).where(
-            WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN)
+        select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
+            WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
         )
         if work is None:
-            select = select.where(WORKS.c.due <= database.now_us(db))
+            select = select.where(WORK.c.due <= database.now_us(db))
             select = select.with_for_update(key_share=True, skip_locked=True)
         else:
-            select = select.where(WORKS.c.id == work)
+            select = select.where(WORK.c.id == work)
         if after is not None:
-            place = sa.tuple_(WORKS.c.due, WORKS.c.id)
+            place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
-        found = db.execute(select.order_by(WORKS.c.due, WORKS.c.id).limit(limit)).all()
+        found = db.execute(select.order_by(WORK.c.due, WORK.c.id).limit(limit)).all()
         messages = {row.id: _message_of(row) for row in found}
         numbers = sa.select(MESSAGES).where(
             MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
@@ -175,13 +175,13 @@ def sent(
     row somebody has locked for that. `counted`: False if they were only tried.
     """
     these = sa.and_(
-        WORKS.c.id.in_([work.work for work in works]),
-        WORKS.c.due.in_({work.due_us for work in works}),
-        WORKS.c.state.in_(_OPEN),
+        WORK.c.id.in_([work.work for work in works]),
+        WORK.c.due.in_({work.due_us for work in works}),
+        WORK.c.state.in_(_OPEN),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
-        free = sa.select(WORKS.c.id).where(these).order_by(WORKS.c.id)
+        free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)
         ids = set(db.execute(free).scalars().all())
         for (begin, length), those in _by_count(works, counted=counted).items():
@@ -189,9 +189,9 @@ def sent(
             if mine:
                 values: dict[str, Any] = {"due": again}
                 if begin:
-                    rest = sa.func.substr(WORKS.c.call, length + 1, type_=sa.Text())
+                    rest = sa.func.substr(WORK.c.call, length + 1, type_=sa.Text())
                     values["call"] = sa.literal(begin, sa.Text()).concat(rest)
-                db.execute(sa.update(WORKS).where(WORKS.c.id.in_(mine)).values(**values))
+                db.execute(sa.update(WORK).where(WORK.c.id.in_(mine)).values(**values))
         return len(ids)
 
 
@@ -218,16 +218,16 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     False if somebody claimed or ended it meanwhile, or it was sent by another sweep. Not final: a
     message of it that comes all the same is run, and a person requeues it, which counts anew.
     """
-    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= database.now())
+    left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= database.now())
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
         changed = db.execute(
-            sa.update(WORKS)
+            sa.update(WORK)
             .where(
-                WORKS.c.id == work.work,
-                WORKS.c.due == work.due_us,
-                WORKS.c.attempts == work.attempts,
-                sa.or_(WORKS.c.state == State.NEW.value, left),
+                WORK.c.id == work.work,
+                WORK.c.due == work.due_us,
+                WORK.c.attempts == work.attempts,
+                sa.or_(WORK.c.state == State.NEW.value, left),
             )
             .values(
                 state=State.FAILED.value,

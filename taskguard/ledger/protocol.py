@@ -192,7 +192,7 @@ class Claim:
         return self.request.formerly
 
     @property
-    def works(self) -> tuple[str, ...]:
+    def work_ids(self) -> tuple[str, ...]:
         """The ids of all records that it changes; none for the plain lock."""
         return () if self.work is None else (self.work, *self.formerly)
 
@@ -430,9 +430,9 @@ class Ledger(Protocol):
 
 @runtime_checkable
 class OperatorLedger(Ledger, Protocol):
-    """What people ask of it: by `taskguard works`, `ledger` and `purge`, and by the admin."""
+    """What people ask of it: by `taskguard work`, `ledger` and `purge`, and by the admin."""
 
-    def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
+    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of works in a state, those that started last first."""
         ...
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
@@ -55,8 +55,8 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     states = (*_ENDED, State.DEAD.value) if dead else _ENDED
     works = _in_batches(
         database,
-        (WORKS.c.id,),
-        lambda: sa.and_(WORKS.c.state.in_(states), WORKS.c.finished < before_us),
+        (WORK.c.id,),
+        lambda: sa.and_(WORK.c.state.in_(states), WORK.c.finished < before_us),
         batch,
     )
     messages = _in_batches(
@@ -64,7 +64,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         (MESSAGES.c.message, MESSAGES.c.work),
         lambda: sa.and_(
             MESSAGES.c.updated < before_us,
-            ~sa.exists().where(WORKS.c.id == MESSAGES.c.work),
+            ~sa.exists().where(WORK.c.id == MESSAGES.c.work),
         ),
         batch,
     )

@@ -252,9 +252,9 @@ class SqlLedger:
         """Another work of the same task that this message has done; None if there is none."""
         return operator.done_elsewhere(self._database, request)
 
-    def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
+    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of works in a state, those that started last first."""
-        return operator.works(self._database, state, limit=limit)
+        return operator.list_work(self._database, state, limit=limit)
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.

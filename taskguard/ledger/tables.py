@@ -20,7 +20,7 @@ __all__ = [
     "METADATA",
     "SCHEMA",
     "SCHEMA_VERSION",
-    "WORKS",
+    "WORK",
     "claim_values",
     "held",
     "holding",
@@ -93,8 +93,8 @@ KEYS = sa.Table(
     **_INNODB,
 )
 
-WORKS = sa.Table(
-    "taskguard_works",
+WORK = sa.Table(
+    "taskguard_work",
     METADATA,
     sa.Column("id", _KEY, primary_key=True),
     sa.Column("task", _TEXT, nullable=False),
@@ -122,17 +122,17 @@ WORKS = sa.Table(
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
     sa.CheckConstraint(
-        "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_works_state"
+        "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_work_state"
     ),
     **_INNODB,
 )
 
 # Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
 sa.Index(
-    "taskguard_works_due",
-    WORKS.c.due,
-    postgresql_where=WORKS.c.due.is_not(None),
-    sqlite_where=WORKS.c.due.is_not(None),
+    "taskguard_work_due",
+    WORK.c.due,
+    postgresql_where=WORK.c.due.is_not(None),
+    sqlite_where=WORK.c.due.is_not(None),
 )
 
 # The numbers of a message in a work: one id may have been used for messages of several.
@@ -158,10 +158,10 @@ def standing(claim: Claim) -> Any:
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
     return sa.and_(
-        WORKS.c.id.in_(claim.works),
-        WORKS.c.state == State.PROCESSING.value,
-        WORKS.c.fence == claim.fence,
-        WORKS.c.owner == str(claim.owner),
+        WORK.c.id.in_(claim.work_ids),
+        WORK.c.state == State.PROCESSING.value,
+        WORK.c.fence == claim.fence,
+        WORK.c.owner == str(claim.owner),
     )
 
 
@@ -183,8 +183,8 @@ def held(keys: Any, fence: Any, owner: Any) -> Any:
 def processed(work: Any, fence: Any, owner: Any) -> Any:
     """The work is this owner's by this fence; values, or parameters for them."""
     return sa.and_(
-        WORKS.c.id == work,
-        WORKS.c.state == State.PROCESSING.value,
-        WORKS.c.fence == fence,
-        WORKS.c.owner == owner,
+        WORK.c.id == work,
+        WORK.c.state == State.PROCESSING.value,
+        WORK.c.fence == fence,
+        WORK.c.owner == owner,
     )

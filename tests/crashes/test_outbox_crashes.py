@@ -22,7 +22,7 @@ from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.policy import make_policy
 
-TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages", "orders", "effects")
+TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "effects")
 
 
 class Wharf:
@@ -56,8 +56,8 @@ class Wharf:
 
     def sweep(self) -> None:
         """Whoever was at it is gone, and everything is due."""
-        self.change("update taskguard_works set due = 1 where due is not null")
-        for table in ("works", "keys"):
+        self.change("update taskguard_work set due = 1 where due is not null")
+        for table in ("work", "keys"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
         Sweeper(self.runtime, {"test": self.send}, batch=2).sweep()
 

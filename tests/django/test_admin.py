@@ -17,7 +17,7 @@ from taskguard.errors import StaleTokenError
 from taskguard.lease import new_owner
 from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, WORK
 
 WORKS_PAGE = "/admin/taskguard/work/"
 KEYS_PAGE = "/admin/taskguard/key/"
@@ -65,7 +65,7 @@ class Office:
     def leases(self, order: int) -> list[int]:
         with self.engine.connect() as db:
             key = sa.select(KEYS.c.lease_until).where(KEYS.c.key == f"order:{order}")
-            work = sa.select(WORKS.c.lease_until).where(WORKS.c.id == f"ship order:{order}")
+            work = sa.select(WORK.c.lease_until).where(WORK.c.id == f"ship order:{order}")
             return [db.execute(key).scalar_one(), db.execute(work).scalar_one()]
 
     def close(self) -> None:

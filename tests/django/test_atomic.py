@@ -64,7 +64,7 @@ class House:
 
     @property
     def states(self) -> list[str]:
-        return self.seen("select state from taskguard_works")
+        return self.seen("select state from taskguard_work")
 
 
 @pytest.fixture(params=["pg_url", "sqlite_url"])

@@ -183,7 +183,7 @@ class TestPooler:
 
         def lose(guard: Guard) -> None:
             with pooled.first.engine.begin() as db:
-                for table in ("keys", "works"):
+                for table in ("keys", "work"):
                     db.execute(sa.text(f"update taskguard_{table} set lease_until = 0"))
             assert pooled.ship_too(order=2) == "second"
 

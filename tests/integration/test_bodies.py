@@ -224,7 +224,7 @@ def test_progress_that_cannot_be_read_leaves_no_claim(pg: GuardedShop) -> None:
     with pytest.raises(ZeroDivisionError):
         pg.deliver(first)
     with pg.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set progress = '{'"))
+        db.execute(sa.text("update taskguard_work set progress = '{'"))
     with pytest.raises(ValueError, match="property name"):
         pg.deliver(lambda guard: guard.progress)
     assert pg.states == ["FAILED"]

@@ -202,7 +202,7 @@ def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
     """A schema a tenant, with or without a ledger's tables; its own for itself are no trouble."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema tenant"))
-        for table in ("works", "keys") if tables else ():
+        for table in ("work", "keys") if tables else ():
             db.execute(sa.text(f"create table tenant.taskguard_{table} (like taskguard_{table})"))
 
     @pg.shop.tg.guarded(key="order:<schema>")

@@ -61,7 +61,7 @@ def test_processes_that_compete_have_each_effect_once(
         tx.complete(late.claim, None)
     with engine.connect() as db:
         effects = Counter(db.execute(sa.text("select item from effects")).scalars())
-        states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
+        states = Counter(db.execute(sa.text("select state from taskguard_work")).scalars())
     assert effects == dict.fromkeys(range(COUNT), 1)
     assert states == {"DONE": COUNT}
     assert counts["Claimed"] == COUNT + counts["stale"] + counts["again"]

@@ -224,7 +224,7 @@ def test_a_late_answer_to_a_new_message_names_once_per(
 ) -> None:
     """An hour after the work was done; not to a message of its own."""
     depot.deliver()
-    depot.change("update taskguard_works set finished = finished - 3600000000 - 1")
+    depot.change("update taskguard_work set finished = finished - 3600000000 - 1")
     depot.deliver()
     assert 'once_per="message"' not in caplog.text
     depot.deliver(message="other")
@@ -356,7 +356,7 @@ def test_an_exit_that_the_ledger_never_hears_of_counts_too(
         patch.setattr(depot.ledger, "crash", away)
         with pytest.raises(SystemExit):
             depot.deliver(lambda guard: sys.exit(1))
-    depot.change("update taskguard_works set lease_until = 1")
+    depot.change("update taskguard_work set lease_until = 1")
     depot.change("update taskguard_keys set lease_until = 1")
     assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
     view = depot.ledger.view("ship order:1")
@@ -389,7 +389,7 @@ def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
     """After max_crashes; every later delivery is told the same."""
 
     def vanish(guard: Guard) -> None:
-        depot.change("update taskguard_works set lease_until = 1")
+        depot.change("update taskguard_work set lease_until = 1")
         depot.change("update taskguard_keys set lease_until = 1")
         depot.locks.flush()
         with pytest.raises(WorkDeadError):
@@ -503,7 +503,7 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
         with pytest.raises(ZeroDivisionError):
             alone.deliver(body)
     assert isinstance(alone.deliver(), Deferred)
-    alone.change("update taskguard_works set finished = finished - 30000000")
+    alone.change("update taskguard_work set finished = finished - 30000000")
     assert alone.deliver(copy=1) == Answered(None)
 
 

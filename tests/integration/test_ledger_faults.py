@@ -306,7 +306,7 @@ def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> Non
     claimed = bench.claim()
     with bench.engine.begin() as db:  # what recovery leaves when the claim's WAL was lost
         db.execute(sa.text("delete from taskguard_keys"))
-        db.execute(sa.text("delete from taskguard_works"))
+        db.execute(sa.text("delete from taskguard_work"))
     with pytest.raises(StaleTokenError):
         bench.ledger.complete(claimed.claim, None)
     again = bench.claim()
@@ -355,7 +355,7 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
     bench.claim(2, work=None)
     with bench.engine.begin() as db:
         db.execute(sa.update(KEYS).values(fence=2**61, lease_until=0))
-        db.execute(sa.text("update taskguard_works set lease_until = 0"))
+        db.execute(sa.text("update taskguard_work set lease_until = 0"))
     assert bench.claim(1).claim.fence == 2**61 + 1
     bench.claim(2, work=None)
     bench.claim(3)

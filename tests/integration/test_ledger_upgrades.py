@@ -74,7 +74,7 @@ def test_a_step_that_stopped_anywhere_begins_again(
         ledger.check_schema()
         with engine.begin() as db:
             assert db.exec_driver_sql("select count(*) from taskguard_messages").scalar() == 1
-            db.exec_driver_sql("delete from taskguard_works")
+            db.exec_driver_sql("delete from taskguard_work")
     ledger.close()
     engine.dispose()
 

@@ -34,7 +34,7 @@ from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Busy, Claimed, MessageRef
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 from taskguard_sandbox.servers import MariaDB
@@ -250,7 +250,7 @@ def test_a_completion_locks_the_key_before_the_work(url: str) -> None:
 
     thread = threading.Thread(target=lambda: ledger.complete(claimed, None))
     with engine.begin() as db:
-        db.execute(sa.select(WORKS).with_for_update())
+        db.execute(sa.select(WORK).with_for_update())
         thread.start()
         wait_until(key_is_locked)
     thread.join()
@@ -392,7 +392,7 @@ def test_a_locked_key_is_busy_and_a_locked_work_is_told(url: str) -> None:
     ledger.give_back(held.claim)
     engine = sa.create_engine(url)
     with engine.begin() as db:
-        db.exec_driver_sql("select * from taskguard_works for update")
+        db.exec_driver_sql("select * from taskguard_work for update")
         assert ledger.claim(request()) == Busy(None, None, same_work=False, started=True)
         # The key's row was locked first, and is free again.
         fence = sa.select(KEYS.c.fence).with_for_update(nowait=True)
@@ -732,18 +732,18 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
         assert ledger.defer(request(number, message=MessageRef(f"m{number}")), lambda copy: None)
         ledger.fail(claimed.claim, "x")
     with shop.engine.begin() as db:
-        for table in ("works", "keys", "messages"):
-            column = {"works": "finished", "keys": "fence", "messages": "updated"}[table]
+        for table in ("work", "keys", "messages"):
+            column = {"work": "finished", "keys": "fence", "messages": "updated"}[table]
             db.exec_driver_sql(f"update taskguard_{table} set `{column}` = 1")
     with shop.engine.begin() as db:
-        db.exec_driver_sql("select * from taskguard_works where id = 'ship order:1' for update")
+        db.exec_driver_sql("select * from taskguard_work where id = 'ship order:1' for update")
         db.exec_driver_sql("select * from taskguard_messages where message = 'm1' for update")
         assert ledger.requeue("ship order:2", reason="again")
         purged = ledger.purge(older_than_s=3600)
         assert (purged.works, purged.messages, purged.keys) == (1, 1, 3)
     purged = ledger.purge(older_than_s=3600)
     assert (purged.works, purged.messages, purged.keys) == (1, 1, 0)
-    assert [each.id for each in ledger.works(State.NEW)] == ["ship order:2"]
+    assert [each.id for each in ledger.list_work(State.NEW)] == ["ship order:2"]
 
 
 @pytest.fixture
@@ -803,7 +803,7 @@ def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None
     ledger.create_schema()
     claimed = claim(ledger).claim
     with ledger.transaction(claimed) as tx:
-        tx.db.execute(sa.select(WORKS)).all()
+        tx.db.execute(sa.select(WORK)).all()
         assert other.renew([claimed])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
         assert isinstance(other.claim(request()), Busy)
         tx.complete(claimed, None)
@@ -822,7 +822,7 @@ def test_on_the_users_engine_an_open_body_locks_nothing(url: str) -> None:
     ledger.create_schema()
     frozen = claim(ledger, ttl_s=0.05).claim
     with pytest.raises(StaleTokenError), ledger.transaction(frozen) as tx:
-        tx.db.execute(sa.select(WORKS)).all()
+        tx.db.execute(sa.select(WORK)).all()
         wait_until(lambda: isinstance(other.claim(request()), Claimed))
         tx.complete(frozen, None)
     engine.dispose()

@@ -25,7 +25,7 @@ from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import Decision
 from taskguard_sandbox.servers import MariaDB
 
@@ -138,7 +138,7 @@ def test_a_claim_that_waited_for_a_key_has_its_whole_lease(
     assert blocks[-1] == claimed
     assert claimed.claim.fence >= now_us
     with engine.connect() as db:
-        for table in (KEYS, WORKS):
+        for table in (KEYS, WORK):
             until_us = sa.select(sa.func.max(table.c.lease_until))
             assert db.execute(until_us).scalar_one() >= now_us + 30_000_000
 
@@ -148,7 +148,7 @@ def done_meanwhile(db: sa.Connection) -> None:
     texts = {"task": "ship", "key": "k", "message": "m", "state": "DONE", "owner": "n/x"}
     numbers = dict.fromkeys(("retries", "final", "lease_until", "crashes", "created"), 0)
     values = {"id": "ship order:1", "fence": 1, "attempts": 1, "crashed_owner": "", "result": "7"}
-    db.execute(sa.insert(WORKS).values(**texts, **numbers, **values))
+    db.execute(sa.insert(WORK).values(**texts, **numbers, **values))
 
 
 def superseded_meanwhile(db: sa.Connection) -> None:
@@ -295,7 +295,7 @@ def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
     with engine.begin() as db:
-        db.execute(sa.select(WORKS).with_for_update())
+        db.execute(sa.select(WORK).with_for_update())
         with pytest.raises(TransactionRetryError, match="not given in time"):
             with ledger.transaction(claimed.claim, look_first=False) as tx:
                 tx.db.execute(sa.text("set innodb_lock_wait_timeout = 1"))
@@ -414,7 +414,7 @@ def test_texts_of_every_kind_are_stored_as_they_are(
     assert isinstance(claimed, Claimed)
     assert blocks == [claimed]
     with engine.connect() as db:
-        row = db.execute(sa.select(WORKS)).one()
+        row = db.execute(sa.select(WORK)).one()
         assert db.execute(sa.select(KEYS.c.key)).scalars().all() == [odd]
     assert {row.id, row.key, row.task, row.message, row.fingerprint, row.call} == {odd}
     assert row.due == row.lease_until

@@ -71,7 +71,7 @@ def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: st
         assert [shipped_by(tg, "the first") for tg in (shop, billing, plain)] == ["the first"] * 3
         assert [shipped_by(tg, "again") for tg in (shop, billing, plain)] == ["the first"] * 3
     ledger = SqlLedger(ledger_url)
-    works = {work.id for work in ledger.works(State.DONE, limit=9)}
+    works = {work.id for work in ledger.list_work(State.DONE, limit=9)}
     assert works == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
     ledger.close()
 
@@ -263,7 +263,7 @@ def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> N
             enqueue_in(None, tg, delivery, broken)
         engine = sa.create_engine(ledger_url)
         with engine.begin() as db:
-            db.execute(sa.text("update taskguard_works set due = 1"))
+            db.execute(sa.text("update taskguard_work set due = 1"))
         engine.dispose()
         swept = Sweeper(shop, {"test": send}).sweep()
         assert (swept.sent, swept.strange) == (2, 1)

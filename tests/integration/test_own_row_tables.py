@@ -37,7 +37,7 @@ from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.own_rows.changes import Found, place
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, WORK
 from taskguard.states import Decision
 from taskguard_celery import guarded_task
 from taskguard_celery.startup import check_worker
@@ -251,7 +251,7 @@ OWN = st.none() | st.tuples(
     st.sampled_from(["PAID", "SHIPPING", "SHIPPED", "STUCK", "CANCELLED"]),
     st.sampled_from([None, *FENCES, 2**61]),
 )
-WORK = st.none() | st.fixed_dictionaries(
+RECORDS = st.none() | st.fixed_dictionaries(
     {
         "state": st.sampled_from(["NEW", "PROCESSING", "DONE", "FAILED", "DEAD"]),
         "final": st.sampled_from([0, 0, 1]),
@@ -272,19 +272,19 @@ WORK = st.none() | st.fixed_dictionaries(
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(own=OWN, work=WORK, retries=st.integers(0, 1), max_crashes=st.integers(1, 3))
+@given(own=OWN, work=RECORDS, retries=st.integers(0, 1), max_crashes=st.integers(1, 3))
 def test_sql_decides_as_the_table_does(
     shop: Shop, own: Any, work: Any, retries: int, max_crashes: int
 ) -> None:
     """And what it writes is one move of the row and of the record, or nothing."""
     with shop.engine.begin() as db:
-        for table in (KEYS, WORKS, ORDERS):
+        for table in (KEYS, WORK, ORDERS):
             db.execute(sa.delete(table))
         if own is not None:
             db.execute(sa.insert(ORDERS).values(id=7, status=own[0], fence_token=own[1]))
         if work is not None:
             fixed = {"id": "ship order:7", "task": "ship", "key": "order:7", "created": 1}
-            db.execute(sa.insert(WORKS).values(**fixed, **work))
+            db.execute(sa.insert(WORK).values(**fixed, **work))
     request = ClaimRequest(
         keys=("order:7",),
         owner=ME,
@@ -326,7 +326,7 @@ def test_sql_decides_as_the_table_does(
 
 def _record(shop: Shop) -> Any:
     with shop.engine.connect() as db:
-        return db.execute(sa.select(WORKS)).first()
+        return db.execute(sa.select(WORK)).first()
 
 
 def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_a_body_that_writes_nothing_is_completed_in_one_statement(
 
 STALE = {
     "the key": "update taskguard_keys set owner = 'other', fence = fence + 1",
-    "the work": "update taskguard_works set owner = 'other', fence = fence + 1",
+    "the work": "update taskguard_work set owner = 'other', fence = fence + 1",
     "the row": "update orders set fence_token = fence_token + 1",
 }
 
@@ -439,7 +439,7 @@ def test_a_row_that_moves_while_it_is_claimed_is_not_claimed(pg_url: str, to: st
     if "status" in to:
         assert isinstance(told[0], RowIneligibleError)
         with shop.engine.connect() as db:
-            assert db.execute(sa.select(WORKS)).first() is None
+            assert db.execute(sa.select(WORK)).first() is None
     else:
         assert told[0] == Completed("ship")
         assert shop.order().fence_token > 9 * 10**18

@@ -151,7 +151,7 @@ def test_steps_that_call_their_work_alike(shop: Shop) -> None:
     ship()
 
     def body(guard: Guard) -> None:
-        shop.change("delete from taskguard_works where id = 'ship order:7'")  # purged
+        shop.change("delete from taskguard_work where id = 'ship order:7'")  # purged
         shop.change("update taskguard_keys set lease_until = 1")
         with pytest.raises(RowIneligibleError):
             ship(by=shop.process(), message="another")
@@ -229,7 +229,7 @@ def test_the_row_tells_longer_than_the_record(shop: Shop) -> None:
     ship = shop.step(retention_s=50)
     old = time.time() - 100
     assert ship(published_at_s=old) == Completed("ship")
-    shop.change("delete from taskguard_works")
+    shop.change("delete from taskguard_work")
     assert ship(published_at_s=old, message="another") == Answered(None)
     assert shop.effects == ["ship order:7"]
 

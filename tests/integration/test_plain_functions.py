@@ -355,11 +355,11 @@ def test_an_outage_of_the_database_is_no_crash_of_its_holders(redis_url: str) ->
             wait_until(expired)
         assert ship(1) == 4
         with app.engine.connect() as db:
-            assert db.execute(sa.text("select crashes from taskguard_works")).scalar() == 0
+            assert db.execute(sa.text("select crashes from taskguard_work")).scalar() == 0
         app.close()
 
 
 EXPIRED = """
 select bool_and(lease_until < extract(epoch from clock_timestamp()) * 1000000)
-from taskguard_works
+from taskguard_work
 """

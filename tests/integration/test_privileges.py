@@ -19,7 +19,7 @@ from taskguard.guard import Guard
 from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.sql import SqlLedger
 
-TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages")
+TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
 PRIVILEGES = ("select", "insert", "update")
 
 
@@ -112,7 +112,7 @@ def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Offic
 def test_a_missing_column_puts_deliveries_off(shop: GuardedShop, column: str) -> None:
     """Tables of another version, or a migration that went wrong."""
     with shop.engine.begin() as db:
-        db.exec_driver_sql(f"alter table taskguard_works drop column {column}")
+        db.exec_driver_sql(f"alter table taskguard_work drop column {column}")
     runs: list[int] = []
     queue = NotingQueue()
     with pytest.raises(LedgerSchemaError, match=column):
@@ -127,7 +127,7 @@ def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
             db.exec_driver_sql("insert into effects values ('x')")
-            office.revoke("update", "taskguard_works")
+            office.revoke("update", "taskguard_work")
 
     told, copies = deliver(office.ledger, office.shop, body)
     assert isinstance(told, Deferred)

@@ -17,7 +17,7 @@ from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 
 DAY_S = 86_400.0
 
@@ -51,8 +51,8 @@ class Store:
         """So much time passes, but for leases."""
         us = int(days * DAY_S * 1e6)
         with self.engine.begin() as db:
-            db.execute(sa.update(WORKS).values(finished=WORKS.c.finished - us))
-            db.execute(sa.update(WORKS).values(fence=WORKS.c.fence - us))
+            db.execute(sa.update(WORK).values(finished=WORK.c.finished - us))
+            db.execute(sa.update(WORK).values(fence=WORK.c.fence - us))
             db.execute(sa.update(KEYS).values(fence=KEYS.c.fence - us))
             db.execute(sa.update(MESSAGES).values(updated=MESSAGES.c.updated - us))
 
@@ -61,7 +61,7 @@ class Store:
         with self.engine.connect() as db:
             return [
                 {text.rpartition(":")[2] for text in db.execute(sa.select(column)).scalars()}
-                for column in (WORKS.c.id, MESSAGES.c.message, KEYS.c.key)
+                for column in (WORK.c.id, MESSAGES.c.message, KEYS.c.key)
             ]
 
     def close(self) -> None:
@@ -89,8 +89,8 @@ def test_only_what_ended_before_goes(store: Store) -> None:
             ledger.give_back(claimed.claim)
         ledger.defer(store.request(name), lambda _: None)
     with store.engine.begin() as db:
-        dead = sa.update(WORKS).where(WORKS.c.id == "ship order:dead")
-        db.execute(dead.values(state="DEAD", finished=WORKS.c.started))
+        dead = sa.update(WORK).where(WORK.c.id == "ship order:dead")
+        db.execute(dead.values(state="DEAD", finished=WORK.c.started))
         free = {"owner": "", "lease_until": 0}
         db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(**free))
     store.age(31)
@@ -122,7 +122,7 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
         run_out = KEYS.c.key.in_([f"order:{name}" for name in before - {"long-lease"}])
         older = {"lease_until": KEYS.c.lease_until - us}
         db.execute(sa.update(KEYS).where(run_out).values(older))
-        db.execute(sa.update(WORKS).where(WORKS.c.lease_until > 0).values(lease_until=1))
+        db.execute(sa.update(WORK).where(WORK.c.lease_until > 0).values(lease_until=1))
     assert ledger.purge(older_than_s=30 * DAY_S).keys == 3
     assert store.left()[2] == {"long-lease"} | mark
     # What the next holder gets is above all that was granted, and who slept is refused.
@@ -147,7 +147,7 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
     store.age(31)
     with store.engine.begin() as db:  # the holder's own token must stay what it has
         db.execute(sa.update(KEYS).where(KEYS.c.owner != "").values(fence=running.claim.fence))
-        b = sa.update(WORKS).where(WORKS.c.id == "ship order:b")
+        b = sa.update(WORK).where(WORK.c.id == "ship order:b")
         db.execute(b.values(fence=running.claim.fence))
     store.ledger.purge(older_than_s=30 * DAY_S)
     store.ledger.complete(running.claim, None)
@@ -184,7 +184,7 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
         store.ledger.complete(store.claim(name).claim, None)
     store.age(31)
     with store.engine.begin() as db:
-        db.execute(sa.select(WORKS).where(WORKS.c.id == "ship order:a").with_for_update())
+        db.execute(sa.select(WORK).where(WORK.c.id == "ship order:a").with_for_update())
         assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
     assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
     store.close()

@@ -23,7 +23,7 @@ from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.lease import new_owner
 from taskguard.ledger.protocol import Claimed, ClaimRequest
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 from taskguard.policy import make_policy
 from taskguard.states import State
 
@@ -62,8 +62,8 @@ class Yard:
 
     def pass_time(self) -> None:
         with self.engine.begin() as db:
-            db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
-            db.execute(sa.text("update taskguard_works set lease_until = 1 where lease_until > 0"))
+            db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
+            db.execute(sa.text("update taskguard_work set lease_until = 1 where lease_until > 0"))
             db.execute(sa.text("update taskguard_keys set lease_until = 1 where lease_until > 0"))
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def test_a_queue_that_is_behind_is_not_filled_by_sweeps(yard: Yard) -> None:
 
     def pause_s() -> float:
         with yard.engine.connect() as db:
-            [due] = db.execute(sa.select(WORKS.c.due)).scalars()
+            [due] = db.execute(sa.select(WORK.c.due)).scalars()
         return float(due / 1e6) - time.time()
 
     pauses_h = []
@@ -239,7 +239,7 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
     """It is logged, counted, and tried again in a while."""
     put_orders(yard, "1", "2", "3")
     with yard.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.id == "ship order:2").values(call="{"))
+        db.execute(sa.update(WORK).where(WORK.c.id == "ship order:2").values(call="{"))
     yard.refused = {"3"}
     assert yard.sweep() == Swept(sent=1, refused=1, failed=1)
     assert "ship order:2 is FAILED: its stored call cannot be read" in caplog.text
@@ -419,9 +419,7 @@ def test_a_batch_that_fails_sends_no_other_queues_messages_twice(yard: Yard) -> 
     with yard.engine.begin() as db:
         for order in "12":
             call = json.dumps({"queue": "other", "order": order})
-            db.execute(
-                sa.update(WORKS).where(WORKS.c.id == f"ship order:{order}").values(call=call)
-            )
+            db.execute(sa.update(WORK).where(WORK.c.id == f"ship order:{order}").values(call=call))
     senders = {"other": Batches(yard, refused=True), "test": Batches(yard, refused=False)}
     assert Sweeper(yard.runtime, senders).sweep() == Swept(sent=4)
     assert sorted(order for order, _, _ in yard.sent if order in "34") == ["3", "4"]

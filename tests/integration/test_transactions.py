@@ -324,7 +324,7 @@ def test_several_keys_are_completed_again_over_a_new_connection(
     def ship(n: int) -> None:
         runs.append(1)
         if len(runs) == 1:
-            proxy.lose_reply_to(b"UPDATE taskguard_works", then=Mode.CUT)
+            proxy.lose_reply_to(b"UPDATE taskguard_work", then=Mode.CUT)
 
     ship(1)
     assert (len(runs), shop.states) == (1, ["DONE"])

@@ -167,7 +167,7 @@ def test_the_first_example_of_the_readme_ships_once(
         assert worker.log.count("answered as a duplicate") == 1
     with engine.connect() as db:
         assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
-        works = sa.text("select state, attempts from taskguard_works")
+        works = sa.text("select state, attempts from taskguard_work")
         assert db.execute(works).all() == [("DONE", 1)]
 
 
@@ -225,7 +225,7 @@ def test_the_command_alone_lists_works(
     del outside
     command = installed(COMMAND) / "taskguard"
     said([command, "ledger", "create", "--url", pg_url])
-    assert "create table taskguard_works" in said([command, "ledger", "create", "--sql"]).lower()
+    assert "create table taskguard_work" in said([command, "ledger", "create", "--sql"]).lower()
     told = subprocess.run(
         [command, "ledger", "create", "--url", "mysql+pymysql://shop@127.0.0.1:1/shop"],
         capture_output=True,
@@ -234,4 +234,4 @@ def test_the_command_alone_lists_works(
     )
     assert told.returncode == 1
     assert "pip install 'celery-taskguard[mysql]'" in told.stderr
-    said([command, "works", "list", "--url", pg_url])
+    said([command, "work", "list", "--url", pg_url])

@@ -117,7 +117,7 @@ def test_a_coroutine_whose_lease_is_lost_is_cancelled_and_runs_again(office: Any
     office.worker()
     office.wait_for(lambda: office.steps("began"), "began")
     with office.engine.begin() as db:
-        for table in ("taskguard_works", "taskguard_keys"):
+        for table in ("taskguard_work", "taskguard_keys"):
             db.exec_driver_sql(f"update {table} set owner = 'another'")
     office.wait_for(lambda: office.steps("cancelled"), "cancelled")
     office.wait_for(lambda: finished(job), "finished")

@@ -41,7 +41,7 @@ def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def make_due(office: Any) -> None:
     with office.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def wait_for_effects(office: Any, count: int) -> None:
@@ -313,9 +313,9 @@ def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office
     office.connection.flushdb()
     make_due(office)
     with office.engine.begin() as db:
-        works = db.execute(sa.text("select id from taskguard_works order by id")).scalars().all()
+        works = db.execute(sa.text("select id from taskguard_work order by id")).scalars().all()
         bad = sa.text(
-            "update taskguard_works set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
+            "update taskguard_work set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
         )
         assert db.execute(bad, {"id": works[0]}).rowcount == 1
     done = sweep(office.connection)

@@ -208,7 +208,7 @@ def test_a_worker_whose_ledger_may_not_be_written_does_not_start(
 ) -> None:
     """It would put every job off for ever."""
     with office.engine.begin() as db:
-        db.exec_driver_sql("alter table taskguard_works drop column lease_until")
+        db.exec_driver_sql("alter table taskguard_work drop column lease_until")
     monkeypatch.setattr(rq_runtime, "_made", [])
     monkeypatch.setattr(rq_runtime, "_settings", {"locks": None, "ledger": pg_url})
     worker = GuardedWorker([office.queue], connection=office.connection)

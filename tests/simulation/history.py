@@ -91,7 +91,7 @@ class History:
                     if lease.remaining_s > 0:
                         raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
         for work, holder in self.bodies.values():
-            if work in claim.works and holder is not process and not holder.dead:
+            if work in claim.work_ids and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
 
     def _was_held_by(self, owner: Owner, key: str) -> bool:

@@ -102,7 +102,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
-            for work in claim.works:
+            for work in claim.work_ids:
                 self.works[work] = replace(ledger.works[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
                 self.keys[key] = replace(ledger.keys[key], owner=FREE, lease_until=0)
@@ -111,7 +111,7 @@ class MemoryTransaction:
         ledger = self.ledger
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
-            for work in claim.works:
+            for work in claim.work_ids:
                 self.works[work] = replace(ledger.works[work], progress=progress_json)
 
 
@@ -206,12 +206,12 @@ class MemoryLedger:
     def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
         """The claim's records that are still its own: old state, fence and owner."""
         mine = state, claim.fence, str(claim.owner)
-        records = [self.works[work] for work in claim.works if work in self.works]
+        records = [self.works[work] for work in claim.work_ids if work in self.works]
         return [work for work in records if (work.state, work.fence, work.owner) == mine]
 
     def works_stand(self, claim: Claim) -> bool:
         """All records of its work are still its own."""
-        return len(self.standing(claim)) == len(claim.works)
+        return len(self.standing(claim)) == len(claim.work_ids)
 
     def keys_stand(self, claim: Claim) -> bool:
         return all(
@@ -401,7 +401,7 @@ class MemoryLedger:
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
-        with self._at_once(records_of(claim.works)):
+        with self._at_once(records_of(claim.work_ids)):
             for work in self.standing(claim, State.DONE):
                 self.works[work.id] = replace(work, result=result_json)
 
@@ -449,8 +449,8 @@ class MemoryLedger:
             return True
 
     def uncount_crash(self, claim: Claim) -> None:
-        with self._at_once(records_of(claim.works)):
-            for work in [self.works[each] for each in claim.works if each in self.works]:
+        with self._at_once(records_of(claim.work_ids)):
+            for work in [self.works[each] for each in claim.work_ids if each in self.works]:
                 if (
                     work.crashed_owner == str(claim.owner)
                     and work.crashes > 0

@@ -156,7 +156,7 @@ def _former_record_unwritten(world: World) -> None:
         right(replace(request, formerly=()), records._replace(rows=records.rows[:1]), *values)
 
     world.ledger._write = write  # type: ignore[method-assign]
-    world.patch(Claim, "works", property(lambda claim: (claim.work,)))
+    world.patch(Claim, "work_ids", property(lambda claim: (claim.work,)))
 
 
 MUTANTS = (

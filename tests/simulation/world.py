@@ -570,7 +570,7 @@ class World:
         return found
 
     def _note_guard(self, claim: Claim) -> None:
-        guards = self._claimed_by.setdefault(claim.works[-1], set())
+        guards = self._claimed_by.setdefault(claim.work_ids[-1], set())
         before = len(guards)
         guards.add(bool(claim.formerly))
         self.counts["works claimed under two guards"] += (before, len(guards)) == (1, 2)

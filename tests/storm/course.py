@@ -434,7 +434,7 @@ class _Course:
         if self._world.who != OURS:
             return {}
         with self._world.engine.connect() as db:
-            rows = db.execute(sa.text("select key, state from taskguard_works"))
+            rows = db.execute(sa.text("select key, state from taskguard_work"))
             return {row.key: row.state for row in rows}
 
     def _record(self, took_s: float) -> Record:

@@ -62,7 +62,7 @@ class GuardedShop:
 
     @property
     def states(self) -> list[str]:
-        return self._column("select state from taskguard_works")
+        return self._column("select state from taskguard_work")
 
     @property
     def happened(self) -> list[str]:

@@ -147,7 +147,7 @@ class Shop:
 
     def expire(self) -> None:
         """Holders were paused for longer than their leases."""
-        for table in ("keys", "works"):
+        for table in ("keys", "work"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
 
     def order(self, order: int = 7) -> Any:

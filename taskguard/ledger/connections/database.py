@@ -360,7 +360,7 @@ class Database:
             said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
             return LedgerSchemaError(
                 f"The database {self.place} refused a statement of the ledger: {said}. Its user "
-                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_works and "
+                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work and "
                 "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
                 "tables are not those of this version. Nothing runs until then."
             )

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 
 __all__ = ["check_privileges", "check_privileges_on_row"]
 
@@ -23,7 +23,7 @@ def check_privileges(database: Database) -> None:
     """Raise LedgerSchemaError unless the ledger's tables can be read, filled and changed."""
     refused: list[str] = []
     causes: list[Exception] = []
-    for table in (KEYS, WORKS, MESSAGES):
+    for table in (KEYS, WORK, MESSAGES):
         nothing = sa.select(table).where(sa.false())
         names = [column.name for column in table.columns]
         tried = {
@@ -41,7 +41,7 @@ def check_privileges(database: Database) -> None:
         raise LedgerSchemaError(
             f"The ledger's user may not do all that is needed in {database.place}: "
             f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on {KEYS.name}, "
-            f"{WORKS.name} and {MESSAGES.name}; if a column is missing, the tables are not those "
+            f"{WORK.name} and {MESSAGES.name}; if a column is missing, the tables are not those "
             "of this version. Until then nothing guarded can run."
         ) from causes[0]
 

@@ -61,7 +61,7 @@ _MYSQL_TO_2 = (
         "NOT NULL, DROP PRIMARY KEY, ADD PRIMARY KEY (message, work)"
     ),
     (
-        "UPDATE taskguard_works SET id = concat(id, ' ', `key`) "
+        "UPDATE taskguard_work SET id = concat(id, ' ', `key`) "
         "WHERE right(id, char_length(message) + 8) = concat('message:', message)"
     ),
 )
@@ -69,9 +69,9 @@ _MYSQL_TO_2 = (
 _MYSQL_ADDS_ROUNDS = (
     (
         "SET @taskguard_step = (SELECT if(count(*) = 0, "
-        "'ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER', 'DO 0') "
+        "'ALTER TABLE taskguard_work ADD COLUMN rounds INTEGER', 'DO 0') "
         "FROM information_schema.columns WHERE table_schema = database() "
-        "AND table_name = 'taskguard_works' AND column_name = 'rounds')"
+        "AND table_name = 'taskguard_work' AND column_name = 'rounds')"
     ),
     "PREPARE taskguard_step FROM @taskguard_step",
     "EXECUTE taskguard_step",
@@ -91,14 +91,14 @@ STEPS: tuple[Step, ...] = (
                     "ADD PRIMARY KEY (message, work)"
                 ),
                 (
-                    "UPDATE taskguard_works SET id = id || ' ' || key "
+                    "UPDATE taskguard_work SET id = id || ' ' || key "
                     "WHERE right(id, length(message) + 8) = 'message:' || message"
                 ),
-                "ALTER TABLE taskguard_works ADD COLUMN IF NOT EXISTS rounds INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
             ),
             "mariadb": (
                 *(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
-                "ALTER TABLE taskguard_works ADD COLUMN IF NOT EXISTS rounds INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
             ),
             "mysql": (
                 *(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL_TO_2),
@@ -117,10 +117,10 @@ STEPS: tuple[Step, ...] = (
                 "DROP TABLE taskguard_messages",
                 "ALTER TABLE taskguard_messages_2 RENAME TO taskguard_messages",
                 (
-                    "UPDATE taskguard_works SET id = id || ' ' || key "
+                    "UPDATE taskguard_work SET id = id || ' ' || key "
                     "WHERE substr(id, -(length(message) + 8)) = 'message:' || message"
                 ),
-                "ALTER TABLE taskguard_works ADD COLUMN rounds INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN rounds INTEGER",
             ),
         },
     ),

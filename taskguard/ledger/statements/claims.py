@@ -23,7 +23,7 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
 )
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
 __all__ = ["Seen", "claim", "peek"]
@@ -63,8 +63,8 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
     elif found.decision is not Decision.DONE:
         return
     if not put_off:
-        same = WORKS.c.state == row.state, WORKS.c.fence == row.fence, WORKS.c.owner == row.owner
-        db.execute(sa.update(WORKS).where(WORKS.c.id == row.id, *same).values(due=None))
+        same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None))
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -77,10 +77,10 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
     if not ended or mine is None or row is None or mine.fence >= row.fence:
         return
     these = (
-        WORKS.c.id == mine.id,
-        WORKS.c.state == mine.state,
-        WORKS.c.fence == mine.fence,
-        WORKS.c.owner == mine.owner,
+        WORK.c.id == mine.id,
+        WORK.c.state == mine.state,
+        WORK.c.fence == mine.fence,
+        WORK.c.owner == mine.owner,
     )
     values: dict[str, Any] = {"due": None}
     if found.decision is Decision.DONE and row.state == State.DONE.value:
@@ -88,7 +88,7 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
         values |= {name: getattr(row, name) for name in same} | {"lease_until": 0, "call": None}
     elif mine.due is None:
         return
-    db.execute(sa.update(WORKS).where(*these).values(**values))
+    db.execute(sa.update(WORK).where(*these).values(**values))
 
 
 class Seen(NamedTuple):
@@ -150,7 +150,7 @@ def _read_one(
 ) -> tuple[Any, tuple[int, int], int]:
     statements = database.once(_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
-        db.execute(sa.select(WORKS.c.id).where(WORKS.c.id == work).with_for_update())
+        db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.peek, values)
     number = (row.known_retries or 0, row.known_copy or 0)
@@ -178,8 +178,8 @@ def _statements(database: Database, keys: int) -> _Statements:
         dialect.now().label("now_us"),
         known.with_only_columns(MESSAGES.c.retries).scalar_subquery().label("known_retries"),
         known.with_only_columns(MESSAGES.c.copy).scalar_subquery().label("known_copy"),
-        *(WORKS.c[name] for name in _COLUMNS),
-    ).select_from(one.outerjoin(WORKS, WORKS.c.id == sa.bindparam("work")))
+        *(WORK.c[name] for name in _COLUMNS),
+    ).select_from(one.outerjoin(WORK, WORK.c.id == sa.bindparam("work")))
     names = [f"key_{number}" for number in range(keys)]
     these = KEYS.c.key.in_([sa.bindparam(name, type_=KEYS.c.key.type) for name in names])
     free = {"fence": 0, "owner": FREE, "lease_until": 0}
@@ -198,7 +198,7 @@ def _statements(database: Database, keys: int) -> _Statements:
 
 
 def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
-    return Prepared(sa.insert(WORKS), database.engine.dialect, columns=columns)
+    return Prepared(sa.insert(WORK), database.engine.dialect, columns=columns)
 
 
 class _Claim:
@@ -327,17 +327,17 @@ class _Claim:
         row = self.row
         if known is row:
             counted = int(decision is not Decision.SAME)
-            values |= {"attempts": WORKS.c.attempts + counted}
+            values |= {"attempts": WORK.c.attempts + counted}
         else:
             values = {**self._carried(), "final": 0, "finished": None, "result": None, **values}
         values |= self._counted(decision)
         changed = self.db.execute(
-            sa.update(WORKS)
+            sa.update(WORK)
             .where(
-                WORKS.c.id == known.id,
-                WORKS.c.state == known.state,
-                WORKS.c.fence == known.fence,
-                WORKS.c.owner == known.owner,
+                WORK.c.id == known.id,
+                WORK.c.state == known.state,
+                WORK.c.fence == known.fence,
+                WORK.c.owner == known.owner,
             )
             .values(**values)
         )
@@ -349,17 +349,17 @@ class _Claim:
         if self.request.row is not None:
             rows.bury(self.db, self.request.row, row.fence)
         self.db.execute(
-            sa.update(WORKS)
+            sa.update(WORK)
             .where(
-                WORKS.c.id.in_([str(self.request.work), *self.request.formerly]),
-                WORKS.c.state == State.PROCESSING.value,
-                WORKS.c.fence == row.fence,
-                WORKS.c.owner == row.owner,
-                WORKS.c.lease_until <= self.now_us,
+                WORK.c.id.in_([str(self.request.work), *self.request.formerly]),
+                WORK.c.state == State.PROCESSING.value,
+                WORK.c.fence == row.fence,
+                WORK.c.owner == row.owner,
+                WORK.c.lease_until <= self.now_us,
             )
             .values(
                 state=State.DEAD.value,
-                crashes=WORKS.c.crashes + 1,
+                crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
                 finished=self.now_us,

@@ -20,7 +20,7 @@ from taskguard.ledger.statements import claims, renewals
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
-    WORKS,
+    WORK,
     claim_values,
     held,
     of_claim,
@@ -80,7 +80,7 @@ class Statements:
         if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
             return False
         done = {"json": result_json, **held_by}
-        return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.works)
+        return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.work_ids)
 
     def sees_the_end(self, claim: Claim) -> bool:
         """Whether `complete()` completes nothing where the body has ended its transaction.
@@ -101,13 +101,13 @@ class Statements:
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
         completed = (
-            WORKS.c.id.in_(claim.works),
-            WORKS.c.state == State.DONE.value,
-            WORKS.c.fence == claim.fence,
-            WORKS.c.owner == str(claim.owner),
+            WORK.c.id.in_(claim.work_ids),
+            WORK.c.state == State.DONE.value,
+            WORK.c.fence == claim.fence,
+            WORK.c.owner == str(claim.owner),
         )
         with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-            db.execute(sa.update(WORKS).where(*completed).values(result=result_json))
+            db.execute(sa.update(WORK).where(*completed).values(result=result_json))
 
     # -- leases -------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Statements:
 
 
 def _seeing(database: Database) -> Prepared:
-    return Prepared(sa.select(WORKS.c.id).where(of_claim()), database.engine.dialect)
+    return Prepared(sa.select(WORK.c.id).where(of_claim()), database.engine.dialect)
 
 
 def _completing(database: Database) -> tuple[Prepared, Prepared]:
@@ -129,7 +129,7 @@ def _completing(database: Database) -> tuple[Prepared, Prepared]:
     fence: Any = sa.bindparam("my_fence")
     owner: Any = sa.bindparam("my_owner")
     key = sa.update(KEYS).where(held([sa.bindparam("my_key")], fence, owner))
-    work = sa.update(WORKS).where(processed(sa.bindparam("my_work"), fence, owner))
+    work = sa.update(WORK).where(processed(sa.bindparam("my_work"), fence, owner))
     done = work.values(
         state=State.DONE.value,
         result=sa.bindparam("json"),

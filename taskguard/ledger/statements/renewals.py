@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim
-from taskguard.ledger.tables import KEYS, WORKS, standing
+from taskguard.ledger.tables import KEYS, WORK, standing
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 
@@ -19,7 +19,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
     """Renew each claim whose rows nobody has locked, in one transaction."""
     ids = [claim.work for claim in claims if claim.work is not None]
     with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
-        works = sa.select(WORKS.c.owner, WORKS.c.state).where(WORKS.c.id.in_(ids))
+        works = sa.select(WORK.c.owner, WORK.c.state).where(WORK.c.id.in_(ids))
         keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
             KEYS.c.key.in_({key for claim in claims for key in claim.keys})
         )
@@ -30,7 +30,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
         free_keys = {
             row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
         }
-        locked = works.order_by(WORKS.c.id).with_for_update(skip_locked=True)
+        locked = works.order_by(WORK.c.id).with_for_update(skip_locked=True)
         free_owners = {
             row.owner for row in db.execute(locked) if row.state == State.PROCESSING.value
         }
@@ -72,5 +72,5 @@ def _renew_one(db: sa.Connection, claim: Claim, now_us: int) -> None:
         .values(lease_until=until_us)
     )
     if claim.work is not None:
-        due = sa.case((WORKS.c.due.is_not(None), until_us))
-        db.execute(sa.update(WORKS).where(standing(claim)).values(lease_until=until_us, due=due))
+        due = sa.case((WORK.c.due.is_not(None), until_us))
+        db.execute(sa.update(WORK).where(standing(claim)).values(lease_until=until_us, due=due))

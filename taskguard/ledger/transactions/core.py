@@ -48,7 +48,7 @@ from taskguard.ledger.refusals import (
     stale,
 )
 from taskguard.ledger.statements import Statements, statements_for
-from taskguard.ledger.tables import KEYS, WORKS, holding, standing
+from taskguard.ledger.tables import KEYS, WORK, holding, standing
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
 from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
@@ -244,7 +244,7 @@ class GuardedTransaction:
                 )
                 # What SQLAlchemy translates (`schema_translate_map`) must be the same table.
                 if seen and db.get_execution_options().get("schema_translate_map"):
-                    mapped = sa.select(WORKS.c.id).where(standing(self._claim))
+                    mapped = sa.select(WORK.c.id).where(standing(self._claim))
                     seen = db.execute(mapped).first() is not None
                 return level, seen
         except (LedgerSchemaError, sa.exc.ProgrammingError, driver.ProgrammingError) as error:
@@ -253,7 +253,7 @@ class GuardedTransaction:
     def _another_database(self) -> ConfigurationError:
         return ConfigurationError(
             f"guard.transaction() of {key_of(self._claim)} was handed a session or connection that "
-            f"does not see this work's claim in taskguard_works: it is not of the ledger's "
+            f"does not see this work's claim in taskguard_work: it is not of the ledger's "
             f"database ({self._home.database.place}), or finds its tables in another schema, or "
             "may not read them. Two databases do not commit together: write there under "
             "guard.fenced(), and use guard.transaction() for the ledger's.",
@@ -270,7 +270,7 @@ class GuardedTransaction:
         if claim.row is not None:
             rows.read(db, claim.row, lock=True)
         self._lock_keys()
-        work = db.execute(sa.select(WORKS.c.id).where(standing(claim)).with_for_update()).first()
+        work = db.execute(sa.select(WORK.c.id).where(standing(claim)).with_for_update()).first()
         if work is None:
             raise stale(claim)
 
@@ -330,8 +330,8 @@ class GuardedTransaction:
             # The keys, too: other work may hold them by now, and this work's row does not tell.
             self._lock_keys()
             stored, self._mark = dialect.mark(self.db, claim, progress_json)
-            done = self.db.execute(sa.update(WORKS).where(standing(claim)).values(progress=stored))
-        if done.rowcount != len(claim.works):
+            done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=stored))
+        if done.rowcount != len(claim.work_ids):
             raise stale(claim)
 
     def _flush(self, claim: Claim | None = None) -> None:

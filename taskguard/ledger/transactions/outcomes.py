@@ -27,7 +27,7 @@ from taskguard.ledger.refusals import (
     stale,
     too_long_in_block,
 )
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 from taskguard.ledger.transactions.block import Block
 from taskguard.states import State
 
@@ -152,7 +152,7 @@ def _ask(
 ) -> tuple[bool, State | None]:
     """Whether the mark is there, and the state of the work if it still is this claim's."""
     with database.transaction(lock_timeout_s=timeout_s) as db:
-        select = sa.select(WORKS).where(WORKS.c.id == claim.work)
+        select = sa.select(WORK).where(WORK.c.id == claim.work)
         row = db.execute(select.with_for_update()).first()
         mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
         committed = mark is not None and database.dialect.happened(db, mark, row, mine=mine)

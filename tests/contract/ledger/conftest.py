@@ -15,7 +15,7 @@ from simulation.ledger import KeyRow, MemoryLedger, Work
 from support.claims import request
 from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
 KINDS = [
@@ -92,7 +92,7 @@ class Book:
 
     def work(self, number: int = 1) -> Any:
         with self.engine.connect() as db:
-            select = sa.select(WORKS).where(WORKS.c.id == f"ship order:{number}")
+            select = sa.select(WORK).where(WORK.c.id == f"ship order:{number}")
             return db.execute(select).first()
 
     def put(
@@ -104,21 +104,21 @@ class Book:
     ) -> None:
         """These rows of `order:1`, and of its message's numbers in another work, and no others."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
             if key is not None:
                 db.execute(sa.insert(KEYS).values(key="order:1", **key))
             if work is not None:
                 fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
-                db.execute(sa.insert(WORKS).values(**fixed, **work))
+                db.execute(sa.insert(WORK).values(**fixed, **work))
             for work_id, (retries, copy) in _numbers(recorded).items():
                 values = {"message": "m", "work": work_id, "updated": 1}
                 db.execute(sa.insert(MESSAGES).values(retries=retries, copy=copy, **values))
 
     @contextmanager
     def locked(self, table: str, number: int = 1) -> Iterator[None]:
-        """Somebody's open transaction that changed the row of "keys" or "works"."""
-        column = KEYS.c.key if table == "keys" else WORKS.c.id
+        """Somebody's open transaction that changed the row of "keys" or "work"."""
+        column = KEYS.c.key if table == "keys" else WORK.c.id
         name = f"order:{number}" if table == "keys" else f"ship order:{number}"
         with self.engine.begin() as db:
             same = column.table.c.fence
@@ -138,12 +138,12 @@ class Book:
     def states(self) -> dict[str, str]:
         """Of each record there is."""
         with self.engine.connect() as db:
-            return {row.id: row.state for row in db.execute(sa.select(WORKS))}
+            return {row.id: row.state for row in db.execute(sa.select(WORK))}
 
     def forget(self) -> None:
         """All there is on record."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
 
     def close(self) -> None:
@@ -156,18 +156,18 @@ class Book:
         with self.engine.begin() as db:
             key, work = f"order:{number}", f"ship order:{number}"
             db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(lease_until=1))
-            db.execute(sa.update(WORKS).where(WORKS.c.id == work).values(lease_until=1))
+            db.execute(sa.update(WORK).where(WORK.c.id == work).values(lease_until=1))
 
     def expire_all(self) -> None:
         """The same of every holder."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS):
+            for table in (KEYS, WORK):
                 db.execute(sa.update(table).values(lease_until=1))
 
     def is_leased(self) -> bool:
         """Whether every record is."""
         with self.engine.connect() as db:
-            return all(until > 1 for until in db.execute(sa.select(WORKS.c.lease_until)).scalars())
+            return all(until > 1 for until in db.execute(sa.select(WORK.c.lease_until)).scalars())
 
 
 class MemoryBook(Book):

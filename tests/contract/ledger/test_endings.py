@@ -249,7 +249,7 @@ def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
     assert book.work().lease_until == 1
 
 
-@pytest.mark.parametrize("table", ["keys", "works"])
+@pytest.mark.parametrize("table", ["keys", "work"])
 def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: str) -> None:
     """A holder frozen inside its transaction stops nobody else's renewals."""
     if not book.locks_rows:

@@ -15,7 +15,7 @@ from contract.ledger.conftest import Book
 
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
@@ -263,7 +263,7 @@ def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(boo
     view = book.ledger.view(NEW)
     assert (view.result_json, view.call) == ("7", None)
     with book.engine.begin() as db:
-        assert db.execute(sa.select(WORKS.c.due)).scalars().all() == [None, None]
+        assert db.execute(sa.select(WORK.c.due)).scalars().all() == [None, None]
 
 
 def test_a_call_is_stored_once(book: Book) -> None:
@@ -274,7 +274,7 @@ def test_a_call_is_stored_once(book: Book) -> None:
     book.ledger.give_back(claim(book, new(book, copy=1)).claim)
     book.expire_all()
     with book.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
     assert [work.work for work in book.ledger.overdue()] == [NEW]
 
 

@@ -31,7 +31,7 @@ from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
 from taskguard.states import Decision
 
@@ -92,11 +92,11 @@ class Mutation:
 def without_fenced_steps(made: Mutation) -> None:
     """Checkpoints, and completions in steps, go by the names of key and work alone."""
     for module in (transaction, ending_statements, renewals):
-        made.replace(module, "standing", lambda claim: WORKS.c.id == claim.work)
+        made.replace(module, "standing", lambda claim: WORK.c.id == claim.work)
     for module in (transaction, ending_statements):
         made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
-    made.replace(portable, "processed", lambda work, fence, owner: WORKS.c.id == work)
-    made.replace(portable, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
+    made.replace(portable, "processed", lambda work, fence, owner: WORK.c.id == work)
+    made.replace(portable, "of_claim", lambda: WORK.c.id == sa.bindparam("work"))
     made.replace(portable, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
 
 

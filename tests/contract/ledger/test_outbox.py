@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from taskguard.ledger.protocol import Busy, Claimed
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 from taskguard.states import State
 
 CALL = '{"queue": "test"}'
@@ -34,7 +34,7 @@ def enqueue(book: Any, number: int = 1, **values: Any) -> None:
 def pass_time(book: Any) -> None:
     """What is due some time is due now."""
     with book.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
 
 
 def test_work_in_hand_is_not_overdue_until_its_lease_has_run_out(book: Any) -> None:
@@ -232,7 +232,7 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
     enqueue(book, 1)
     enqueue(book, 2)
     found = book.ledger.overdue()
-    with book.locked("works", 1):
+    with book.locked("work", 1):
         assert overdue(book) == ["ship order:2"]
         assert book.ledger.sent(found, again_after_s=3600) == 1
     assert overdue(book) == ["ship order:1"]
@@ -241,5 +241,5 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
 def test_the_index_of_what_is_due_is_there(book: Any) -> None:
     """As `ledger create --sql` writes it; asked again it does nothing."""
     book.ledger.create_schema()
-    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_works")]
-    assert names == ["taskguard_works_due"]
+    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_work")]
+    assert names == ["taskguard_work_due"]

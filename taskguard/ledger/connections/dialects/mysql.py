@@ -32,7 +32,7 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
 from taskguard.ledger.connections.engine import listen_once
 from taskguard.ledger.protocol import Claim, MessageRef
-from taskguard.ledger.tables import MESSAGES, WORKS, standing
+from taskguard.ledger.tables import MESSAGES, WORK, standing
 
 __all__ = ["MySQL"]
 
@@ -222,7 +222,7 @@ class MySQL(Dialect):
     def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
         # Nobody can be asked what became of a transaction. So the progress differs from the one
         # before, if only by a blank, which JSON does not count.
-        before = db.execute(sa.select(WORKS.c.progress).where(standing(claim)).with_for_update())
+        before = db.execute(sa.select(WORK.c.progress).where(standing(claim)).with_for_update())
         stored = f"{progress_json} " if before.scalar() == progress_json else progress_json
         return stored, stored
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from taskguard.ledger.connections.dialects.base import Fault
 from taskguard.ledger.connections.dialects.on_conflict import OnConflict
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 
 __all__ = ["SQLite"]
 
@@ -62,7 +62,7 @@ class SQLite(OnConflict):
         if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
             db.exec_driver_sql("begin immediate")
         else:  # by another library, which may have said BEGIN alone
-            db.execute(sa.update(WORKS).where(sa.false()).values(final=0))
+            db.execute(sa.update(WORK).where(sa.false()).values(final=0))
         db.exec_driver_sql("savepoint taskguard")
 
     def ended(self, db: sa.Connection) -> bool:

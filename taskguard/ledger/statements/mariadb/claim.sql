@@ -14,7 +14,7 @@ begin not atomic
     declare exit handler for 1062 rollback;
     declare exit handler for sqlexception begin rollback; resignal; end;
 
-    select count(*) into known from taskguard_works where id = %(work)s;
+    select count(*) into known from taskguard_work where id = %(work)s;
 
     if known or not %(may_create)s then
         select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
@@ -24,7 +24,7 @@ begin not atomic
             timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
             recorded_retries, recorded_copy,
             state, final, message, retries, fence, crashes, fingerprint, result, error, finished
-        from taskguard_works where id = %(work)s;
+        from taskguard_work where id = %(work)s;
         rollback;
     else
         insert into taskguard_keys (`key`, fence, owner, lease_until)
@@ -32,7 +32,7 @@ begin not atomic
         on duplicate key update `key` = `key`;
         select fence, lease_until, owner = %(owner)s into last_fence, held_until, mine
         from taskguard_keys where `key` = %(key)s for update;
-        select count(*) into known from taskguard_works where id = %(work)s for update;
+        select count(*) into known from taskguard_work where id = %(work)s for update;
         select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
         into recorded_retries, recorded_copy
         from taskguard_messages where message = %(message)s and work = %(work)s;
@@ -49,7 +49,7 @@ begin not atomic
             update taskguard_keys
             set fence = granted_fence, owner = %(owner)s, lease_until = now_us + %(ttl_us)s
             where `key` = %(key)s and fence = last_fence and lease_until = held_until;
-            insert into taskguard_works (
+            insert into taskguard_work (
                 id, task, `key`, message, retries, state, final, fence, owner, lease_until,
                 attempts, crashes, crashed_owner, fingerprint, `call`, due, created, started
             )

@@ -9,7 +9,7 @@ begin not atomic
     where `key` = %(key)s and fence = %(fence)s and owner = %(owner)s;
 
     if row_count() = 1 then
-        update taskguard_works set
+        update taskguard_work set
             state = 'DONE',
             result = %(result)s,
             lease_until = 0,

@@ -292,7 +292,7 @@ def _bound(name: str) -> str:
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
     """Each of its keys, and each of its records, in as few pairs as have all of them."""
-    keys, works = claim.keys, claim.works or (None,)
+    keys, works = claim.keys, claim.work_ids or (None,)
     number = max(len(keys), len(works))
     return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
 

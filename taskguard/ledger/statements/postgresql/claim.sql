@@ -29,7 +29,7 @@ found as materialized (
             else w.lease_until <= asked.now_us and w.crashes + 1 < %(max_crashes)s::integer
         end as eligible
     from asked
-    left join taskguard_works w on w.id = %(work)s::text
+    left join taskguard_work w on w.id = %(work)s::text
     left join taskguard_messages m on m.message = %(message)s::text and m.work = %(work)s::text
 ),
 granted as (
@@ -47,7 +47,7 @@ granted as (
     returning k.fence, k.owner, k.lease_until
 ),
 claimed as (
-    insert into taskguard_works as w (
+    insert into taskguard_work as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
         attempts, crashes, crashed_owner, fingerprint, call, due, created, started
     )

@@ -6,7 +6,7 @@ with ended as (
     where key = %(key)s::text and fence = %(fence)s::bigint and owner = %(owner)s::text
     returning key
 )
-update taskguard_works w set
+update taskguard_work w set
     state = 'DONE',
     result = %(result)s::text,
     lease_until = 0,

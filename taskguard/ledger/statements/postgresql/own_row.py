@@ -115,7 +115,7 @@ def _complete(declared: GuardedRow, dialect: Any, text: str) -> str:
         text,
         ("with ended as (\n", f"with own as (\n{_text(left, dialect)}\n),\nended as (\n"),
         ("    where key =", "    from own where key ="),
-        (")\nupdate taskguard_works w set", "),\nfinished as (\nupdate taskguard_works w set"),
+        (")\nupdate taskguard_work w set", "),\nfinished as (\nupdate taskguard_work w set"),
     )
 
 

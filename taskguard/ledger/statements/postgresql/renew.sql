@@ -22,7 +22,7 @@ free as materialized (
 ),
 free_works as materialized (
     select w.owner
-    from taskguard_works w
+    from taskguard_work w
     join mine on mine.work = w.id and mine.owner = w.owner and mine.fence = w.fence
     where w.state = 'PROCESSING'
     order by w.id
@@ -36,7 +36,7 @@ whole as materialized (
     having count(free.key) = count(mine.key)
 ),
 works as (
-    update taskguard_works w set
+    update taskguard_work w set
         lease_until = asked.now_us + mine.ttl_us,
         due = case when w.due is not null then asked.now_us + mine.ttl_us end
     from asked, mine join whole on whole.owner = mine.owner
@@ -57,6 +57,6 @@ select
     bool_and(coalesce(k.owner = mine.owner and k.fence = mine.fence, false)) as standing,
     mine.owner in (select owner from keys) as renewed
 from mine
-left join taskguard_works w on w.id = mine.work and w.owner = mine.owner
+left join taskguard_work w on w.id = mine.work and w.owner = mine.owner
 left join taskguard_keys k on k.key = mine.key
 group by mine.owner, w.state

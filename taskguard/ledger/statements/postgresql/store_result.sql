@@ -5,7 +5,7 @@ with asked as materialized (
         set_config('lock_timeout', %(lock_timeout)s::text, true),
         set_config('synchronous_commit', 'off', true)
 )
-update taskguard_works w set result = %(result)s::text
+update taskguard_work w set result = %(result)s::text
 from asked
 where w.id = %(work)s::text and w.state = 'DONE'
     and w.fence = %(fence)s::bigint and w.owner = %(owner)s::text

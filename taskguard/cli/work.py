@@ -1,4 +1,4 @@
-"""`taskguard works`: what a person does with works that wait for one.
+"""`taskguard work`: what a person does with works that wait for one.
 
 Guarantees: only DEAD and FAILED works are requeued, by one statement that says so. Does not send
 their messages again: a sweep does where calls are stored, else whoever sent them, or the queue.
@@ -17,7 +17,7 @@ from taskguard.ledger.protocol import OperatorLedger, WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 
-__all__ = ["CommandError", "add_url", "add_works", "count"]
+__all__ = ["CommandError", "add_url", "add_work", "count"]
 
 
 class CommandError(Exception):
@@ -36,9 +36,9 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_works(commands: Any) -> None:
-    """`works` with its actions."""
-    actions = commands.add_parser("works", help="works that wait for a person").add_subparsers(
+def add_work(commands: Any) -> None:
+    """`work` with its actions."""
+    actions = commands.add_parser("work", help="works that wait for a person").add_subparsers(
         dest="action", required=True
     )
     several = actions.add_parser("list", help="works in a state, the latest first")
@@ -63,7 +63,7 @@ def add_works(commands: Any) -> None:
 
 
 def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
-    works = ledger.works(State(arguments.state), limit=arguments.limit)
+    works = ledger.list_work(State(arguments.state), limit=arguments.limit)
     for work in works:
         error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
         print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
@@ -95,9 +95,7 @@ def _requeue(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
 def _find(ledger: OperatorLedger, work: str) -> WorkView:
     found: WorkView | None = ledger.view(work)
     if found is None:
-        raise CommandError(
-            f"There is no work {work!r}. `taskguard works list` shows what there is."
-        )
+        raise CommandError(f"There is no work {work!r}. `taskguard work list` shows what there is.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`taskguard works`: DEAD works are found, looked at, and given another try."""
+"""`taskguard work`: DEAD works are found, looked at, and given another try."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_a_dead_work_is_run_again_once_somebody_says_so(
     late = die(shop)
     with pytest.raises(WorkDeadError):
         shop.deliver(ship)
-    assert main(["works", "list", "--url", url]) == 0
+    assert main(["work", "list", "--url", url]) == 0
     assert WORK in capsys.readouterr().out
-    assert main(["works", "requeue", WORK, "--reason", "more memory", "--url", url]) == 0
+    assert main(["work", "requeue", WORK, "--reason", "more memory", "--url", url]) == 0
     assert capsys.readouterr().out == (
         f"{WORK} is NEW: its next delivery runs it. Send its message again.\n"
     )
@@ -82,19 +82,19 @@ def test_what_a_work_is_called_moves_nothing_on_a_terminal(
     assert isinstance(claimed, Claimed)
     error = f"{HOSTILE}ValueError\nstate           DONE\n{forged}"
     assert shop.ledger.fail(claimed.claim, error)
-    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.count("ship\\r\\x1b[2J\\x9b31m\\u202e\\u2066\\u2028\\u200b\\n2026") == 1
-    assert main(["works", "show", names["work"], "--url", url]) == 0
+    assert main(["work", "show", names["work"], "--url", url]) == 0
     shown = capsys.readouterr().out
     at_the_margin = [each.split()[0] for each in shown.splitlines() if not each.startswith(" ")]
     assert len(at_the_margin) == len(set(at_the_margin)) == len(dataclasses.fields(WorkView))
-    assert main(["works", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
     (told,) = capsys.readouterr().out.splitlines()
-    assert main(["works", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
     assert shop.ledger.revoke(names["work"], message="m")
     assert shop.ledger.claim(claims.request(**names))
-    assert main(["works", "requeue", f"{names['work']}?", "--reason", "?", "--url", url]) == 1
+    assert main(["work", "requeue", f"{names['work']}?", "--reason", "?", "--url", url]) == 1
     refused = capsys.readouterr().err
     assert refused.count("\n") == 1
     for said in line, shown, told, refused:
@@ -107,10 +107,10 @@ def test_what_is_done_or_in_progress_stays_so(
     """Nobody's claim is taken away, and no effect happens again."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
-    assert main(["works", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
     assert f"{WORK} is PROCESSING; only DEAD and FAILED" in capsys.readouterr().err
     shop.ledger.complete(claimed.claim, None)
-    assert main(["works", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
     assert f"{WORK} is DONE; only DEAD and FAILED" in capsys.readouterr().err
     assert shop.states == ["DONE"]
 
@@ -121,7 +121,7 @@ def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> Non
     assert isinstance(claimed, Claimed)
     assert shop.ledger.revoke(WORK, message="m")
     assert shop.deliver(ship) == Dropped("revoked")
-    assert main(["works", "requeue", WORK, "--reason", "wanted after all", "--url", url]) == 0
+    assert main(["work", "requeue", WORK, "--reason", "wanted after all", "--url", url]) == 0
     claims.end_leases(shop.engine)  # what the revoked holder left
     assert shop.deliver(ship) == Completed("shipped")
     assert shop.effects == ["x"]
@@ -132,7 +132,7 @@ def test_all_that_is_known_is_shown(
 ) -> None:
     """Times for people, and a dash for what is not there."""
     die(shop)
-    assert main(["works", "show", WORK, "--url", url]) == 0
+    assert main(["work", "show", WORK, "--url", url]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (shown["state"], shown["crashes"], shown["result_json"]) == ("DEAD", "1", "-")
     assert shown["started"].endswith("+00:00")
@@ -143,9 +143,9 @@ def test_a_work_that_does_not_exist_is_said(
     shop: GuardedShop, url: str, action: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the command that shows what there is."""
-    assert main(["works", *action, "nothing", "--url", url]) == 1
-    assert "There is no work 'nothing'. `taskguard works list`" in capsys.readouterr().err
-    assert main(["works", "list", "--url", url]) == 0
+    assert main(["work", *action, "nothing", "--url", url]) == 1
+    assert "There is no work 'nothing'. `taskguard work list`" in capsys.readouterr().err
+    assert main(["work", "list", "--url", url]) == 0
     assert capsys.readouterr().out == "no work is DEAD\n"
 
 
@@ -159,9 +159,9 @@ def test_the_list_is_of_the_state_that_was_asked_for(
 
     with pytest.raises(ZeroDivisionError):
         shop.deliver(fail)
-    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
     assert capsys.readouterr().out.endswith(f"attempts 1  {WORK}  ZeroDivisionError: by zero\n")
-    assert main(["works", "list", "--state", "FAILED", "--limit", "1", "--url", url]) == 0
+    assert main(["work", "list", "--state", "FAILED", "--limit", "1", "--url", url]) == 0
     assert capsys.readouterr().out.count("\n") == 1
 
 
@@ -188,10 +188,10 @@ def test_an_error_of_several_lines_is_one_in_the_list(
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     shop.ledger.fail(claimed.claim, "first\nsecond")
-    assert main(["works", "list", "--state", "FAILED", "--url", url]) == 0
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
     assert capsys.readouterr().out.endswith(f"{WORK}  first\n")
     with pytest.raises(SystemExit):
-        main(["works", "list", "--limit", "-1", "--url", url])
+        main(["work", "list", "--limit", "-1", "--url", url])
 
 
 def test_a_requeued_work_whose_call_is_stored_is_sent_by_the_sweep(
@@ -201,6 +201,6 @@ def test_a_requeued_work_whose_call_is_stored_is_sent_by_the_sweep(
     claimed = shop.ledger.claim(dataclasses.replace(request(), call='{"queue": "test"}'))
     assert isinstance(claimed, Claimed)
     shop.ledger.fail(claimed.claim, "boom")
-    assert main(["works", "requeue", WORK, "--reason", "mended", "--url", url]) == 0
+    assert main(["work", "requeue", WORK, "--reason", "mended", "--url", url]) == 0
     assert "The next sweep sends its message." in capsys.readouterr().out
     assert [each.work for each in shop.ledger.overdue()] == [WORK]
