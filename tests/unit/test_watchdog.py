@@ -47,7 +47,7 @@ class FlakyLocks(MemoryLocks):
         return super().renew(holds)
 
 
-class Kennel:
+class WatchdogRig:
     """A watchdog with its parts in reach."""
 
     def __init__(self, *, with_ledger: bool) -> None:
@@ -97,130 +97,130 @@ class Kennel:
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_a_lease_is_kept_for_as_long_as_its_body_runs(with_ledger: bool) -> None:
     """Ten times its ttl, and it is never lost; the lock server keeps it too."""
-    kennel = Kennel(with_ledger=with_ledger)
-    tracked = kennel.keep()
-    kennel.after(10 * TTL_S)
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
+    rig.after(10 * TTL_S)
     tracked.lease.check()
-    other = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    other = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(other).__name__ == "Held"
-    assert "lost" not in kennel.names()
+    assert "lost" not in rig.names()
 
 
 def test_renewals_are_batched() -> None:
     """A thousand leases taken at different moments share a round trip or two each time."""
-    kennel = Kennel(with_ledger=True)
+    rig = WatchdogRig(with_ledger=True)
     for number in range(1_000):
-        kennel.keep(f"k{number}")
-        kennel.clock.advance(0.0005)
-    kennel.after(5 * TTL_S)
-    assert max(kennel.ledger.batches) >= 500
-    assert len(kennel.ledger.batches) <= 2 * (5 * 3 + 3)
+        rig.keep(f"k{number}")
+        rig.clock.advance(0.0005)
+    rig.after(5 * TTL_S)
+    assert max(rig.ledger.batches) >= 500
+    assert len(rig.ledger.batches) <= 2 * (5 * 3 + 3)
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again(with_ledger: bool) -> None:
     """Away for less than the ttl: nothing is lost. An event says what happened."""
-    kennel = Kennel(with_ledger=with_ledger)
-    tracked = kennel.keep()
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
     before_s = tracked.lease.trusted_until_s
-    kennel.ledger.away = kennel.locks.away = True
-    kennel.after(6.0)
+    rig.ledger.away = rig.locks.away = True
+    rig.after(6.0)
     assert tracked.lease.trusted_until_s == before_s
-    assert "renewal_failed" in kennel.names()
-    kennel.ledger.away = kennel.locks.away = False
-    kennel.after(6.0)
+    assert "renewal_failed" in rig.names()
+    rig.ledger.away = rig.locks.away = False
+    rig.after(6.0)
     tracked.lease.check()
-    assert "lost" not in kennel.names()
+    assert "lost" not in rig.names()
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_a_lease_that_could_not_be_renewed_is_lost_at_its_deadline(with_ledger: bool) -> None:
     """Not before it; then the body is told, once, and an event is emitted, once."""
-    kennel = Kennel(with_ledger=with_ledger)
-    tracked = kennel.keep()
-    kennel.ledger.away = kennel.locks.away = True
-    kennel.after(8.5)
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
+    rig.ledger.away = rig.locks.away = True
+    rig.after(8.5)
     assert not tracked.lease.lost.is_set()
-    kennel.after(1.0)
+    rig.after(1.0)
     assert tracked.lease.lost.is_set()
     with pytest.raises(LeaseLostError):
         tracked.lease.check()
-    kennel.after(10.0)
-    assert kennel.names().count("lost") == 1
+    rig.after(10.0)
+    assert rig.names().count("lost") == 1
 
 
 def test_with_a_ledger_the_lock_servers_word_ends_no_lease() -> None:
     """Emptied, it is given the lease again with the same nonce."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
-    kennel.locks.flush()
-    kennel.after(4.0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.locks.flush()
+    rig.after(4.0)
     tracked.lease.check()
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert getattr(found, "owner", None) == tracked.lease.owner
 
 
 def test_with_locks_only_a_forgotten_lease_is_lost() -> None:
     """Somebody else may have held it in between; nothing is taken again."""
-    kennel = Kennel(with_ledger=False)
-    tracked = kennel.keep()
-    kennel.locks.flush()
-    kennel.after(4.0)
+    rig = WatchdogRig(with_ledger=False)
+    tracked = rig.keep()
+    rig.locks.flush()
+    rig.after(4.0)
     assert tracked.lease.lost.is_set()
 
 
 def test_a_takeover_in_the_ledger_loses_the_lease_and_frees_the_lock_server() -> None:
     """The next holder does not wait for a lease that nobody may use."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
-    kennel.ledger.answer = Renewal.TAKEN
-    kennel.after(4.0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.ledger.answer = Renewal.TAKEN
+    rig.after(4.0)
     assert tracked.lease.lost.is_set()
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(found).__name__ == "Granted"
 
 
 def test_a_skipped_row_is_not_lost() -> None:
     """The body's own transaction holds its row for a moment: the old deadline stands."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
-    kennel.ledger.answer = Renewal.SKIPPED
-    kennel.after(4.0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.ledger.answer = Renewal.SKIPPED
+    rig.after(4.0)
     assert not tracked.lease.lost.is_set()
-    kennel.ledger.answer = Renewal.RENEWED
-    kennel.after(2 * TTL_S)
+    rig.ledger.answer = Renewal.RENEWED
+    rig.after(2 * TTL_S)
     tracked.lease.check()
 
 
 def test_nothing_is_held_for_longer_than_max_hold() -> None:
     """Then the body is told."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep(max_hold_s=20.0)
-    kennel.after(19.0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep(max_hold_s=20.0)
+    rig.after(19.0)
     tracked.lease.check()
-    kennel.after(1.5)
+    rig.after(1.5)
     with pytest.raises(LeaseLostError, match="max_hold_s"):
         tracked.lease.check()
 
 
 def test_a_dropped_lease_is_renewed_no_more() -> None:
     """And it is not reported as lost when its time runs out."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
-    kennel.watchdog.untrack(tracked)
-    kennel.watchdog.release_lock(tracked)
-    kennel.after(3 * TTL_S)
-    assert kennel.ledger.batches == []
-    assert "lost" not in kennel.names()
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.watchdog.untrack(tracked)
+    rig.watchdog.release_lock(tracked)
+    rig.after(3 * TTL_S)
+    assert rig.ledger.batches == []
+    assert "lost" not in rig.names()
 
 
 def test_a_lease_that_was_let_go_is_never_taken_again() -> None:
     """A round that began before the release finds the lock server empty and leaves it so."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
-    kennel.watchdog.release_lock(tracked)
-    kennel.after(4.0)
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.watchdog.release_lock(tracked)
+    rig.after(4.0)
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(found).__name__ == "Granted"
 
 
@@ -269,8 +269,8 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
 
 def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
     """on_lost="interrupt": LeaseLostError in the body's thread; once left, none arrives."""
-    kennel = Kennel(with_ledger=True)
-    tracked = kennel.keep()
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
     tracked._interruptible = True
     caught: list[BaseException] = []
     inside = threading.Event()
@@ -293,7 +293,7 @@ def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
     thread.join(10)
     assert len(caught) == 1
 
-    left = kennel.keep("k2")
+    left = rig.keep("k2")
     left._interruptible = True
     left.enter_body()
     left.leave_body()
