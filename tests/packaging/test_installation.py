@@ -204,7 +204,8 @@ def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
     installed: Callable[[str], Path], redis_url: str, pg_url: str, outside: Path
 ) -> None:
     """The README's block about cron jobs, web handlers and scripts, with no queue installed."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = ROOT / "docs" / "how-to" / "one-at-a-time.md"
+    readme = page.read_text(encoding="utf-8")
     block = readme.partition("```python\nimport taskguard\n")[2].partition("```")[0]
     commands = installed(SCRIPTS)
     said([commands / "taskguard", "ledger", "create", "--url", pg_url])
