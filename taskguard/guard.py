@@ -7,6 +7,7 @@ effects elsewhere (mails, HTTP calls): pass `idempotency_key` or `fence` to them
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -210,7 +211,6 @@ class Guard:
         self._result: Any = _UNSET
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
-        self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self._called: dict[str, Any] = {}
         self.completed = False
         self.answered = False
@@ -263,6 +263,10 @@ class Guard:
     def _work(self) -> str:
         began_as = None if self._claimed is None else self._claimed.began_as
         return began_as or self._delivery.work or f"{self._delivery.task} {self.key}"
+
+    @functools.cached_property
+    def _progress(self) -> Progress:
+        return Progress(None if self._claimed is None else self._claimed.progress_json, self._codec)
 
     @property
     def progress(self) -> Any:

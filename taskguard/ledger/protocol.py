@@ -167,6 +167,11 @@ class Claim:
     fence: int
 
     @property
+    def name(self) -> dict[str, Any]:
+        """What names it in a statement on its work: work, fence and owner."""
+        return {"work": self.work, "fence": self.fence, "owner": str(self.owner)}
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The keys that it holds, sorted."""
         return self.request.keys

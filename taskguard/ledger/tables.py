@@ -21,7 +21,6 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
-    "claim_values",
     "held",
     "holding",
     "of_claim",
@@ -166,13 +165,8 @@ def standing(claim: Claim) -> Any:
 
 
 def of_claim() -> Any:
-    """`standing()` of whatever claim `claim_values()` are given: for prepared statements."""
+    """`standing()` of the claim whose `name` is given: for prepared statements."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
-
-
-def claim_values(claim: Claim) -> dict[str, Any]:
-    """What names a claim on its work: work, fence and owner."""
-    return {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
 
 
 def held(keys: Any, fence: Any, owner: Any) -> Any:

@@ -167,7 +167,7 @@ class Database:
             with self.translated():
                 db.begin()  # also where it says nothing: a Session on it would begin, and commit
                 if self.begins_itself:
-                    self._begin(db, self.dialect.bounds(idle_s))
+                    self._begin(db, self.once(_opening, idle_s))
                 else:
                     self.dialect.check(db)
                     self.dialect.begun(db, idle_s=idle_s)
@@ -176,19 +176,17 @@ class Database:
             raise
         return db
 
-    def _begin(self, db: sa.Connection, settings: dict[str, str]) -> None:
+    def _begin(self, db: sa.Connection, opening: str) -> None:
         """Where statements commit by themselves.
 
-        In one message, each time: a body may have changed those of its session. psycopg's own
-        COMMIT and ROLLBACK end the transaction: they go by the state of the session.
+        psycopg's own COMMIT and ROLLBACK end the transaction: they go by the state of the session.
         """
-        local = (f"set local {name} = '{value}'" for name, value in settings.items())
         driver = driver_of(db)
         with (
             answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
             _DriverCall(self, db, driver) as connection,
         ):
-            connection.execute("; ".join([_BEGIN, *local]))
+            connection.execute(opening)
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
@@ -378,6 +376,15 @@ class Database:
         if password and password in said:
             return "the driver's words have the password in them"
         return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
+
+
+def _opening(database: Database, idle_s: float) -> str:
+    """BEGIN with the settings of a body's transaction, in one message.
+
+    Said each time: a body may have changed those of its session.
+    """
+    settings = database.dialect.bounds(idle_s).items()
+    return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
 
 
 def _first(option: Any) -> str:

@@ -21,7 +21,6 @@ from taskguard.ledger.tables import (
     FREE,
     KEYS,
     WORK,
-    claim_values,
     held,
     of_claim,
     processed,
@@ -66,7 +65,7 @@ class Statements:
 
     def stands(self, db: sa.Connection, claim: Claim) -> bool:
         """Whether the claim is seen to stand."""
-        return bool(self.database.read(db, self.database.once(_seeing), claim_values(claim)))
+        return bool(self.database.read(db, self.database.once(_seeing), claim.name))
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         """PROCESSING -> DONE in the transaction of `db`. False: the claim does not stand.

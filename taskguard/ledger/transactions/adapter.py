@@ -40,6 +40,10 @@ class TransactionAdapter(ABC):
         Raises TransactionUsageError where a transaction is open already.
         """
 
+    def driver_of(self, db: sa.Connection) -> Any:
+        """The driver's own connection beneath the one that `begin()` gave."""
+        return db.connection.dbapi_connection
+
     @property
     def broken(self) -> bool:
         """Whether the connection is gone, as far as SQLAlchemy does not tell."""

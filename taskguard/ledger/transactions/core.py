@@ -52,7 +52,7 @@ from taskguard.ledger.tables import KEYS, WORK, holding, standing
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
 from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
-from taskguard.ledger.transactions.external import beneath, engine_for_external, on_external
+from taskguard.ledger.transactions.external import engine_for_external, on_external
 from taskguard.ledger.transactions.lent import adapter_of
 from taskguard.ledger.transactions.own import OwnConnection
 
@@ -286,7 +286,7 @@ class GuardedTransaction:
         _innermost.set(self)
         self._pid = os.getpid()
         self._root = self.db.get_transaction()
-        self._driver = beneath(driver_of(self.db))
+        self._driver = self._adapter.driver_of(self.db)
         self._block = Block(self._claim, self._transactions.database)
         hand_out(self.db, self._block)
 

@@ -19,7 +19,7 @@ from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-__all__ = ["ExternalConnection", "beneath", "engine_for_external", "on_external"]
+__all__ = ["ExternalConnection", "engine_for_external", "on_external"]
 
 
 class ExternalConnection(TransactionAdapter):
@@ -77,6 +77,11 @@ class ExternalConnection(TransactionAdapter):
             raise
         return self._db
 
+    def driver_of(self, db: sa.Connection) -> Any:
+        """Not what SQLAlchemy has on loan."""
+        del db
+        return self.driver
+
     def close(self) -> None:
         """SQLAlchemy's; the library's own stays open."""
         db, self._db = self._db, None
@@ -115,11 +120,6 @@ class _Kept:
 
     def close(self) -> None:
         """Not by SQLAlchemy."""
-
-
-def beneath(driver: Any) -> Any:
-    """The driver's own connection, also where SQLAlchemy has it on loan."""
-    return driver._driver if isinstance(driver, _Kept) else driver  # noqa: SLF001  # of this module
 
 
 # One for each of the ledger's Engines, so that statements are compiled once.

@@ -19,7 +19,6 @@ from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.stored import statement
-from taskguard.ledger.tables import claim_values
 from taskguard.states import Decision
 
 __all__ = ["MariaDBStatements"]
@@ -87,7 +86,7 @@ class MariaDBStatements(Statements):
             return super().complete(db, claim, result_json)
         if claim.row is not None:
             rows.complete(db, claim)
-        values = claim_values(claim) | {"key": claim.keys[0], "result": result_json}
+        values = claim.name | {"key": claim.keys[0], "result": result_json}
         return self.database.ask_in(db, _COMPLETE, values) == [(1,)]
 
 

@@ -27,7 +27,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
-from taskguard.ledger.tables import FREE, KEYS, claim_values, of_claim
+from taskguard.ledger.tables import FREE, KEYS, of_claim
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
@@ -96,6 +96,10 @@ class _FoundHold(NamedTuple):
 class PostgreSQLStatements(Statements):
     """In one statement each, where that can decide."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._lock_timeout = str(milliseconds(database.lock_timeout_s))
+
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         if len(request.keys) != 1 or request.formerly:
             return super().claim(request)
@@ -146,7 +150,7 @@ class PostgreSQLStatements(Statements):
             "key": request.keys[0],
             "owner": str(request.owner),
             "ttl_us": int(request.ttl_s * 1e6),
-            "lock_timeout": str(milliseconds(self.database.lock_timeout_s)),
+            "lock_timeout": self._lock_timeout,
         }
         if request.work is None:
             return values
@@ -175,7 +179,7 @@ class PostgreSQLStatements(Statements):
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
         settings = bounds(idle_s)
-        values = {_bound(name): value for name, value in settings.items()} | claim_values(claim)
+        values = {_bound(name): value for name, value in settings.items()} | claim.name
         [row] = self.database.read(db, self.database.once(_admitting, *settings), values)
         return row.level.upper(), row.seen
 
@@ -213,8 +217,7 @@ class PostgreSQLStatements(Statements):
         if claim.formerly:
             super().store_result(claim, result_json)
             return
-        lock_timeout = str(milliseconds(self.database.lock_timeout_s))
-        values = claim_values(claim) | {"result": result_json, "lock_timeout": lock_timeout}
+        values = claim.name | {"result": result_json, "lock_timeout": self._lock_timeout}
         self.database.ask(_STORE_RESULT, values)
 
     # -- leases -------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ class PostgreSQLStatements(Statements):
                 "works": [work for _, _, work in asked],
                 "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
                 "keys": [key for _, key, _ in asked],
-                "lock_timeout": str(milliseconds(self.database.lock_timeout_s)),
+                "lock_timeout": self._lock_timeout,
             },
             renewal=True,
         )
@@ -276,7 +279,7 @@ def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
 def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, Any]:
     """What completes. `begun`: in the holder's transaction, and in no later one; else alone."""
     values = {"key": claim.keys[0], "result": result_json, "begun": begun}
-    return claim_values(claim) | values
+    return claim.name | values
 
 
 def _admitting(database: Database, *names: str) -> Prepared:
