@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm.audit import Change
-    from storm.course import Record
+    from storm.scenario import Record
 
 __all__ = ["Findings", "double_and_lost"]
 

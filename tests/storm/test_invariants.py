@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from storm.audit import Change
-from storm.course import Item, Record
 from storm.invariants import Findings, double_and_lost
+from storm.scenario import Item, Record
 
 KEY = "item:c1"
 

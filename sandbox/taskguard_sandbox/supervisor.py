@@ -2,18 +2,18 @@
 
 Run as a script, with the standard library alone, between the starter and its server:
 
-    echo '{"parent": 12, "folder": "/tmp/…", "cmd": […], "env": {…}, …}' | python -I -S keeper.py
+    echo '{"parent": 12, "folder": "/tmp/…", "cmd": […], …}' | python -I -S supervisor.py
 
 What is to be run comes by a pipe, not as an argument: everybody on the machine can read those, and
 there are secrets in an environment.
 
-It prints the server's pid, waits, and ends in one of two ways. The server ends: so does the keeper,
-with its exit code, after it ended what the server left running. The starter ends, however (SIGKILL
-too): the keeper kills the server with all its descendants and removes the folder. If the keeper
-itself is killed, Linux kills the server.
+It prints the server's pid, waits, and ends in one of two ways. The server ends: so does the
+supervisor, with its exit code, after it ended what the server left running. The starter ends,
+however (SIGKILL too): the supervisor kills the server with all its descendants and removes the
+folder. If the supervisor itself is killed, Linux kills the server.
 
-Guaranteed in full on Linux, where descendants that became daemons are adopted by the keeper, and
-best effort elsewhere. Why a process between: a death signal set by the starter itself would fire
+Guaranteed in full on Linux, where descendants that became daemons are adopted by the supervisor,
+and best effort elsewhere. Why a process between: a death signal set by the starter itself would fire
 when the *thread* that started the server ends, and could not remove the folder.
 """
 

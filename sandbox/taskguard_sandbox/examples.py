@@ -1,6 +1,6 @@
-"""The stage of an example: private servers, and workers that are heard until all is answered.
+"""The servers of an example: private servers, and workers that are heard until all is answered.
 
-    with stage("shop") as (valkey, database):
+    with example_servers("shop") as (valkey, database):
         with CeleryWorker("shop", python_path=here) as worker:
             answers = celery_answers([ship.delay(7), ship.delay(7)], worker, about="order:")
 
@@ -24,13 +24,13 @@ from taskguard.cli import main as taskguard
 from taskguard_sandbox.servers import Postgres, Valkey
 from taskguard_sandbox.workers import Worker
 
-__all__ = ["celery_answers", "rq_answers", "stage", "started"]
+__all__ = ["celery_answers", "example_servers", "rq_answers", "started"]
 
 _POLL_S = 0.1
 
 
 @contextmanager
-def stage(database: str) -> Iterator[tuple[Valkey, sa.Engine]]:
+def example_servers(database: str) -> Iterator[tuple[Valkey, sa.Engine]]:
     """A Valkey, and an Engine on an empty PostgreSQL database that has the ledger's tables.
 
     The environment says where they are, to this process and to the workers that it starts:
