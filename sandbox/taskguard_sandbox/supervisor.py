@@ -13,8 +13,8 @@ however (SIGKILL too): the supervisor kills the server with all its descendants 
 folder. If the supervisor itself is killed, Linux kills the server.
 
 Guaranteed in full on Linux, where descendants that became daemons are adopted by the supervisor,
-and best effort elsewhere. Why a process between: a death signal set by the starter itself would fire
-when the *thread* that started the server ends, and could not remove the folder.
+and best effort elsewhere. Why a process between: a death signal set by the starter itself would
+fire when the *thread* that started the server ends, and could not remove the folder.
 """
 
 from __future__ import annotations
