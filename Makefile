@@ -57,7 +57,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test explore lint format bench simulate storm foreign fuzz model debian-servers clean
+.PHONY: setup demo test explore lint format docs bench simulate storm foreign fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -98,6 +98,12 @@ format: setup
 model: setup
 	@"$(BIN)/python" tests/model/check.py $(MODEL_ARGS)
 
+# A warning is an error.
+docs:
+	@$(MAKE) --no-print-directory setup VENV=.venv-docs EXTRAS=postgresql GROUP=docs
+	@"$(CURDIR)/.venv-docs/bin/python" -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
 # In an environment of its own, for the libraries it compares with want other versions.
 bench:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
@@ -129,4 +135,4 @@ debian-servers:
 	@sh .ci/unpack-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz .foreign
+	@rm -rf .venv .venv-* build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz .foreign

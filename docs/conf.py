@@ -11,3 +11,14 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 exclude_patterns = ["_build"]
 nitpicky = False
+
+
+def _without_module_texts(_app, what, _name, _thing, _options, lines):
+    """What a module's docstring says is for who reads the code; the pages say it themselves."""
+    if what == "module":
+        lines.clear()
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _without_module_texts)
