@@ -79,8 +79,8 @@ class Delivery:
         call: how this message is sent again, as JSON text, to be stored with the work; None: not.
         row: the user's own row that the work moves, if it is declared with one.
         redelivered: whether the queue says that it has delivered this message before.
-        orders: exceptions by which a body tells its queue what to do, as Celery's Retry. They are
-            obeyed also where the database has ended the body's transaction.
+        orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
+            limit. They are obeyed also where the database has ended the body's transaction.
     """
 
     keys: tuple[str, ...]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import Task, current_app
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from taskguard import Answered, Completed, Former, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
@@ -204,7 +204,7 @@ def _deliver_once(
         published_at_s=published_at_s(request),
         redelivered=is_redelivered(request),
         queue=queue,
-        orders=(Retry, Ignore, Reject),
+        orders=(Retry, Ignore, Reject, SoftTimeLimitExceeded),
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
     body = Body(runtime, task, compiled, args, kwargs, delivery)

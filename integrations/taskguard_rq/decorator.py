@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rq import get_current_job
 from rq.job import Job
+from rq.timeouts import BaseTimeoutException
 
 from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
@@ -210,6 +211,7 @@ def _deliver(
         published_at_s=job.created_at.timestamp(),
         redelivered=is_redelivered(job),
         queue=queue,
+        orders=(BaseTimeoutException,),
         call=call_of(job) if compiled.policy.recoverable else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery, Task, chain
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 import taskguard_celery
 from support.celery_process import deliver, local_app, next_message
@@ -22,6 +22,14 @@ from taskguard_celery import guarded_task
 def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     with local_app(sqlite_url, monkeypatch) as app:
         yield app
+
+
+ENDS = {
+    "reject": Reject,
+    "time limit": SoftTimeLimitExceeded,
+    "ignore": Ignore,
+    "own word": LookupError,
+}
 
 
 def state(app: Celery, work: str) -> str:
@@ -125,9 +133,12 @@ def test_work_that_goes_on_in_its_own_place_is_not_done(
     assert state(app, work) == "DONE"
 
 
-@pytest.mark.parametrize("says", ["retry", "reject", "ignore", "own word"])
+@pytest.mark.parametrize("says", ["retry", "reject", "time limit", "ignore", "own word"])
 def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, says: str) -> None:
-    """Or a reject. Any other end is put off, to run again: an Ignore would say that it is done."""
+    """Or a reject; and a time limit ends it for good: it comes once, and no next run has one.
+
+    Any other end is put off, to run again: an Ignore would say that it is done.
+    """
 
     @app.task(name="ship", bind=True, shared=False)
     @guarded_task(key="order:<order>")
@@ -138,13 +149,13 @@ def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, sa
         except TransactionRetryError as error:
             if says == "retry":
                 raise self.retry(countdown=60) from error
-            raise {"reject": Reject, "ignore": Ignore, "own word": LookupError}[says] from error
+            raise ENDS[says] from error
 
     app.finalize()
     deliver(app.tasks["ship"], 1, task_id="a")
-    obeyed = says in ("retry", "reject")
+    obeyed = says in ("retry", "reject", "time limit")
     assert state(app, "ship order:1") == ("FAILED" if obeyed else "NEW")
-    if says != "reject":
+    if says not in ("reject", "time limit"):
         headers = next_message(app).headers
         assert (headers["retries"], headers.get("taskguard_copy")) == (
             (1, None) if obeyed else (0, 1)

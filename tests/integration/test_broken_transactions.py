@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -111,6 +111,18 @@ ENDS: dict[str, Callable[[Exception], None]] = {
 }
 
 
+@contextlib.contextmanager
+def failing(end: str) -> Iterator[None]:
+    """The body fails of what ends the block within, once that is left."""
+    lost: Exception | None = None
+    try:
+        yield
+    except TaskguardError as error:
+        lost = error
+    if lost is not None:
+        ENDS[end](lost)
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_what_ended_the_block_speaks_however_the_body_ends(
     shop: GuardedShop, kind: str, end: str
@@ -120,16 +132,10 @@ def test_what_ended_the_block_speaks_however_the_body_ends(
 
     def body(guard: Guard) -> None:
         runs.append(1)
-        lost: Exception | None = None
-        try:
-            with guard.transaction() as db:
-                if len(runs) == 1:
-                    end_connection(shop, kind, db)
-                write(db)
-        except TaskguardError as error:
-            lost = error
-        if lost is not None:
-            ENDS[end](lost)
+        with failing(end), guard.transaction() as db:
+            if len(runs) == 1:
+                end_connection(shop, kind, db)
+            write(db)
 
     assert isinstance(shop.deliver(body), Completed)
     assert (len(runs), shop.effects, shop.states) == (2, ["x"], ["DONE"])
@@ -151,14 +157,8 @@ def test_an_overtaken_body_is_answered_by_the_record_however_it_ends(
         end_leases(pg.engine)
         with ThreadPoolExecutor(1) as another:
             assert isinstance(another.submit(pg.deliver, overtakes).result(), Completed)
-        lost: Exception | None = None
-        try:
-            with guard.transaction() as db:
-                write(db, "older")
-        except TaskguardError as error:
-            lost = error
-        assert lost is not None
-        ENDS[end](lost)
+        with failing(end), guard.transaction() as db:
+            write(db, "older")
 
     assert pg.deliver(body) == Answered("by the newer one")
     assert (pg.effects, pg.states) == (["newer"], ["DONE"])

@@ -154,7 +154,7 @@ def test_sessions_are_strict_and_lock_no_gaps(server: Any, url: str) -> None:
         ledger.close()
     finally:
         server.execute(f"set global sql_mode = '{mode}'")
-        server.execute("set global sql_select_limit = 18446744073709551615")
+        server.execute("set global sql_select_limit = default")
 
 
 def test_the_longest_result_is_stored_whole(shop: GuardedShop) -> None:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from rq import Repeat
 
-from support.invoices import book, charge, report, strange
+from support.invoices import book, charge, outlast, report, strange
 from taskguard_rq.decorator import message_of
 
 
@@ -70,6 +70,14 @@ def test_jobs_of_rq_scheduler_are_told_apart_by_when_they_were_enqueued(
     office.queue.enqueue_job(job)
     assert message_of(job).id != first.id
     assert "message_id=" in caplog.text
+
+
+def test_a_time_out_ends_a_body_that_the_database_had_ended_before(office: Any) -> None:
+    """It comes once: run again in its place the body would have none."""
+    office.worker()
+    job = office.queue.enqueue(outlast, 1, job_timeout=2)
+    office.wait_for(lambda: failed(job), "failed")
+    assert len(office.steps("began")) == 1
 
 
 def test_a_job_beyond_its_timeout_fails_and_can_be_done_again(office: Any) -> None:

@@ -43,6 +43,7 @@ class CeleryWorker:
             **environment,
             "PYTHONPATH": _path(),
             "TMPDIR": self._scratch.name,
+            "PYTHONFAULTHANDLER": "1",
         }
         if queue is not None:
             self._environment["SHOP_QUEUE"] = queue
@@ -116,8 +117,13 @@ class CeleryWorker:
         os.kill(self.pid, number)
 
     def wait(self, timeout_s: float = 60) -> int:
-        """The exit status, once it ended by itself."""
-        return self.process.wait(timeout_s)
+        """The exit status, once it ended by itself. One that hangs says in its log where."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            assert self._family is not None
+            self._family.abort()
+            raise
 
     def kill(self) -> None:
         """SIGKILL to the parent and all that it has started."""

@@ -38,6 +38,13 @@ class Family:
                 command, stdout=out, stderr=out, cwd=cwd, env={**environment, _MARK: self._mark}
             )
 
+    def abort(self) -> None:
+        """SIGABRT to all that live: those with PYTHONFAULTHANDLER write where each thread is."""
+        found = set(self._members())
+        _signal(found, signal.SIGABRT)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: all(map(_ended, found)), timeout_s=10, message="ended")
+
     def kill(self) -> None:
         """SIGKILL to all that live; returns when they have ended.
 

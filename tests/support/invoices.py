@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
@@ -16,7 +17,7 @@ from rq import Retry
 import taskguard
 from support import deploys
 from taskguard import Guard
-from taskguard.errors import LeaseLostError
+from taskguard.errors import LeaseLostError, TransactionRetryError
 from taskguard_rq import guarded_job
 
 TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
@@ -74,6 +75,15 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
 def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
     return deploys.work(step, effect, invoice, seconds, lingers, guard)
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def outlast(invoice: int, guard: Guard) -> None:
+    """Goes on after the database ended its block, for longer than its job may take."""
+    step(invoice, "began")
+    with contextlib.suppress(TransactionRetryError), guard.transaction():
+        raise TransactionRetryError("a deadlock", key=guard.key)
+    time.sleep(30)
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, busy="wait", wait_s=600)

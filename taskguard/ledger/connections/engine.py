@@ -45,6 +45,7 @@ _POSTGRESQL: dict[str, Any] = {
     },
 }
 _MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+_NO_LIMIT = 2**64 - 1  # of a SELECT: the server's own; DEFAULT is what somebody has set globally
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -195,9 +196,6 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)
     return engine
-
-
-_NO_LIMIT = 2**64 - 1  # the server's own default; DEFAULT is what somebody has set globally
 
 
 def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
