@@ -22,7 +22,7 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.protocol import Ledger, OperatorLedger
+from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 from taskguard.overrides import Overrides, overrides
 from taskguard.policy import make_policy
@@ -136,6 +136,11 @@ class TaskGuard:
             )
         return self._runner
 
+    @property
+    def ledger(self) -> DatabaseLedger | None:
+        """The runner's, with what people and the outbox ask of it; None: locks only."""
+        return cast("DatabaseLedger | None", self.runner.ledger)  # as it was made
+
     @functools.cached_property
     def namespace(self) -> str:
         """What this application's keys and works begin with; "" for nothing."""
@@ -168,7 +173,7 @@ class TaskGuard:
     def _make(
         self,
         locks: LockProvider | None,
-        ledger: Ledger | None,
+        ledger: DatabaseLedger | None,
         events: Events,
         clock: Clock,
         *,
@@ -304,10 +309,9 @@ class TaskGuard:
         Returns:
             False if that is not, or no more, the holder.
         """
-        ledger = self.runner.ledger
-        if not isinstance(ledger, OperatorLedger):
-            raise ConfigurationError("Holders are on record in a ledger in a database.")
-        if not ledger.release(key, fence=fence, owner=owner):
+        if self.ledger is None:
+            raise ConfigurationError("Holders are on record in a ledger, and ledger=None.")
+        if not self.ledger.release(key, fence=fence, owner=owner):
             return False
         if self.runner.locks is not None:
             try:

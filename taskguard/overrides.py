@@ -1,11 +1,11 @@
 """Another lock server and another ledger for every guard of this process, for tests.
 
-    with substituted(Substitutes(locks, ledger, listener)):
+    with overridden(Overrides(locks, ledger, listener)):
         ship(42)                    # whatever its decorator and its settings say
 
 Guarantees: guards made before and guards made within use them, and go back to what they were
 configured with afterwards. One that is to have no ledger, or no locks, has none here either.
-Each `Substitutes` is like a process of its own: no lease and no watchdog of another is known to it.
+Each `Overrides` is like a process of its own: no lease and no watchdog of another is known to it.
 
 Does not reach other processes.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from taskguard.clock import Clock
 from taskguard.events import Event
-from taskguard.ledger.protocol import Ledger
+from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Overrides", "overridden", "overrides"]
@@ -35,7 +35,7 @@ class Overrides:
     """
 
     locks: LockProvider | None
-    ledger: Ledger | None
+    ledger: DatabaseLedger | None
     listener: Callable[[Event], None]
     renewing: bool = True
     clock: Clock | None = None

@@ -186,9 +186,9 @@ class Runner:
             with running(guard):
                 yield tracked.lease
         except BaseException:
-            self._let_go_of_lock(delivery, tracked)  # what is on its way is told, and not this
+            self._release_lock(delivery, tracked)  # what is on its way is told, and not this
             raise
-        if not self._let_go_of_lock(delivery, tracked):
+        if not self._release_lock(delivery, tracked):
             raise LeaseLostError(
                 f"The lease on {delivery.key} was lost before its block was left: "
                 f"{tracked.lease.lost_reason}. What was done in it may have overlapped with "
@@ -198,7 +198,7 @@ class Runner:
                 fence=tracked.lease.fence or None,
             )
 
-    def _let_go_of_lock(self, delivery: Delivery, tracked: TrackedLease) -> bool:
+    def _release_lock(self, delivery: Delivery, tracked: TrackedLease) -> bool:
         """End the plain lock's lease; whether it stood until now, as far as that is known."""
         lease = tracked.lease
         ran_out = lease.remaining_s <= 0.0

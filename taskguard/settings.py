@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.protocol import Ledger
+from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import check_namespace
 
@@ -131,7 +131,9 @@ def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = No
     return "" if chosen is UNSET else check_namespace(chosen)
 
 
-def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> Ledger | None:
+def make_ledger(
+    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+) -> DatabaseLedger | None:
     """The ledger for a SQLAlchemy URL, an Engine or a ledger; None for None.
 
     Raises:
@@ -148,8 +150,10 @@ def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None)
             'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
             "say so: ledger=None."
         )
-    if isinstance(chosen, Ledger):
-        return chosen
+    if callable(
+        getattr(chosen, "store_result", None)
+    ):  # what stands for one is of no class of ours
+        return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
 

@@ -136,8 +136,8 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
         if runtime.runner.locks is not None:
             for warning in runtime.runner.locks.warnings():
                 logger.warning("%s", warning)
-        if runtime.runner.ledger is not None:
-            runtime.runner.ledger.check_schema(rows)
+        if runtime.ledger is not None:
+            runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
     finally:
@@ -219,7 +219,7 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     runtime = runtime_of(task.app)
     kwargs = request.kwargs or {}
     delivery = runtime.delivery(compiled, args, kwargs, task=task.name, message=message)
-    ledger = runtime.runner.ledger
+    ledger = runtime.ledger
     if ledger is not None and delivery.work is not None:
         for work in (delivery.work, *delivery.formerly):
             ledger.revoke(work, message=message.name)

@@ -47,7 +47,7 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 def _check_ledger() -> None:
     """By connections that are closed before the first fork."""
     try:
-        ledger = runtime().runner.ledger
+        ledger = runtime().ledger
     except ConfigurationError:
         return
     if ledger is None:

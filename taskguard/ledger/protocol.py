@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
@@ -39,6 +39,7 @@ __all__ = [
     "ClaimAnswer",
     "ClaimRequest",
     "Claimed",
+    "DatabaseLedger",
     "DeclaredRow",
     "Ledger",
     "LedgerTransaction",
@@ -317,7 +318,6 @@ class LedgerTransaction(Protocol):
         ...
 
 
-@runtime_checkable
 class Ledger(Protocol):
     """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
 
@@ -433,7 +433,6 @@ class Ledger(Protocol):
         ...
 
 
-@runtime_checkable
 class OperatorLedger(Ledger, Protocol):
     """What people ask of it: by `taskguard work`, `ledger` and `purge`, and by the admin."""
 
@@ -465,7 +464,6 @@ class OperatorLedger(Ledger, Protocol):
         ...
 
 
-@runtime_checkable
 class OutboxLedger(Ledger, Protocol):
     """One that stores how works' messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
@@ -497,3 +495,7 @@ class OutboxLedger(Ledger, Protocol):
     def abandon(self, work: Overdue, *, error: str) -> bool:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
         ...
+
+
+class DatabaseLedger(OperatorLedger, OutboxLedger, Protocol):
+    """All of it, as the `SqlLedger` has it: what `connect()` takes."""

@@ -83,7 +83,7 @@ def test_a_direct_call_of_a_class_is_its_own(app: Celery) -> None:
     refund = app.register_task(Refund())
     refund.bodies = []
     assert refund.run(3) == "refund"
-    ledger = taskguard_celery.runtime_of(app).runner.ledger
+    ledger = taskguard_celery.runtime_of(app).ledger
     assert ledger is not None
     (work,) = [each.id for each in ledger.list_work(State.DONE)]  # type: ignore[attr-defined]
     assert work.startswith("refund ")

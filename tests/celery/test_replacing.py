@@ -34,7 +34,7 @@ ENDS = {
 
 def state(app: Celery, work: str) -> str:
     """What the ledger says of it."""
-    ledger: Any = taskguard_celery.runtime_of(app).runner.ledger
+    ledger: Any = taskguard_celery.runtime_of(app).ledger
     return str(ledger.view(work).state.value)
 
 

@@ -41,7 +41,7 @@ class DjangoRig:
 
     @property
     def ledger(self) -> Any:
-        return self.tg.runner.ledger
+        return self.tg.ledger
 
     def deliver(self, body: Any, copy: int = 0) -> Any:
         delivery = Delivery(

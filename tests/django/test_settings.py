@@ -45,7 +45,7 @@ def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.Monk
         rq = taskguard_rq.runtime()
         taskguard_rq.configure()  # the next one is made anew
         for runtime in (taskguard_celery.runtime_of(app), rq, taskguard.connect()):
-            assert runtime.runner.ledger is taskguard_django.ledger()
+            assert runtime.ledger is taskguard_django.ledger()
             assert isinstance(runtime.runner.locks, MemoryLocks)
         assert taskguard_celery.runtime_of(told).runner.locks is None
 

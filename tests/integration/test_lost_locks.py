@@ -31,7 +31,7 @@ class LockRig:
         self.tg: TaskGuard = taskguard.connect(
             locks=redis_url, ledger=ledger, listeners=(self.events.append,)
         )
-        made = self.tg.runner.ledger
+        made = self.tg.ledger
         if made is not None:
             made.create_schema()
 

@@ -57,13 +57,13 @@ def engine(mariadb_url: str) -> Iterator[sa.Engine]:
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the one message answered; None: more are needed."""
     answers: list[Any] = []
-    claim = mariadb.claim
+    claim = MariaDBStatements._claim_first
 
     def recorded(*args: Any) -> Any:
         answers.append(claim(*args))
         return answers[-1]
 
-    monkeypatch.setattr(mariadb, "claim", recorded)
+    monkeypatch.setattr(MariaDBStatements, "_claim_first", recorded)
     return answers
 
 

@@ -174,7 +174,7 @@ def _freeze(app: Application) -> None:
     """As if this process had been paused: the watchdog forgets its leases."""
     watchdog = app.tg.runner.watchdog
     with watchdog._mutex:
-        watchdog._kept.clear()
+        watchdog._tracked.clear()
 
 
 def test_swallowing_the_refusal_does_not_help(app: Application) -> None:

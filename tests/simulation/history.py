@@ -80,9 +80,9 @@ class History:
             self._fences[thing] = claim.fence
         if self.trusts_are_disjoint:
             for worker in self._world.workers:
-                for kept in list(worker.runner.watchdog._kept.values()):
-                    lease = kept.lease
-                    other = kept.claim is not None and lease.owner != claim.owner
+                for tracked in list(worker.runner.watchdog._tracked.values()):
+                    lease = tracked.lease
+                    other = tracked.claim is not None and lease.owner != claim.owner
                     shared = things & set(map(thing_of, lease.keys))
                     if worker.process.dead or not (other and shared):
                         continue
