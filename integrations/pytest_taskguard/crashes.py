@@ -26,7 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.delivery import Queue
-from taskguard.ledger.protocol import Ledger, LedgerTransaction
+from taskguard.ledger.protocol import DatabaseLedger, Ledger, LedgerTransaction
 from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.locks.base import LockProvider
 
@@ -123,7 +123,7 @@ class Crashes:
         """The same lock provider, with boundaries."""
         return _Port(locks, "locks", _calls(LockProvider), self)
 
-    def ledger(self, ledger: Ledger) -> Ledger:
+    def ledger(self, ledger: DatabaseLedger) -> DatabaseLedger:
         """The same ledger, with boundaries."""
         return _PortLedger(ledger, "ledger", _calls(Ledger), self)
 

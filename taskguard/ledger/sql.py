@@ -163,17 +163,19 @@ class SqlLedger:
         completed = self._complete_alone(claim, result_json)
         if completed:
             return
-        if completed is False and claim.row is None:
+        if completed is False:
             raise stale(claim)
-        # A transaction says what became of the user's row.
         try:
             self._complete_in_transaction(claim, result_json)
         except TransactionRetryError:  # it did not happen; the body need not run again
             self._complete_in_transaction(claim, result_json)
 
     def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
-        with self._transactions.open(claim, of_body=False) as tx:
-            tx.complete(claim, result_json)
+        def complete() -> None:
+            with self._transactions.open(claim, of_body=False) as tx:
+                tx.complete(claim, result_json)
+
+        self._database.twice(complete)
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         try:

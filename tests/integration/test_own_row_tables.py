@@ -344,10 +344,10 @@ def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.Monkey
     ledger.close()
 
 
-def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
+def test_a_row_that_is_new_is_claimed_and_completed_beside_the_one_statement(
     pg: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside BEGIN, what the body writes, and COMMIT."""
+    """That of each; the row is read and moved beside it, in the same transaction."""
     from taskguard.ledger.statements import claims
 
     monkeypatch.setattr(claims, "claim", None)
@@ -360,17 +360,14 @@ def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
 
     monkeypatch.setattr(Database, "ask_in", noting)
     assert pg.step()() == Completed("ship")
-    assert len(asked) == 1
+    assert [text.split()[1] for text in asked] == ["asked", "ended"]
     assert (pg.status, pg.effects) == ("SHIPPED", ["ship order:7"])
 
 
-def test_a_body_that_writes_nothing_is_completed_in_one_statement(
-    pg: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its row, its key and its work; no transaction is opened for it."""
-    monkeypatch.setattr(SqlLedger, "transaction", None)
-    assert pg.step()(lambda guard: None) == Completed(None)
-    assert (pg.status, pg.state()) == ("SHIPPED", "DONE")
+def test_a_body_that_writes_nothing_completes_its_row(shop: Shop) -> None:
+    """With its key and its work, or not at all."""
+    assert shop.step()(lambda guard: None) == Completed(None)
+    assert (shop.status, shop.state()) == ("SHIPPED", "DONE")
 
 
 STALE = {

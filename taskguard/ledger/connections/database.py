@@ -15,7 +15,12 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    TransactionRetryError,
+)
 from taskguard.ledger.connections.deadlines import Deadline, answered_within
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
@@ -281,7 +286,7 @@ class Database:
         """After a restart of the server the pool holds dead connections: once more, then no."""
         try:
             return ask()
-        except (LockTimeoutError, NoConnectionError):
+        except (LockTimeoutError, NoConnectionError, CommitUnknownError):
             raise
         except LedgerUnavailableError:
             return ask()

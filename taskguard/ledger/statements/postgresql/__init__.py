@@ -22,10 +22,8 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
-    RowRef,
 )
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
-from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
 from taskguard.ledger.tables import FREE, KEYS, of_claim
 from taskguard.locks.base import Renewal
@@ -127,23 +125,21 @@ class PostgreSQLStatements(Statements):
         return _held(found, None)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
-        """With the user's own row in the statement, where that is NEW; else None."""
+        """Between a read and an UPDATE of the user's own row, where that is NEW; else None."""
         assert request.row is not None  # noqa: S101
-        dialect = self.database.engine.dialect
-        values = self._asked(request) | own_row.values(request.row, dialect)
-        try:
-            *found, _torn = self.database.ask(self._with_row(request.row).claim, values)[0]
-        except dialect.loaded_dbapi.DataError as error:
-            if getattr(error, "sqlstate", None) != own_row.TORN_STATE:
-                raise
-            return None
-        answered = _answered(request, _Found(*found), Place.NEW)
-        return answered if isinstance(answered, Claimed) else None
-
-    def _with_row(self, ref: RowRef) -> own_row.Statements:
-        return own_row.statements(
-            rows.declared_of(ref), self.database.engine.dialect, _CLAIM, _COMPLETE
-        )
+        limit_s = self.database.lock_timeout_s
+        with self.database.transaction(lock_timeout_s=limit_s, claim=True) as db:
+            own = rows.read(db, request.row, lock=True)
+            if own is not None and rows.place(request.row, own, None) is Place.NEW:
+                found = _Found(*self.database.ask_in(db, _CLAIM, self._asked(request))[0])
+                claimed = _answered(request, found, Place.NEW)
+                # A record that is PROCESSING, though the row was set back, is more than a takeover.
+                if isinstance(claimed, Claimed) and found.state != State.PROCESSING.value:
+                    fence = claimed.claim.fence
+                    if fence > (own.fence or 0) and rows.claim(db, request.row, own, fence):
+                        return claimed
+            db.rollback()
+        return None
 
     def _asked(self, request: ClaimRequest) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -187,31 +183,17 @@ class PostgreSQLStatements(Statements):
         if not self.sees_the_end(claim):
             return super().complete(db, claim, result_json)
         values = _ending(claim, result_json, begun=True)
-        if claim.row is None:
-            return bool(self.database.ask_in(db, _COMPLETE, values))
-        values |= own_row.values(claim.row, self.database.engine.dialect)
-        complete = self._with_row(claim.row).complete
-        own, finished = self.database.ask_in(db, complete, values)[0]
-        if not own:
-            raise rows.RowMovedError(rows.read(db, claim.row))
-        return bool(finished)
+        if claim.row is not None:
+            rows.complete(db, claim)
+        return bool(self.database.ask_in(db, _COMPLETE, values))
 
     def sees_the_end(self, claim: Claim) -> bool:
         return len(claim.keys) == 1 and not claim.formerly
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
-        if not self.sees_the_end(claim):
+        if not self.sees_the_end(claim) or claim.row is not None:
             return None
-        values = _ending(claim, result_json, begun=False)
-        if claim.row is None:
-            return bool(self.database.ask(_COMPLETE, values))
-        values |= own_row.values(claim.row, self.database.engine.dialect)
-        try:
-            complete = self._with_row(claim.row).complete_alone
-            _own, finished, _torn = self.database.ask(complete, values)[0]
-        except self.database.engine.dialect.loaded_dbapi.Error:
-            return False  # torn, or refused by what the row's owner made of it: a constraint
-        return bool(finished)
+        return bool(self.database.ask(_COMPLETE, _ending(claim, result_json, begun=False)))
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         if claim.formerly:
