@@ -22,7 +22,7 @@ from typing import NamedTuple
 from taskguard.errors import KeyTemplateError
 from taskguard.keys.arguments import Arguments, check_name
 from taskguard.keys.template import MAX_TEMPLATE_CHARS, Template, TemplateProblemError, parse
-from taskguard.keys.values import BYTES, Allowance, RefusedValueError, escape, shorten, text_of
+from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, text_of
 
 __all__ = [
     "MAX_KEYS",
@@ -90,7 +90,7 @@ def key(template: str, /, **values: object) -> str:
             f"key {_describe(template)}: {problem}. Values given: {given}.",
             template=template if template_is_text else _describe(template),
         ) from None
-    return _FinishedKey(parsed.fill(values, task=None, allowance=Allowance()))
+    return _FinishedKey(parsed.fill(values, task=None))
 
 
 _parse_once = lru_cache(maxsize=256)(parse)
@@ -155,14 +155,13 @@ class KeyFunction:
             TypeError: the arguments do not fit the task's signature.
         """
         values = self._arguments.bind(args, kwargs)
-        allowance = Allowance()
         found: list[str] = []
         names: list[str] = []
         for part in self._parts:
             if isinstance(part, Template):
-                several = [part.fill(values, task=self.task, allowance=allowance)]
+                several = [part.fill(values, task=self.task)]
             else:
-                several = part.keys(values, task=self.task, allowance=allowance)
+                several = part.keys(values, task=self.task)
             found += several
             names.append(_BETWEEN_KEYS.join(several))
         if len(found) == 1:
@@ -242,9 +241,8 @@ class TextFunction:
             TypeError: the arguments do not fit the task's signature.
         """
         values = self._arguments.bind(args, kwargs)
-        allowance = Allowance()
         return {
-            name: template.text(values, task=self._task, allowance=allowance)
+            name: template.text(values, task=self._task)
             for name, template in self._templates.items()
         }
 
@@ -319,7 +317,7 @@ class _Callable:
         self.source = _callable_name(function)
         self._check()
 
-    def keys(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> list[str]:
+    def keys(self, values: Mapping[str, object], *, task: str) -> list[str]:
         """The keys that the callable names for these arguments, in its order; a set's sorted."""
         result = self._call(values)
         found: list[str] = []
@@ -328,7 +326,7 @@ class _Callable:
             for text in _texts(result):
                 if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                found.append(finish_key(text, allowance))
+                found.append(finish_key(text))
                 each.add(found[-1])
                 if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
                     raise _too_many()
@@ -370,7 +368,7 @@ def _texts(result: object) -> Iterable[object]:
     raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
 
 
-def finish_key(text: object, allowance: Allowance | None = None) -> str:
+def finish_key(text: object) -> str:
     """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
     if isinstance(text, _FinishedKey):
         return str(text)
@@ -378,5 +376,5 @@ def finish_key(text: object, allowance: Allowance | None = None) -> str:
         raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
     if not str.__len__(text):
         raise RefusedValueError("returned empty text: all such calls would share one key")
-    escaped = escape((allowance or Allowance()).take(text_of(text)))
+    escaped = escape(text_of(text))
     return shorten(escaped.replace("%3A", ":").replace("%2F", "/"))

@@ -51,10 +51,6 @@ class Statements:
 
     # -- a holder's transaction ---------------------------------------------------------------
 
-    def begin(self, engine: sa.Engine, *, idle_s: float) -> sa.Connection:
-        """A connection of `engine` in a transaction that the server ends once it idles for long."""
-        return self.database.twice(lambda: self.database.begin(engine, idle_s=idle_s))
-
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
         """The same bounds for a transaction that is open on a connection of the user's own.
 

@@ -112,7 +112,7 @@ class Transactions:
             return GuardedTransaction(self, claim, adapter_of(on, claim))
         pools = self.database.pools
         share = pools.of_body(_depth()) if of_body else pools.ledgers
-        own = OwnConnection(self.statements, share, idle_s=self.idle_s, of_body=of_body)
+        own = OwnConnection(self.statements.database, share, idle_s=self.idle_s, of_body=of_body)
         return GuardedTransaction(self, claim, own, look_first=look_first)
 
     def elsewhere(self, engine: sa.Engine) -> Transactions:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import sqlalchemy as sa
 
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.pools import Share
 from taskguard.ledger.connections.sessions import BodySession
-from taskguard.ledger.statements import Statements
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 
 __all__ = ["OwnConnection"]
@@ -18,7 +19,7 @@ class OwnConnection(TransactionAdapter):
     """A connection of a share, which is as it was before when it goes back.
 
     Args:
-        statements: by which it begins.
+        database: by which it begins.
         share: whose connections these are.
         idle_s: for how long the transaction may idle.
         of_body: a body has it, which may change its session.
@@ -26,11 +27,9 @@ class OwnConnection(TransactionAdapter):
 
     lent = False
 
-    def __init__(
-        self, statements: Statements, share: Share, *, idle_s: float, of_body: bool
-    ) -> None:
+    def __init__(self, database: Database, share: Share, *, idle_s: float, of_body: bool) -> None:
         self.kind = share.engine.dialect.name
-        self._statements = statements
+        self._database = database
         self._share = share
         self._idle_s = idle_s
         self._of_body = of_body
@@ -39,9 +38,10 @@ class OwnConnection(TransactionAdapter):
         del connect
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self._share.turn())
-            self._db = stack.enter_context(self._statements.begin(engine, idle_s=self._idle_s))
+            begin = functools.partial(self._database.begin, engine, idle_s=self._idle_s)
+            self._db = stack.enter_context(self._database.twice(begin))
             if self._of_body:
-                dialect = self._statements.database.dialect
+                dialect = self._database.dialect
                 session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
                 stack.callback(session.end)
             self._stack = stack.pop_all()

@@ -232,19 +232,22 @@ def _answered(
     request: ClaimRequest, found: _Found, place: Place | None = None
 ) -> ClaimAnswer | None:
     row = found if found.id is not None else None
+    fence, attempt = found.granted_fence, found.claimed_attempts
+    if row is None and fence is not None and attempt is not None:
+        return Claimed(Claim(request, fence))  # the first, by the statement's own word
     recorded = found.recorded_retries, found.recorded_copy
     decision = decide_row(request, row, recorded, found.now_us, place)
     if decision is Decision.AGAIN:
         return None  # the statement knows of the record alone
-    if found.granted_fence is not None and found.claimed_attempts is not None:
+    if fence is not None and attempt is not None:
         return Claimed(
-            Claim(request, found.granted_fence),
-            attempt=found.claimed_attempts,
+            Claim(request, fence),
+            attempt=attempt,
             takeover=decision is Decision.TAKEOVER,
             crashes=found.claimed_crashes,
             progress_json=found.claimed_progress,
         )
-    if found.granted_fence is not None or decision is Decision.BURY:
+    if fence is not None or decision is Decision.BURY:
         return None
     if decision not in CLAIMABLE:
         return answer(request, row, decision, found.now_us)
