@@ -90,10 +90,6 @@ class Database:
             apart=self.dialect.claims_apart,
             one=self.dialect.one_writer,
         )
-        # Of several statements of our own, which SQLAlchemy is to keep together, and which have to
-        # see the newest rows whatever the Engine's or the role's default is.
-        postgresql = self.engine.dialect.name == "postgresql"
-        self._level = {"isolation_level": "READ COMMITTED"} if postgresql else {}
 
     @property
     def place(self) -> str:
@@ -148,8 +144,8 @@ class Database:
                 longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
                 answered = answered_within(longest_s, driver_of(db), place=self.place)
                 db.info[_DEADLINE] = stack.enter_context(answered)
-            if self._level:
-                db = db.execution_options(**self._level)
+            if self.dialect.options:
+                db = db.execution_options(**self.dialect.options)
             stack.enter_context(db.begin())
             if lock_timeout_s is not None:
                 apart = (renewal or claim) and self.dialect.claims_apart

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -45,9 +46,12 @@ class Dialect(ABC):
         locks_joined: a row can be locked where it is joined by an outer join.
         claims_apart: claims go by connections that no body has, whose settings can stay as claims
             want them.
+        options: of a connection for several statements of the ledger's own, which SQLAlchemy is to
+            keep together, and which have to see the newest rows whatever the default is.
     """
 
     one_writer = False
+    options: Mapping[str, str] = MappingProxyType({})
     lock_timeouts_abort = False
     locks_joined = True
 

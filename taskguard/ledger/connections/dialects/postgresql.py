@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -45,6 +46,7 @@ class PostgreSQL(OnConflict):
     insert = staticmethod(insert)
     lock_timeouts_abort = True
     locks_joined = False
+    options = MappingProxyType({"isolation_level": "READ COMMITTED"})
 
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
