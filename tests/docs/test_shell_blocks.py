@@ -21,7 +21,6 @@ import taskguard_rq
 from support.pages import PAGES, ROOT, commands_of, inline_commands_of
 from taskguard.cli import main
 from taskguard.delivery import Delivery, MessageRef
-from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.policy import Policy
 
