@@ -21,6 +21,8 @@ import taskguard_rq
 from support.page_surroundings import SURROUNDINGS, Place, stand_ins
 from support.pages import PAGES, blocks_of
 
+pytestmark = pytest.mark.once
+
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
 ON_POSTGRESQL = {"docs/how-to/asyncio.md"}  # SQLite's asynchronous driver is no dependency
 BY_SETTINGS = {"docs/how-to/django.md"}  # `atomic()` belongs to the ledger of Django's settings

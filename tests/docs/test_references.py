@@ -15,6 +15,8 @@ from taskguard import errors, events
 from taskguard.policy import Policy
 from taskguard.states import BY_ROW, TRANSITIONS, State
 
+pytestmark = pytest.mark.once
+
 TESTS = ROOT / "tests"
 
 

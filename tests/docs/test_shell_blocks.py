@@ -24,6 +24,8 @@ from taskguard.delivery import Delivery, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.policy import Policy
 
+pytestmark = pytest.mark.once
+
 LANGUAGES = {"python", "sh", "text", "{toctree}", "{eval-rst}"}
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

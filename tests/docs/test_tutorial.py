@@ -24,6 +24,8 @@ from support.families import Family
 from support.pages import Block, blocks_of
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.once
+
 PAGE = "docs/tutorial.md"
 STAY = ("worker",)  # until they are stopped
 COMMANDS = Path(sysconfig.get_path("scripts"))

@@ -12,6 +12,8 @@ import pytest
 from support.pages import ROOT
 from taskguard import events
 
+pytestmark = pytest.mark.once
+
 RUNBOOK = ROOT / "docs" / "how-to" / "production.md"
 LEVELS = {"warning", "error", "critical", "exception"}
 # What is logged as it was made elsewhere, by what it says.
