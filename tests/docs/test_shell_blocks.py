@@ -31,7 +31,6 @@ COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them
 SHOP = """
-import taskguard
 from celery import Celery
 from taskguard_celery import guarded_task
 
@@ -63,6 +62,9 @@ def test_every_command_has_somebody_who_tries_it() -> None:
     """One of another program needs its test."""
     tried = {"make", "pip", "taskguard", "alembic", ".ci/run", *IN_THE_TUTORIAL}
     assert {shlex.split(command)[0] for command in COMMANDS} <= tried
+    for page in set(PAGES) - {"docs/tutorial.md"}:
+        programs = {shlex.split(command)[0] for _, command in commands_of(page)}
+        assert not programs & IN_THE_TUTORIAL, page
 
 
 @pytest.mark.parametrize("page", PAGES)
