@@ -163,8 +163,9 @@ class SqlLedger:
         completed = self._complete_alone(claim, result_json)
         if completed:
             return
-        if completed is False:
+        if completed is False and claim.row is None:
             raise stale(claim)
+        # A transaction says what became of the user's row.
         try:
             self._complete_in_transaction(claim, result_json)
         except TransactionRetryError:  # it did not happen; the body need not run again

@@ -81,17 +81,17 @@ def test_an_interrupt_as_the_lease_is_kept_leaves_none(
 ) -> None:
     """What a signal handler raises there: nothing is renewed for ever."""
     dog = pg.tg.runner.watchdog
-    keep = dog.keep
+    keep = dog.track
 
     class SoftTimeLimitError(Exception):
         pass
 
     def interrupted(kept: Any) -> None:
         keep(kept)
-        monkeypatch.setattr(dog, "keep", keep)
+        monkeypatch.setattr(dog, "track", keep)
         raise SoftTimeLimitError
 
-    monkeypatch.setattr(dog, "keep", interrupted)
+    monkeypatch.setattr(dog, "track", interrupted)
 
     @pg.tg.guarded(key="order:<n>", ttl_s=5.0)
     def ship(n: int, guard: Guard) -> None:

@@ -32,10 +32,13 @@ found as materialized (
     left join taskguard_work w on w.id = %(work)s::text
     left join taskguard_messages m on m.message = %(message)s::text and m.work = %(work)s::text
 ),
+--| own_row_locked
 granted as (
     insert into taskguard_keys as k (key, fence, owner, lease_until)
     select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
-    from found where eligible
+    from found
+    --| and_own_row
+    where eligible
     on conflict (key) do update set
         fence = case
             when k.owner = excluded.owner then k.fence
@@ -88,6 +91,7 @@ claimed as (
     end
     returning w.attempts, w.crashes, w.progress
 )
+--| own_row_moved
 select
     found.*,
     granted.fence as granted_fence,
