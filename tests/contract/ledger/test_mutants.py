@@ -108,7 +108,7 @@ def without_fence_checks(made: Mutation) -> None:
         postgresql,
         "_COMPLETE",
         (" and " + check.format(""), ""),
-        (" and w.state = 'PROCESSING'\n    and w." + check.format("w."), ""),
+        (" and w.state = 'PROCESSING'\n        and w." + check.format("w."), ""),
     )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
