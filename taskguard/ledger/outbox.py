@@ -42,8 +42,8 @@ class Overdue:
     Attributes:
         work: its id.
         task: the task's name.
-        message: the call's message, with the highest numbers that are known: a copy with lower
-            ones would be superseded.
+        message: the call's message, with the highest numbers that are known: a message with
+            lower ones would be superseded.
         call: how the message is sent again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
@@ -147,7 +147,9 @@ def overdue(
         numbers = sa.select(MESSAGES).where(
             MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
         )
-        recorded = {(row.message, row.work): (row.retries, row.copy) for row in db.execute(numbers)}
+        recorded = {
+            (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
+        }
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
@@ -161,8 +163,8 @@ def _message_of(row: Any) -> str:
 
 def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, copy = max(claimed, recorded.get((message, row.id), (0, 0)))
-    ref = MessageRef(message, retries, copy)
+    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
+    ref = MessageRef(message, retries, deferrals)
     return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
 
 

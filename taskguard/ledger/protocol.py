@@ -57,19 +57,21 @@ _PLAIN_ID_CHARS = MAX_KEY_BYTES // 4
 
 @dataclass(frozen=True, slots=True)
 class MessageRef:
-    """A delivery's message: its identity, its retry number, its copy number.
+    """A delivery's message: its identity, how often it was retried and put off.
 
     An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
     database's indexes have a limit.
 
     Attributes:
+        retries: how often the queue has retried it; taskguard spends none of these.
+        deferrals: how often taskguard has put it off since the last retry, or before the first.
         sending: what tells one sending of this id from another, where that is known: senders may
-            use one twice, also for the same work. Retries and copies are of the same sending.
+            use one twice, also for the same work. Retries and deferrals are of the same sending.
     """
 
     id: str
     retries: int = 0
-    copy: int = 0
+    deferrals: int = 0
     sending: str = ""
 
     def __post_init__(self) -> None:
@@ -87,8 +89,8 @@ class MessageRef:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Deliveries of a message in their order: first by retries, then by copies."""
-        return self.retries, self.copy
+        """Deliveries of a message in their order: first by retries, then by deferrals."""
+        return self.retries, self.deferrals
 
 
 class DeclaredRow(Protocol):
@@ -391,12 +393,12 @@ class Ledger(Protocol):
         ...
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the message's next copy and record its number; False if superseded.
+        """Publish the message again and record its number of deferrals; False if superseded.
 
-        The number is the message's in this work: of another work that the same id was used for it
-        says nothing.
+        The number is the message's in this work: it says nothing of another work that the same id
+        was used for.
 
-        Holds the message's row locked while `publish(copy + 1)` runs, and commits the number
+        Holds the message's row locked while `publish(deferrals + 1)` runs, and commits the number
         only after it returned, so that a crash in between leaves one copy too many, never one
         too few, and fifty duplicates at once leave one copy, not fifty.
         """

@@ -229,19 +229,19 @@ class SqlLedger:
     # -- deferrals ----------------------------------------------------------------------------
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the next copy under the message's row lock, then commit its number."""
-        copy = request.message.copy + 1
+        """Publish the message again under its row lock, then commit its number of deferrals."""
+        deferrals = request.message.deferrals + 1
         if request.work is None:  # a plain lock: no claim of it asks for numbers
-            publish(copy)
+            publish(deferrals)
             return True
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             now_us = self._database.now_us(db)
-            if not self._database.dialect.raise_copy(
-                db, request.message, copy, work=request.work, now_us=now_us
+            if not self._database.dialect.raise_deferrals(
+                db, request.message, deferrals, work=request.work, now_us=now_us
             ):
                 return False
             with self._database.elsewhere_meanwhile(db):
-                publish(copy)
+                publish(deferrals)
             return True
 
     # -- for people ---------------------------------------------------------------------------

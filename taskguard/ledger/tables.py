@@ -141,7 +141,7 @@ MESSAGES = sa.Table(
     sa.Column("message", _Exact(key_chars=255), primary_key=True),
     sa.Column("work", _Exact(key_chars=512), primary_key=True),
     sa.Column("retries", sa.Integer, nullable=False),
-    sa.Column("copy", sa.Integer, nullable=False),
+    sa.Column("deferrals", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
     **_INNODB,
 )

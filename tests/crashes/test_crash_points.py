@@ -207,5 +207,5 @@ def _expect_every_boundary(rig: CrashRig, points: set[str]) -> None:
         point.rpartition(" ")[0] for point in known
     }
     if rig.queue == "rq":
-        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and numbers no copies
+        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and records no deferrals
     assert missing <= set(ELSEWHERE), f"no delivery comes by {sorted(missing - set(ELSEWHERE))}"

@@ -331,7 +331,7 @@ FAULTS = (
         25,
         "a body takes longer than the visibility timeout",
         {
-            "celery/test_copies.py": (
+            "celery/test_deferrals.py": (
                 "test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost",
                 "test_a_message_never_has_more_than_two_live_copies",
             ),

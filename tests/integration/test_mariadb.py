@@ -189,7 +189,7 @@ def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) ->
     ledger = SqlLedger(engine)
     ledger.create_schema()
     ledger.complete(claim(ledger).claim, None)
-    assert ledger.defer(request(2), lambda copy: None)
+    assert ledger.defer(request(2), lambda deferrals: None)
     with engine.connect() as db:
         assert (db.execute(settings).one(), db.get_isolation_level()) == before
     engine.dispose()
@@ -275,7 +275,7 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
         message = MessageRef(f"m{number}")
         claimed = claim(ledger, number, message=message)
         assert ledger.renew([claimed.claim]) == [Renewal.RENEWED]
-        assert ledger.defer(request(number, message=message), lambda copy: None)
+        assert ledger.defer(request(number, message=message), lambda deferrals: None)
         with ledger.transaction(claimed.claim) as tx:
             assert tx.db.execute(limit).scalar() == servers
             tx.complete(claimed.claim, None)
@@ -729,7 +729,9 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
     ledger = shop.ledger
     for number in (1, 2, 3):
         claimed = claim(ledger, number, message=MessageRef(f"m{number}"))
-        assert ledger.defer(request(number, message=MessageRef(f"m{number}")), lambda copy: None)
+        assert ledger.defer(
+            request(number, message=MessageRef(f"m{number}")), lambda deferrals: None
+        )
         ledger.fail(claimed.claim, "x")
     with shop.engine.begin() as db:
         for table in ("work", "keys", "messages"):

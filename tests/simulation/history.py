@@ -140,10 +140,10 @@ class History:
             if told.value not in ("done", None):
                 raise ViolationError("S8", f"{message.id} was told {told.value!r}")
         elif isinstance(told, Deferred):
-            self._expect_copy(message)
+            self._expect_later(message)
         elif isinstance(told, Dropped):
             if told.reason == "superseded":
-                self._expect_copy(message)
+                self._expect_later(message)
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
                 raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
@@ -152,7 +152,7 @@ class History:
         elif state is not State.DONE:
             raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
 
-    def _expect_copy(self, message: Message) -> None:
+    def _expect_later(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.name]):
             raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
 

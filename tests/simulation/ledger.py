@@ -134,7 +134,7 @@ class MemoryLedger:
         self.keys: dict[str, KeyRow] = {}
         self.works: dict[str, Work] = {}
         # The highest number of a message in a work.
-        self.copies: dict[tuple[str, str | None], tuple[int, int]] = {}
+        self.numbers: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
@@ -236,7 +236,7 @@ class MemoryLedger:
         """What is on record of its work, under each id that this has."""
         ids = (request.work, *request.formerly)
         rows = tuple(self.works.get(work or "") for work in ids)
-        numbers = tuple(self.copies.get(self.numbered(request, work), (0, 0)) for work in ids)
+        numbers = tuple(self.numbers.get(self.numbered(request, work), (0, 0)) for work in ids)
         return Records(rows, numbers, self.now_us())
 
     def _decide(self, request: ClaimRequest) -> tuple[Records, Decision]:
@@ -496,14 +496,14 @@ class MemoryLedger:
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         by = object()
-        row, copy = self.numbered(request, request.work), request.message.copy + 1
-        number = request.message.retries, copy
+        row, deferrals = self.numbered(request, request.work), request.message.deferrals + 1
+        number = request.message.retries, deferrals
         try:
             with self.locking(by, [("message", f"{row}")]):
-                if self.copies.get(row, (0, 0)) >= number:
+                if self.numbers.get(row, (0, 0)) >= number:
                     return False
-            publish(copy)  # others may go on meanwhile; the message's row stays locked
-            self.copies[row] = number
+            publish(deferrals)  # others may go on meanwhile; the message's row stays locked
+            self.numbers[row] = number
             return True
         finally:
             self.unlock(by)
@@ -530,7 +530,9 @@ class MemoryLedger:
                 error=f"requeued: {reason}",
                 finished=None,
             )
-            self.copies = {each: number for each, number in self.copies.items() if each[1] != work}
+            self.numbers = {
+                each: number for each, number in self.numbers.items() if each[1] != work
+            }
             return True
 
     def view(self, work: str) -> WorkView | None:

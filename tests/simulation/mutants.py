@@ -99,7 +99,7 @@ def _no_nonce(world: World) -> None:
 
 def _drop_duplicates_in_progress(world: World) -> None:
     """Somebody is at it, so this delivery is acknowledged, and no copy is left behind."""
-    world.publish_copies = False
+    world.publishes_again = False
 
 
 def _takeover_at_once(world: World) -> None:

@@ -193,9 +193,9 @@ class PortLedger(Boundary):
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """The transaction around a publish; its COMMIT may get lost."""
 
-        def publish_and_lose(copy: int) -> None:
-            publish(copy)
-            raise LedgerUnavailableError("defer: the copy's number was not committed")
+        def publish_and_lose(deferrals: int) -> None:
+            publish(deferrals)
+            raise LedgerUnavailableError("defer: the number of deferrals was not committed")
 
         self.world.boundary(self.process, "ledger.defer asked")
         lost = self.world.loses("ledger.defer")

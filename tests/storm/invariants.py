@@ -121,7 +121,7 @@ class Findings:
                     yield f"{name}: the token went back from {change.old_fence} to {change.fence}"
 
     def _s7_answers_are_true(self) -> Iterator[str]:
-        """Answered as done: it is. Superseded: a copy or a retry of the message came before."""
+        """Answered as done: it is. Superseded: a deferral or a retry of the message came before."""
         for line in self.events["duplicate"]:
             key = line["key"]
             if line["reason"] == "done":

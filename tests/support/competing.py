@@ -75,7 +75,7 @@ def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
 
 def _put_off(ledger: SqlLedger, request: ClaimRequest) -> bool:
     try:
-        return ledger.defer(request, lambda copy: None)
+        return ledger.defer(request, lambda deferrals: None)
     except LedgerUnavailableError:
         return False
 

@@ -52,7 +52,7 @@ class GuardedRow:
         done: the state that it ends in.
         dead: the state in which it is left after `max_crashes`; None: `processing`.
         on_missing: there is no such row: "raise" (RowMissingError; the default), "skip"
-            (acknowledged, with an event), "defer" (a copy later, until `retention_s`: for a
+            (acknowledged, with an event), "defer" (put off, until `retention_s`: for a
             message that is sent before its row is committed).
         on_ineligible: it is in none of these states (`CANCELLED`): the same, with
             RowIneligibleError; "defer" is for a step whose message may come before the step before.

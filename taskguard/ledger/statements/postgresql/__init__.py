@@ -46,7 +46,7 @@ class _Found(NamedTuple):
 
     now_us: int
     recorded_retries: int
-    recorded_copy: int
+    recorded_deferrals: int
     id: str | None
     message: str
     retries: int
@@ -155,7 +155,7 @@ class PostgreSQLStatements(Statements):
             "task": request.task,
             "message": request.message.name,
             "retries": request.message.retries,
-            "copy": request.message.copy,
+            "deferrals": request.message.deferrals,
             "max_crashes": request.max_crashes,
             # The user's own row tells for ever what was done.
             "may_create": request.may_create or request.row is not None,
@@ -235,7 +235,7 @@ def _answered(
     fence, attempt = found.granted_fence, found.claimed_attempts
     if row is None and fence is not None and attempt is not None:
         return Claimed(Claim(request, fence))  # the first, by the statement's own word
-    recorded = found.recorded_retries, found.recorded_copy
+    recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us, place)
     if decision is Decision.AGAIN:
         return None  # the statement knows of the record alone
