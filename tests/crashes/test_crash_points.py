@@ -44,7 +44,7 @@ ELSEWHERE = {
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
-    "locks.give_back": "the lock server forgot a holder; tests/integration",
+    "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }
 

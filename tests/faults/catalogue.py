@@ -126,7 +126,7 @@ FAULTS = (
                 "TestLostReply::test_of_acquire_and_of_its_retry",
                 "TestLostReply::test_of_renew",
                 "TestLostReply::test_of_release",
-                "TestLostReply::test_of_give_back",
+                "TestLostReply::test_of_hand_over",
             ),
             "unit/test_watchdog.py": (
                 "test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again",

@@ -111,9 +111,9 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
-            "give_back", lambda: self.world.locks.give_back(keys, owner, to=to, ttl_s=ttl_s)
+            "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
