@@ -165,7 +165,7 @@ class Runner:
         try:
             other = self.ledger.done_elsewhere(self.request(delivery))
         except TaskguardError as error:
-            logger.debug("%s: other works of it are not known: %s", delivery.key, error)
+            logger.debug("%s: other work of the message is not known: %s", delivery.key, error)
             other = None
         now_s = self.clock.monotonic_s()
         self._looks_again_at_s = now_s + _LOOKING_SHARE * (now_s - started_s)

@@ -1,4 +1,4 @@
-"""What a ledger has to offer: the fence authority and the state machine of works.
+"""What a ledger has to offer: who grants fences, and the state machine of work.
 
 Guarantees of every ledger:
 * a key's fence only grows, and every claim of a key gets a higher one than the claim before;
@@ -439,7 +439,7 @@ class OperatorLedger(Ledger, Protocol):
     """What people ask of it: by `taskguard work`, `ledger` and `purge`, and by the admin."""
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of works in a state, those that started last first."""
+        """The records of all work in a state, what started last first."""
         ...
 
     def requeue(self, work: str, *, reason: str) -> bool:
@@ -451,7 +451,7 @@ class OperatorLedger(Ledger, Protocol):
         ...
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
 
         Raises ConfigurationError where that is too early.
         """
@@ -467,7 +467,7 @@ class OperatorLedger(Ledger, Protocol):
 
 
 class OutboxLedger(Ledger, Protocol):
-    """One that stores how works' messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+    """One that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
@@ -481,17 +481,17 @@ class OutboxLedger(Ledger, Protocol):
     def enqueue_external(
         self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """The same in the transaction that another library has open on `foreign`."""
+        """The same in the transaction that another library has open on `external`."""
         ...
 
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
     ) -> list[Overdue]:
-        """Works whose message nobody seems to have."""
+        """Work that is overdue; `outbox.py` says when it is."""
         ...
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these works were sent again; not `counted`: only tried."""
+    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these were sent again; not `counted`: only tried."""
         ...
 
     def abandon(self, work: Overdue, *, error: str) -> bool:

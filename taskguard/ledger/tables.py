@@ -126,7 +126,7 @@ WORK = sa.Table(
     **_INNODB,
 )
 
-# Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
+# Only work whose call is stored is in it: for the rest, changes of a row stay cheap.
 sa.Index(
     "taskguard_work_due",
     WORK.c.due,

@@ -338,7 +338,7 @@ def test_a_hook_may_run_a_guarded_body_on_the_same_connection(rig: DjangoRig) ->
 
 
 def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> None:
-    """Six at the same works: one effect each."""
+    """Six at the same work items: one effect each."""
     from django.db import connections
 
     from taskguard_django import atomic, checkpoint

@@ -143,7 +143,7 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
 
 
 def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
-    """A warning names both works; only of a message that the queue says it has delivered before."""
+    """A warning names both work ids, but only of a message that the queue has delivered before."""
     Guarded(shop, **WAS).deliver()
     changed = Guarded(shop, key="shop:<shop>:order:<order_id>")
     changed.deliver(redelivered=True)

@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_tables_of_version_1_become_todays(url: str) -> None:
-    """With all that is on record: numbers in their work, works by message named by key, too.
+    """With all that is on record: numbers in their work, work by message is named by key, too.
 
     Deferrals begin at 0 again: messages that are on their way carry theirs in another header.
     """

@@ -48,7 +48,7 @@ def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> No
     for deferrals in range(3):
         assert isinstance(deliver(pg, never, deferrals), Deferred)
         assert pg.states == ["NEW"]
-    with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*works requeue"):
+    with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*work requeue"):
         deliver(pg, never, 3)
     assert (pg.effects, pg.states) == ([], ["FAILED"])
     view = pg.ledger.view("ship order:1")

@@ -1,4 +1,4 @@
-"""`taskguard work`: DEAD works are found, looked at, and given another try."""
+"""`taskguard work`: DEAD work is found, looked at, and given another try."""
 
 from __future__ import annotations
 

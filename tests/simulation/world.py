@@ -79,7 +79,7 @@ class Task:
         """The work's id before the deploy, which is its name here."""
         return self._work(self.key, message)
 
-    def works(self, message: str) -> tuple[str, ...]:
+    def work_ids(self, message: str) -> tuple[str, ...]:
         """The ids of all records of a work: that after the deploy, that before it."""
         former = self.work(message)
         return (self._work(CHANGED + self.key, message), former) if self.changed else (former,)
@@ -274,7 +274,7 @@ class Worker:
 
     def _deliver(self, message: Message) -> Any:
         task = message.task
-        keys, (work, *formerly) = (task.key,), task.works(message.id)
+        keys, (work, *formerly) = (task.key,), task.work_ids(message.id)
         if self.former:
             work, formerly = task.work(message.id), []
         elif task.changed == "key":
@@ -575,7 +575,7 @@ class World:
         guards = self._claimed_by.setdefault(claim.work_ids[-1], set())
         before = len(guards)
         guards.add(bool(claim.formerly))
-        self.counts["works claimed under two guards"] += (before, len(guards)) == (1, 2)
+        self.counts["work claimed under two guards"] += (before, len(guards)) == (1, 2)
 
     def begin(self, process: Process, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         tx = self.ledger.begin(claim, look_first=look_first)

@@ -87,8 +87,8 @@ def _mysql_unless(table: str, column: str, statement: str) -> tuple[str, ...]:
 STEPS: tuple[Step, ...] = (
     Step(
         to=2,
-        why="the numbers of a message belong to its work, for an id may be used for two; works by "
-        "message are named by message and key; rounds that the database ended are counted; the "
+        why="the numbers of a message belong to its work, for an id may be used for two; work by "
+        "message is named by message and key; rounds that the database ended are counted; the "
         "column `copy` is named `deferrals`, and begins at 0 again",
         statements={
             "postgresql": (

@@ -197,7 +197,7 @@ class MemoryBook(Book):
         return self.ledger.keys.get(f"order:{number}")
 
     def work(self, number: int = 1) -> Any:
-        return self.ledger.works.get(f"ship order:{number}")
+        return self.ledger.work_items.get(f"ship order:{number}")
 
     def put(
         self,
@@ -209,11 +209,11 @@ class MemoryBook(Book):
         ledger = self.ledger
         ledger.keys = {} if key is None else {"order:1": KeyRow(**key)}
         ledger.numbers = {("m", work_id): number for work_id, number in _numbers(recorded).items()}
-        ledger.works = {}
+        ledger.work_items = {}
         if work is not None:
             values = {**work, "state": State(work["state"]), "final": bool(work["final"])}
             fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
-            ledger.works["ship order:1"] = Work(started=1, **fixed, **values)
+            ledger.work_items["ship order:1"] = Work(started=1, **fixed, **values)
 
     def locked(self, table: str, number: int = 1) -> AbstractContextManager[None]:
         name = f"order:{number}" if table == "keys" else f"ship order:{number}"
@@ -234,10 +234,10 @@ class MemoryBook(Book):
         return dict(self.ledger.numbers)
 
     def states(self) -> dict[str, str]:
-        return {work.id: work.state.value for work in self.ledger.works.values()}
+        return {work.id: work.state.value for work in self.ledger.work_items.values()}
 
     def forget(self) -> None:
-        for rows in (self.ledger.keys, self.ledger.works, self.ledger.numbers):
+        for rows in (self.ledger.keys, self.ledger.work_items, self.ledger.numbers):
             rows.clear()
 
     def close(self) -> None:
@@ -247,15 +247,15 @@ class MemoryBook(Book):
         ledger, key, work = self.ledger, f"order:{number}", f"ship order:{number}"
         if key in ledger.keys:
             ledger.keys[key] = replace(ledger.keys[key], lease_until=1)
-        if work in ledger.works:
-            ledger.works[work] = replace(ledger.works[work], lease_until=1)
+        if work in ledger.work_items:
+            ledger.work_items[work] = replace(ledger.work_items[work], lease_until=1)
 
     def expire_all(self) -> None:
-        for rows in (self.ledger.keys, self.ledger.works):
+        for rows in (self.ledger.keys, self.ledger.work_items):
             rows.update({name: replace(row, lease_until=1) for name, row in rows.items()})
 
     def is_leased(self) -> bool:
-        return all(work.lease_until > 1 for work in self.ledger.works.values())
+        return all(work.lease_until > 1 for work in self.ledger.work_items.values())
 
 
 @pytest.fixture(

@@ -322,7 +322,7 @@ def test_a_retry_is_not_dropped_for_a_deferral_of_the_try_before_it(book: Any) -
 
 
 def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
-    """An id that is used twice, for two works: what was put off for one says nothing of the other,
+    """An id that is used for two work items: what was put off for one says nothing of the other,
     which is claimed, and put off, as if it were the first."""
     assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     book.ledger.give_back(book.claim(2).claim)

@@ -1,4 +1,4 @@
-"""Works that had another id before their guard was changed, beside workers with the former guard.
+"""Work that had another id before its guard was changed, beside workers with the former guard.
 
 The former guard names the work `ship order:1` and holds `order:1`; the new one names it
 `ship shop:1`, holds `shop:1` and, for it was declared with the former one, `order:1`.

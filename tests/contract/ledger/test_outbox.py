@@ -1,4 +1,4 @@
-"""Works whose calls are stored: when they are overdue, and what enqueueing one writes."""
+"""Work whose call is stored: when it is overdue, and what enqueueing one writes."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ def test_what_was_sent_is_overdue_again_after_a_while(book: Any) -> None:
 
 
 def test_pages_go_on_where_the_last_one_ended(book: Any) -> None:
-    """Also among works that are due at the same moment."""
+    """Also among work items that are due at the same moment."""
     for number in range(1, 6):
         enqueue(book, number)
     pass_time(book)
     first = book.ledger.overdue(limit=2)
     second = book.ledger.overdue(limit=2, after=first[-1])
     third = book.ledger.overdue(limit=2, after=second[-1])
-    works = [each.work for page in (first, second, third) for each in page]
-    assert works == [f"ship order:{number}" for number in range(1, 6)]
+    work_ids = [each.work for page in (first, second, third) for each in page]
+    assert work_ids == [f"ship order:{number}" for number in range(1, 6)]
 
 
 def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> None:

@@ -217,7 +217,7 @@ class PostgreSQLStatements(Statements):
             {
                 "owners": [str(claim.owner) for claim, _, _ in asked],
                 "fences": [claim.fence for claim, _, _ in asked],
-                "works": [work for _, _, work in asked],
+                "work_ids": [work for _, _, work in asked],
                 "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
                 "keys": [key for _, key, _ in asked],
                 "lock_timeout": self._lock_timeout,
@@ -280,9 +280,9 @@ def _bound(name: str) -> str:
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
     """Each of its keys, and each of its records, in as few pairs as have all of them."""
-    keys, works = claim.keys, claim.work_ids or (None,)
-    number = max(len(keys), len(works))
-    return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
+    keys, work_ids = claim.keys, claim.work_ids or (None,)
+    number = max(len(keys), len(work_ids))
+    return [(keys[at % len(keys)], work_ids[at % len(work_ids)]) for at in range(number)]
 
 
 def _renewal(claim: Claim, row: _FoundHold) -> str:
