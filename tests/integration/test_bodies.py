@@ -162,7 +162,7 @@ def test_a_read_only_database_puts_deliveries_off(pg: GuardedShop, pg_url: str) 
     pg.ledger.close()
     queue = NotingQueue()
     assert isinstance(pg.deliver(lambda guard: None, queue), Deferred)
-    assert queue.copies == [1]
+    assert queue.deferrals == [1]
 
 
 def test_the_current_guard_in_a_plain_lock_is_the_bodys(pg: GuardedShop) -> None:

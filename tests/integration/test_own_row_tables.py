@@ -86,7 +86,7 @@ def test_what_the_table_lacks_is_named_with_what_mends_it(pg: Shop, case: str) -
     assert isinstance(ship(), Deferred)
     assert pg.effects == []
     pg.change(str(caught.value).rpartition(": ")[2])
-    assert ship(copy=1) == Completed("ship")
+    assert ship(deferrals=1) == Completed("ship")
 
 
 def test_a_lacking_column_is_found_on_sqlite(shop: Shop) -> None:
@@ -95,7 +95,7 @@ def test_a_lacking_column_is_found_on_sqlite(shop: Shop) -> None:
     ship = shop.step()
     assert isinstance(ship(), Deferred)
     shop.change("alter table orders add column fence_token bigint")
-    assert ship(copy=1) == Completed("ship")
+    assert ship(deferrals=1) == Completed("ship")
 
 
 def test_a_table_elsewhere_is_named_with_where_it_was_looked_for(shop: Shop) -> None:

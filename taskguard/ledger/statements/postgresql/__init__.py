@@ -48,7 +48,7 @@ class _Found(NamedTuple):
 
     now_us: int
     recorded_retries: int
-    recorded_copy: int
+    recorded_deferrals: int
     id: str | None
     message: str
     retries: int
@@ -149,7 +149,7 @@ class PostgreSQLStatements(Statements):
             "task": request.task,
             "message": request.message.name,
             "retries": request.message.retries,
-            "copy": request.message.copy,
+            "deferrals": request.message.deferrals,
             "max_crashes": request.max_crashes,
             # The user's own row tells for ever what was done.
             "may_create": request.may_create or request.row is not None,
@@ -225,7 +225,7 @@ class PostgreSQLStatements(Statements):
             {
                 "owners": [str(claim.owner) for claim, _, _ in asked],
                 "fences": [claim.fence for claim, _, _ in asked],
-                "works": [work for _, _, work in asked],
+                "work_ids": [work for _, _, work in asked],
                 "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
                 "keys": [key for _, key, _ in asked],
                 "lock_timeout": self._lock_timeout,
@@ -243,7 +243,7 @@ def _answered(
     fence, attempt = found.granted_fence, found.claimed_attempts
     if row is None and fence is not None and attempt is not None:
         return Claimed(Claim(request, fence))  # the first, by the statement's own word
-    recorded = found.recorded_retries, found.recorded_copy
+    recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us, place)
     if decision is Decision.AGAIN:
         return None  # the statement knows of the record alone
@@ -288,9 +288,9 @@ def _bound(name: str) -> str:
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
     """Each of its keys, and each of its records, in as few pairs as have all of them."""
-    keys, works = claim.keys, claim.work_ids or (None,)
-    number = max(len(keys), len(works))
-    return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
+    keys, work_ids = claim.keys, claim.work_ids or (None,)
+    number = max(len(keys), len(work_ids))
+    return [(keys[at % len(keys)], work_ids[at % len(work_ids)]) for at in range(number)]
 
 
 def _renewal(claim: Claim, row: _FoundHold) -> str:

@@ -13,7 +13,7 @@ found as materialized (
     select
         asked.now_us,
         coalesce(m.retries, 0) as recorded_retries,
-        coalesce(m.copy, 0) as recorded_copy,
+        coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
         case
@@ -21,8 +21,8 @@ found as materialized (
             when w.message <> %(message)s::text
                 and w.fingerprint <> %(fingerprint)s::text then false
             when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
-            when (%(retries)s::integer, %(copy)s::integer)
-                < (coalesce(m.retries, 0), coalesce(m.copy, 0)) then false
+            when (%(retries)s::integer, %(deferrals)s::integer)
+                < (coalesce(m.retries, 0), coalesce(m.deferrals, 0)) then false
             when w.id is null then %(may_create)s::boolean
             when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
             when w.state <> 'PROCESSING' then true
