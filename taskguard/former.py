@@ -11,7 +11,7 @@ writes there, too, all in its own transaction. So it excludes, and is excluded b
 still run with the former guard, and each finds what the other has done.
 
 Read next: `states.speaking_record()` for which of several records counts, and
-`docs/changing-a-guard.md` for what to do when.
+`docs/how-to/changing-a-guard.md` for what to do when.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def guarded_task(
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
         formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/changing-a-guard.md.
+            gave the same work another id. See docs/how-to/changing-a-guard.md.
         options: see `taskguard.Policy`.
 
     Raises:

@@ -66,7 +66,7 @@ def guarded_job(
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
         formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/changing-a-guard.md.
+            gave the same work another id. See docs/how-to/changing-a-guard.md.
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.

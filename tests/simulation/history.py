@@ -1,4 +1,4 @@
-"""What must hold, by the names of RELIABILITY.md: S1 to S8 after every step, L1 and L4 at the end.
+"""What must hold, as docs/architecture.md names it: S1 to S8 after every step, L1, L4 at the end.
 
 Told of what happens, it looks for itself at the rows, the locks and the broker; it asks nothing of
 the code that it judges.
