@@ -92,7 +92,7 @@ def shipping(
 ) -> Callable[[int], None]:
     """A guarded function with this effect, or none."""
     name = "nothing" if effect is None else effect.__name__
-    work = f"{name} {sorted(options)} <order>"  # each has works of its own
+    work = f"{name} {sorted(options)} <order>"  # each has work of its own
 
     @tg.guarded(key="order:<order>", work=work, **options)
     def ship(order: int, guard: Guard) -> None:

@@ -239,7 +239,7 @@ class Admission:
             return
         tracked.at_lock_server = False
         try:
-            self.locks.give_back(tracked.lease.keys, tracked.lease.owner, to=to, ttl_s=ttl_s)
+            self.locks.hand_over(tracked.lease.keys, tracked.lease.owner, to=to, ttl_s=ttl_s)
         except LockServerUnavailableError as error:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 

@@ -143,7 +143,7 @@ class TaskGuard:
 
     @functools.cached_property
     def namespace(self) -> str:
-        """What this application's keys and works begin with; "" for nothing."""
+        """What this application's keys and work begin with; "" for nothing."""
         return make_namespace(self._namespace)
 
     def delivery(

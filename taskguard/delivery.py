@@ -29,13 +29,14 @@ class Queue(Protocol):
     """How a delivery is put off.
 
     Attributes:
-        max_delay_s: no copy may be delayed by more: a quarter of the visibility timeout.
-        numbers_copies: whether a copy is a message of its own, which carries its number. False
-            where all copies share one record, and the broker keeps one of those put off.
+        max_delay_s: no message may be delayed by more: a quarter of the visibility timeout.
+        new_message_per_deferral: whether a message that is put off becomes another message of the
+            broker's, which carries its number of deferrals; the ledger then records that number.
+            False where all deliveries share one record, and the broker keeps one entry of them.
     """
 
     max_delay_s: float
-    numbers_copies: bool
+    new_message_per_deferral: bool
 
     @property
     def longest_wait_s(self) -> float:
@@ -45,8 +46,8 @@ class Queue(Protocol):
         """
         ...
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Publish this message again, with copy number `copy`, to come in `delay_s` seconds.
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        """Publish this message again, as put off `deferrals` times, to come in `delay_s` seconds.
 
         Must raise unless the broker took it: the delivery is acknowledged once this returned.
         """
@@ -70,7 +71,7 @@ class Delivery:
         work: the id of the work; None for the plain lock.
         formerly: the ids that it had before its guard was changed.
         task: the task's name.
-        message: identity, retry number and copy number.
+        message: its identity, its retries and deferrals.
         policy: the task's options.
         published_at_s: when the message was first published, in seconds since 1970, if known.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
@@ -128,10 +129,10 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A copy is published. Acknowledge without a result."""
+    """The message is published again, put off `deferrals` times. Acknowledge without a result."""
 
     delay_s: float
-    copy: int
+    deferrals: int
 
 
 Outcome = Completed | Answered | Dropped | Deferred

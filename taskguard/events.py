@@ -195,7 +195,10 @@ class StillDead(Duplicate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferred(Event):
-    """A copy was published, to come in `delay_s`; then this delivery was acknowledged."""
+    """The message was published again, to come in `delay_s`; then this delivery was acknowledged.
+
+    `deferrals` is how often the message has been put off now.
+    """
 
     name: ClassVar[str] = "deferred"
     level: ClassVar[int] = logging.INFO
@@ -204,7 +207,7 @@ class Deferred(Event):
     )
     reason: str = ""
     delay_s: float = 0.0
-    copy: int = 0
+    deferrals: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

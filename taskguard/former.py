@@ -1,7 +1,7 @@
 """What a guard was before a deploy changed it: `formerly=`.
 
 A work's id is made of the task's name, `once_per` (by default the key) and the namespace. A deploy
-that changes one of them gives all works new ids, under which nothing is on record: a message that
+that changes one of them gives all work new ids, under which nothing is on record: a message that
 was done before, and is delivered again, would have its effect twice.
 
     @guarded_task(key="shop:<shop>:order:<order_id>", formerly=Former(key="order:<order_id>"))
@@ -43,7 +43,7 @@ def work_id(task: str, value: str) -> str:
 
 
 def prefix_of(namespace: str) -> str:
-    """What a namespace puts before keys and works."""
+    """What a namespace puts before keys and work ids."""
     return f"{namespace}:" if namespace else ""
 
 
@@ -147,7 +147,7 @@ def formers_of(
     if len(formers) > _MOST:
         raise ConfigurationError(
             f"{task}: formerly= has {len(formers)} shapes, and each is looked at by every claim: "
-            f"at most {_MOST}. Leave out those whose works are older than retention_s."
+            f"at most {_MOST}. Leave out those whose work is older than retention_s."
         )
     return tuple(
         Shape.of(

@@ -98,7 +98,7 @@ class GuardedFunction:
                 f"{self.name}: row={type(self.row).__name__}: give a taskguard.GuardedRow."
             )
         names = [] if self.by_message else [self._shape.once_per or self._shape.keys]
-        compiled: RowId = self.row.compile_id(self._signature, task=self.name, works=names)
+        compiled: RowId = self.row.compile_id(self._signature, task=self.name, templates=names)
         return compiled
 
     def delivery(

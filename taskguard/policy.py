@@ -27,7 +27,7 @@ class Policy:
 
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
-            (a copy later), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
+            (put off), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
             (KeyBusyError). A delivery that is part of the work in progress, or whose work was
             started before, is always put off: dropping it could lose work.
         wait_s: how long "wait" waits, in seconds; 0 by default.

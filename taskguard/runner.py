@@ -165,7 +165,7 @@ class Runner:
         try:
             other = self.ledger.done_elsewhere(self.request(delivery))
         except TaskguardError as error:
-            logger.debug("%s: other works of it are not known: %s", delivery.key, error)
+            logger.debug("%s: other work of the message is not known: %s", delivery.key, error)
             other = None
         now_s = self.clock.monotonic_s()
         self._looks_again_at_s = now_s + _LOOKING_SHARE * (now_s - started_s)
@@ -362,34 +362,36 @@ class Runner:
 
     def _delay_s(self, delivery: Delivery, retry_after_s: float | None) -> float:
         """Doubling from half a second, with jitter, no later than the lease in the way ends."""
-        doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.copy, 10)
+        doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.deferrals, 10)
         delay_s = min(doubled_s, _MAX_DELAY_S) * self._rng.uniform(0.5, 1.0)
         if retry_after_s is not None:
             delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
-        """A live copy first, then its number in the record, then this delivery may go."""
+        """The message is published again, then that is recorded; only then this delivery may go."""
         queue = delivery.queue
         assert queue is not None  # noqa: S101
-        copy = delivery.message.copy + 1
+        deferrals = delivery.message.deferrals + 1
         published = False
 
         def publish(number: int) -> None:
             nonlocal published
-            queue.publish_copy(number, delay_s)
+            queue.publish_again(number, delay_s)
             published = True
 
         try:
-            if self.ledger is None or delivery.work is None or not queue.numbers_copies:
-                publish(copy)
+            if self.ledger is None or delivery.work is None or not queue.new_message_per_deferral:
+                publish(deferrals)
             elif not self.ledger.defer(self.request(delivery), publish):
                 return self._drop(delivery, "superseded")
         except _TROUBLE:
             if not published:
-                publish(copy)
-        self._admission.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
-        return Deferred(delay_s, copy)
+                publish(deferrals)
+        self._admission.emit(
+            DeferredEvent, delivery, reason=reason, delay_s=delay_s, deferrals=deferrals
+        )
+        return Deferred(delay_s, deferrals)
 
     def _defer_blindly(self, delivery: Delivery, error: TaskguardError) -> Outcome:
         """Without the ledger nothing runs, nothing is known and nothing is lost."""

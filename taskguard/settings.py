@@ -123,7 +123,7 @@ def _locks_for_url(url: str) -> LockProvider:
 
 
 def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
-    """What an application's keys and works begin with; "" where nobody says anything.
+    """What an application's keys and work begin with; "" where nobody says anything.
 
     Raises ConfigurationError if a key cannot begin with it.
     """

@@ -125,10 +125,10 @@ def is_superseded(
 ) -> bool:
     """Whether a live copy of this message with a higher number is known to exist.
 
-    `recorded` is the message's number in this very work: an id may be used twice, for two works,
-    and a copy of the one is no copy of the other. A number is (retries, copy): a later retry comes
-    after every copy of an earlier one. By the copy alone a retry could be dropped for a copy that
-    is itself dropped for the retry.
+    `recorded` is the message's number in this very work: an id may be used for two work items, and
+    a deferral of the one is none of the other. A number is (retries, deferrals): a later retry
+    comes after every deferral of an earlier one. By deferrals alone a retry could be dropped for a
+    message that is itself dropped for the retry.
     """
     if number < recorded:
         return True

@@ -1,8 +1,8 @@
-"""Sending again: the messages of works that nobody is at any more.
+"""Sending again: the messages of work that is overdue.
 
     Sweeper(runtime, {"celery": send}).sweep()
 
-Guarantees: a work whose call is stored is sent again until somebody claims it, ends it or revokes
+Guarantees: work whose call is stored is sent again until somebody claims it, ends it or revokes
 it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
 sweeps at once send nothing twice: a lease of the runtime keeps them apart.
 
@@ -59,7 +59,7 @@ class Swept:
     Attributes:
         sent: messages sent.
         refused: calls that could not be sent; see the log. They are tried again in half a minute.
-        failed: works that are FAILED now, for their calls cannot be sent, or were sent in vain.
+        failed: work that is FAILED now, for its call cannot be sent, or was sent in vain.
         strange: calls of a queue that this sweep cannot send to, or of another application, by its
             namespace.
     """
@@ -71,7 +71,7 @@ class Swept:
 
 
 class Sweeper:
-    """Sends the messages of overdue works again.
+    """Sends the messages of overdue work again.
 
     Args:
         runtime: locks and ledger.
@@ -83,7 +83,7 @@ class Sweeper:
             least 1; then, up to a day, twice as long after each sending: a queue that is behind
             would get each message once more at every sweep. Not much shorter than messages wait
             in their queue.
-        batch: works read, sent together, and noted as sent, at a time.
+        batch: work items read, sent together, and noted as sent, at a time.
         max_sends: a work whose message was sent so often without a claim is FAILED: its task is
             gone, or refuses its arguments. With `again_after_s` of an hour 10 are six days.
 
@@ -140,10 +140,10 @@ class Sweeper:
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
     def _send_all(
-        self, works: Sequence[Overdue], tally: _Tally
+        self, items: Sequence[Overdue], tally: _Tally
     ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
         """Those that were sent, those that were refused, and those never to be tried again."""
-        calls, hopeless = _calls_of(works)
+        calls, hopeless = _calls_of(items)
         tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
         refused: list[Overdue] = []
@@ -173,15 +173,15 @@ class Sweeper:
         return left
 
 
-def _by_pause(works: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
-    """Works by how long after this sending their messages count as lost again.
+def _by_pause(items: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
+    """Work by how long after this sending its message counts as lost again.
 
     How long a message waits before anybody may take it, mostly not at all, and then twice as long
     as after the last one that nobody claimed: a queue that is behind has it still.
     """
     longest_s = max(again_after_s, _LONGEST_PAUSE_S)
     found: dict[float, list[Overdue]] = {}
-    for work in works:
+    for work in items:
         pause_s = min(again_after_s * 2.0 ** min(work.sends, _MOST_DOUBLINGS), longest_s)
         found.setdefault(pause_s + waits_s(json.loads(work.call)), []).append(work)
     return list(found.items())
@@ -222,11 +222,11 @@ def _sent_in_vain(work: Overdue) -> str:
     )
 
 
-def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
+def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
     """By queue; and those that cannot be read, with the reason."""
     calls: dict[str, _Calls] = {}
     unreadable: list[tuple[Overdue, str]] = []
-    for work in works:
+    for work in items:
         try:
             call = json.loads(work.call)
             calls.setdefault(call["queue"], []).append((work, call))

@@ -65,7 +65,7 @@ def test_a_sweep_puts_each_overdue_work_into_its_queue_once() -> None:
     """To Celery and to RQ; no transaction is about more than one page of them."""
     output = _run("sweep")
     assert output.count("sent: 5,000, in the queue: 5,000, refused: 0") == 2
-    assert output.count("at most, 500 works at a time") == 2
+    assert output.count("at most, 500 items at a time") == 2
 
 
 def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:

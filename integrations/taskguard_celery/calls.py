@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import MessageRef, errors
-from taskguard_celery.message import COPY_HEADER
+from taskguard_celery.message import DEFERRALS_HEADER
 
 __all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
 
@@ -84,7 +84,7 @@ class CelerySender:
 
     def _send(self, call: dict[str, Any], message: MessageRef, **options: Any) -> None:
         signature = self._read(call)
-        headers = {**(signature.options.get("headers") or {}), COPY_HEADER: message.copy}
+        headers = {**(signature.options.get("headers") or {}), DEFERRALS_HEADER: message.deferrals}
         try:
             signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:

@@ -4,7 +4,7 @@ Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretr
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
 before it is acknowledged; where even that fails it goes back into the queue.
 
-Read next: `queue.py` for how a copy is published, `recognition.py` for whose function it is.
+Read next: `queue.py` for how a message is put off, `recognition.py` for whose function it is.
 """
 
 from __future__ import annotations
@@ -219,5 +219,5 @@ def _deliver_once(
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
         return without_mark(outcome.value)
-    # Acknowledged without a result: a copy is on its way, or the message's answer is another's.
+    # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))

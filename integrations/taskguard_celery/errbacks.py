@@ -37,10 +37,10 @@ logger = logging.getLogger("taskguard")
 
 
 class _InPlace:
-    """Puts a call off by letting it wait: it has no message of which there could be a copy."""
+    """Puts a call off by letting it wait: it has no message that could be published again."""
 
     max_delay_s = 2.0
-    numbers_copies = False
+    new_message_per_deferral = False
 
     def __init__(self, at_work: Task) -> None:
         self._at_work = at_work
@@ -50,7 +50,7 @@ class _InPlace:
         """As long as the delivery that failed may take."""
         return longest_wait_s(self._at_work)
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Whoever called waits."""
 
 
@@ -119,4 +119,4 @@ def _call(
                 key=delivery.key,
             )
         time.sleep(outcome.delay_s)
-        message = dataclasses.replace(message, copy=outcome.copy)
+        message = dataclasses.replace(message, deferrals=outcome.deferrals)

@@ -9,7 +9,7 @@ that begins with `taskguard_` and is not among them is an error:
 | taskguard_locks | a redis-py client or a lock provider; None: the ledger alone |
 | taskguard_ledger_url | a SQLAlchemy URL |
 | taskguard_ledger | an Engine or a ledger; None: locks only |
-| taskguard_namespace | what keys and works of this app begin with; or TASKGUARD_NAMESPACE |
+| taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
 | taskguard_listeners | callables that hear every event, beside the one that logs |
 
 What Celery shows of its settings (`celery report`, `inspect conf`, and so Flower) shows none of the
@@ -83,7 +83,7 @@ def configure(
         app: the Celery app.
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        namespace: what keys and works of this app begin with, as for `taskguard.connect()`.
+        namespace: what keys and work of this app begin with, as for `taskguard.connect()`.
         listeners: callables that hear every event, beside the one that logs.
     """
     given = {

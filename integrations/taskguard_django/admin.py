@@ -1,4 +1,4 @@
-"""Keys and works in Django's admin: to look at, to requeue, to release.
+"""Keys and work in Django's admin: to look at, to requeue, to release.
 
 Guarantees: nothing is added, edited or deleted by hand. The two actions are the ledger's own
 conditional statements, for staff with the permission to change the model; each is noted in the
@@ -100,7 +100,7 @@ class _ToLookAt(admin.ModelAdmin):
 
 @admin.register(Work)
 class WorkAdmin(_ToLookAt):
-    """Works, those that started last first."""
+    """Work, what started last first."""
 
     list_display = ("id", "task", "state", "attempts", "crashes", "began", "ended", "problem")
     list_filter = ("state",)
@@ -134,7 +134,7 @@ class WorkAdmin(_ToLookAt):
             return self._confirm(
                 request,
                 rows.filter(state__in=("DEAD", "FAILED")),
-                title="Requeue works",
+                title="Requeue work",
                 action="requeue",
                 asks_reason=True,
                 missing="confirmed" in request.POST,

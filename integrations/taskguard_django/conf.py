@@ -6,7 +6,7 @@
 | --- | --- | --- |
 | LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: the ledger alone |
 | DATABASE | "default" | the alias whose database has the ledger |
-| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and works of this project begin with |
+| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and work of this project begin with |
 
 They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` take them where
 they are not told otherwise. The ledger has connections of its own to that database, besides

@@ -1,4 +1,4 @@
-"""The ledger's keys and works, to look at. Their tables are the ledger's own: `managed = False`.
+"""The ledger's keys and work, to look at. Their tables are the ledger's own: `managed = False`.
 
 Writing to them by hand is no part of any guarantee; `admin.py` has what a person may do.
 """

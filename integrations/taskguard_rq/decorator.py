@@ -26,7 +26,7 @@ from rq.timeouts import BaseTimeoutException
 from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.queue import COPY, RQQueue
+from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
@@ -167,7 +167,7 @@ def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> M
     """The identity of a job's message: `Repeat` uses the job again, a requeue does not."""
     return MessageRef(
         id=_default_id(job) if message_id is None else message_id(job),
-        copy=int(job.meta.get(COPY, 0)),
+        deferrals=int(job.meta.get(DEFERRALS, 0)),
     )
 
 

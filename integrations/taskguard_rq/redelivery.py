@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rq.job import Job
 
-from taskguard_rq.queue import COPY
+from taskguard_rq.queue import DEFERRALS
 
 __all__ = ["RQ_SCHEDULER_META", "is_redelivered", "note_start"]
 
@@ -30,4 +30,4 @@ def is_redelivered(job: Job) -> bool:
     if job.number_of_retries:
         return True
     used_again = job.repeats_left is not None or RQ_SCHEDULER_META.intersection(job.meta)
-    return not used_again and COPY not in job.meta and getattr(job, _BEGUN, False)
+    return not used_again and DEFERRALS not in job.meta and getattr(job, _BEGUN, False)

@@ -31,7 +31,7 @@ def configure(
     Args:
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        namespace: what keys and works of this application begin with, as for
+        namespace: what keys and work of this application begin with, as for
             `taskguard.connect()`.
         listeners: callables that hear every event, beside the one that logs.
     """

@@ -1,4 +1,4 @@
-"""`taskguard sweep` and `taskguard relay`: send the messages of works that nobody is at again.
+"""`taskguard sweep` and `taskguard relay`: send the messages of overdue work again.
 
 Guarantees: at most one of them sends at a time, over all machines: a lease keeps the others
 waiting. What it sends to are the queues whose integrations are installed (entry points
@@ -30,16 +30,16 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
     """`sweep`, and `relay`, which is a sweep every second."""
     sweep = commands.add_parser(
         "sweep",
-        help="send the messages of overdue works again",
-        description="Works whose call is stored (recoverable=True, or enqueued in a transaction) "
-        "and that nobody is at: PROCESSING beyond the lease, or NEW and never claimed.",
+        help="send the messages of overdue work again",
+        description="Work whose call is stored (recoverable=True, or enqueued in a transaction) "
+        "and which is overdue: PROCESSING, and its lease has run out, or NEW and never claimed.",
     )
     sweep.set_defaults(every=None)
     relay = commands.add_parser(
         "relay",
         help="the same, every second, until it is stopped",
         description="Sends what was enqueued in a transaction and not sent after it, within "
-        "seconds; and whatever `taskguard sweep` would. Several may run: one works.",
+        "seconds; and whatever `taskguard sweep` would. Several may run: one sends at a time.",
     )
     relay.add_argument("--every", type=duration_s, default="1s", metavar="TIME", help="1s")
     for command in (sweep, relay):
@@ -53,7 +53,7 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
             metavar="TIME",
             help="when a message that nobody took counts as lost again; 1h",
         )
-        command.add_argument("--batch", type=count, default=500, help="works at a time; 500")
+        command.add_argument("--batch", type=count, default=500, help="work items at a time; 500")
         command.set_defaults(run_alone=_run)
 
 

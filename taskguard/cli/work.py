@@ -1,7 +1,7 @@
-"""`taskguard work`: what a person does with works that wait for one.
+"""`taskguard work`: what a person does with work that waits for one.
 
-Guarantees: only DEAD and FAILED works are requeued, by one statement that says so. Does not send
-their messages again: a sweep does where calls are stored, else whoever sent them, or the queue.
+Guarantees: only DEAD and FAILED work is requeued, by one statement that says so. Does not send its
+message again: a sweep does where the call is stored; elsewhere its sender or the queue does.
 What is printed of a work obeys `printing.py`.
 """
 
@@ -38,16 +38,16 @@ def count(text: str) -> int:
 
 def add_work(commands: Any) -> None:
     """`work` with its actions."""
-    actions = commands.add_parser("work", help="works that wait for a person").add_subparsers(
+    actions = commands.add_parser("work", help="work that waits for a person").add_subparsers(
         dest="action", required=True
     )
-    several = actions.add_parser("list", help="works in a state, the latest first")
+    several = actions.add_parser("list", help="work in a state, the latest first")
     add_url(several)
     states = [state.value for state in State]
     several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
     several.add_argument("--limit", type=count, default=100, help="at most so many; 100")
     several.set_defaults(run=_list)
-    show = actions.add_parser("show", help="all that is known of a work")
+    show = actions.add_parser("show", help="all that is known of one")
     requeue = actions.add_parser(
         "requeue",
         help="DEAD or FAILED -> NEW",
@@ -63,11 +63,11 @@ def add_work(commands: Any) -> None:
 
 
 def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
-    works = ledger.list_work(State(arguments.state), limit=arguments.limit)
-    for work in works:
+    found = ledger.list_work(State(arguments.state), limit=arguments.limit)
+    for work in found:
         error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
         print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
-    if not works:
+    if not found:
         print(f"no work is {arguments.state}")
 
 

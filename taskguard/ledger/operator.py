@@ -34,7 +34,7 @@ def view(database: Database, work: str) -> WorkView | None:
 
 
 def list_work(database: Database, state: State, *, limit: int) -> list[WorkView]:
-    """The records of works in a state, those that started last first."""
+    """The records of all work in a state, what started last first."""
     check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
 
     def read() -> Any:

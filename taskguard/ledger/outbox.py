@@ -1,6 +1,6 @@
-"""Works whose calls are stored: written as NEW in the user's transaction, and found when overdue.
+"""Work whose call is stored: written as NEW in the user's transaction, and found when overdue.
 
-Guarantees: what `write` wrote stands or falls with the user's transaction; a work is overdue from
+Guarantees: what `write` wrote stands or falls with the user's transaction; work is overdue from
 the moment on that its holder's lease, or the time its message was given, has passed, until
 somebody claims it, ends it or says that its message was sent again; how often that was, since the
 last claim, stands at the beginning of the call. Reading what is overdue, and
@@ -37,13 +37,13 @@ _SENT_LOCK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A work that nobody seems to be at.
+    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
 
     Attributes:
         work: its id.
         task: the task's name.
-        message: the call's message, with the highest numbers that are known: a copy with lower
-            ones would be superseded.
+        message: the call's message, with the highest numbers that are known: a message with
+            lower ones would be superseded.
         call: how the message is sent again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
@@ -126,7 +126,7 @@ def _update(db: sa.Connection, request: ClaimRequest, *where: Any, **values: Any
 def overdue(
     database: Database, *, limit: int, after: Overdue | None = None, work: str | None = None
 ) -> list[Overdue]:
-    """At most `limit` works that are overdue, the longest overdue first, those after `after`.
+    """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
     """
@@ -147,7 +147,9 @@ def overdue(
         numbers = sa.select(MESSAGES).where(
             MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
         )
-        recorded = {(row.message, row.work): (row.retries, row.copy) for row in db.execute(numbers)}
+        recorded = {
+            (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
+        }
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
@@ -161,13 +163,13 @@ def _message_of(row: Any) -> str:
 
 def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, copy = max(claimed, recorded.get((message, row.id), (0, 0)))
-    ref = MessageRef(message, retries, copy)
+    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
+    ref = MessageRef(message, retries, deferrals)
     return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
 
 
 def sent(
-    database: Database, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+    database: Database, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
 ) -> int:
     """Their messages were sent again: they are overdue again after so long. Returns how many.
 
@@ -175,8 +177,8 @@ def sent(
     row somebody has locked for that. `counted`: False if they were only tried.
     """
     these = sa.and_(
-        WORK.c.id.in_([work.work for work in works]),
-        WORK.c.due.in_({work.due_us for work in works}),
+        WORK.c.id.in_([work.work for work in items]),
+        WORK.c.due.in_({work.due_us for work in items}),
         WORK.c.state.in_(_OPEN),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
@@ -184,7 +186,7 @@ def sent(
         free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)
         ids = set(db.execute(free).scalars().all())
-        for (begin, length), those in _by_count(works, counted=counted).items():
+        for (begin, length), those in _by_count(items, counted=counted).items():
             mine = [work.work for work in those if work.work in ids]
             if mine:
                 values: dict[str, Any] = {"due": again}
@@ -195,10 +197,10 @@ def sent(
         return len(ids)
 
 
-def _by_count(works: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
-    """Works by how their calls are to begin, and how long the beginning is that this replaces."""
+def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
+    """Work by how its call is to begin, and how long the beginning is that this replaces."""
     found: dict[tuple[str, int], list[Overdue]] = {}
-    for work in works:
+    for work in items:
         begin, length = "", 0
         if counted and work.call.startswith("{"):
             begin = f'{{"sent": [{work.sends + 1}, {work.attempts}], '

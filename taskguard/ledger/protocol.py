@@ -1,4 +1,4 @@
-"""What a ledger has to offer: the fence authority and the state machine of works.
+"""What a ledger has to offer: who grants fences, and the state machine of work.
 
 Guarantees of every ledger:
 * a key's fence only grows, and every claim of a key gets a higher one than the claim before;
@@ -57,19 +57,21 @@ _PLAIN_ID_CHARS = MAX_KEY_BYTES // 4
 
 @dataclass(frozen=True, slots=True)
 class MessageRef:
-    """A delivery's message: its identity, its retry number, its copy number.
+    """A delivery's message: its identity, how often it was retried and put off.
 
     An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
     database's indexes have a limit.
 
     Attributes:
+        retries: how often the queue has retried it; taskguard spends none of these.
+        deferrals: how often taskguard has put it off since the last retry, or before the first.
         sending: what tells one sending of this id from another, where that is known: senders may
-            use one twice, also for the same work. Retries and copies are of the same sending.
+            use one twice, also for the same work. Retries and deferrals are of the same sending.
     """
 
     id: str
     retries: int = 0
-    copy: int = 0
+    deferrals: int = 0
     sending: str = ""
 
     def __post_init__(self) -> None:
@@ -87,8 +89,8 @@ class MessageRef:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Deliveries of a message in their order: first by retries, then by copies."""
-        return self.retries, self.copy
+        """Deliveries of a message in their order: first by retries, then by deferrals."""
+        return self.retries, self.deferrals
 
 
 class DeclaredRow(Protocol):
@@ -391,12 +393,12 @@ class Ledger(Protocol):
         ...
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the message's next copy and record its number; False if superseded.
+        """Publish the message again and record its number of deferrals; False if superseded.
 
-        The number is the message's in this work: of another work that the same id was used for it
-        says nothing.
+        The number is the message's in this work: it says nothing of another work that the same id
+        was used for.
 
-        Holds the message's row locked while `publish(copy + 1)` runs, and commits the number
+        Holds the message's row locked while `publish(deferrals + 1)` runs, and commits the number
         only after it returned, so that a crash in between leaves one copy too many, never one
         too few, and fifty duplicates at once leave one copy, not fifty.
         """
@@ -437,7 +439,7 @@ class OperatorLedger(Ledger, Protocol):
     """What people ask of it: by `taskguard work`, `ledger` and `purge`, and by the admin."""
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of works in a state, those that started last first."""
+        """The records of all work in a state, what started last first."""
         ...
 
     def requeue(self, work: str, *, reason: str) -> bool:
@@ -449,7 +451,7 @@ class OperatorLedger(Ledger, Protocol):
         ...
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
 
         Raises ConfigurationError where that is too early.
         """
@@ -465,7 +467,7 @@ class OperatorLedger(Ledger, Protocol):
 
 
 class OutboxLedger(Ledger, Protocol):
-    """One that stores how works' messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+    """One that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
@@ -479,17 +481,17 @@ class OutboxLedger(Ledger, Protocol):
     def enqueue_external(
         self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """The same in the transaction that another library has open on `foreign`."""
+        """The same in the transaction that another library has open on `external`."""
         ...
 
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
     ) -> list[Overdue]:
-        """Works whose message nobody seems to have."""
+        """Work that is overdue; `outbox.py` says when it is."""
         ...
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these works were sent again; not `counted`: only tried."""
+    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these were sent again; not `counted`: only tried."""
         ...
 
     def abandon(self, work: Overdue, *, error: str) -> bool:

@@ -1,6 +1,6 @@
-"""Forgetting what is long done: works, their messages, and keys that nobody has held since.
+"""Forgetting what is long done: work, its messages, and keys that nobody has held since.
 
-Guarantees: only works that have ended (DONE, FAILED; DEAD if asked for) go, and keys whose lease
+Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
 ended before the cut-off: let go by their holders, or run out, as after a crash. Each goes by a
 statement that says so again; a batch is a transaction of its own, and rows that somebody has locked
 are left for the next time. No token goes back: the next one of a key that is gone is the database's
@@ -36,7 +36,7 @@ _ENDED = (State.DONE.value, State.FAILED.value)
 class Purged:
     """How many rows are gone."""
 
-    works: int
+    work_items: int
     messages: int
     keys: int
 
@@ -53,7 +53,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     with database.transaction() as db:
         before_us = database.now_us(db) - int(older_than_s * 1e6)
     states = (*_ENDED, State.DEAD.value) if dead else _ENDED
-    works = _in_batches(
+    work_items = _in_batches(
         database,
         (WORK.c.id,),
         lambda: sa.and_(WORK.c.state.in_(states), WORK.c.finished < before_us),
@@ -74,7 +74,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         lambda: sa.and_(KEYS.c.lease_until < before_us, KEYS.c.fence < before_us),
         batch,
     )
-    return Purged(works=works, messages=messages, keys=keys)
+    return Purged(work_items=work_items, messages=messages, keys=keys)
 
 
 def _in_batches(

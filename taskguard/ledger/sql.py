@@ -163,8 +163,9 @@ class SqlLedger:
         completed = self._complete_alone(claim, result_json)
         if completed:
             return
-        if completed is False:
+        if completed is False and claim.row is None:
             raise stale(claim)
+        # A transaction says what became of the user's row.
         try:
             self._complete_in_transaction(claim, result_json)
         except TransactionRetryError:  # it did not happen; the body need not run again
@@ -229,19 +230,19 @@ class SqlLedger:
     # -- deferrals ----------------------------------------------------------------------------
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the next copy under the message's row lock, then commit its number."""
-        copy = request.message.copy + 1
+        """Publish the message again under its row lock, then commit its number of deferrals."""
+        deferrals = request.message.deferrals + 1
         if request.work is None:  # a plain lock: no claim of it asks for numbers
-            publish(copy)
+            publish(deferrals)
             return True
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             now_us = self._database.now_us(db)
-            if not self._database.dialect.raise_copy(
-                db, request.message, copy, work=request.work, now_us=now_us
+            if not self._database.dialect.raise_deferrals(
+                db, request.message, deferrals, work=request.work, now_us=now_us
             ):
                 return False
             with self._database.elsewhere_meanwhile(db):
-                publish(copy)
+                publish(deferrals)
             return True
 
     # -- for people ---------------------------------------------------------------------------
@@ -255,7 +256,7 @@ class SqlLedger:
         return operator.done_elsewhere(self._database, request)
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of works in a state, those that started last first."""
+        """The records of all work in a state, what started last first."""
         return operator.list_work(self._database, state, limit=limit)
 
     def requeue(self, work: str, *, reason: str) -> bool:
@@ -274,7 +275,7 @@ class SqlLedger:
         """
         return operator.release(self._database, key, fence=fence, owner=owner)
 
-    # -- works whose calls are stored ---------------------------------------------------------
+    # -- work whose call is stored ------------------------------------------------------------
 
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
@@ -308,7 +309,7 @@ class SqlLedger:
     def enqueue_external(
         self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """`enqueue()` in the transaction that another library has open on `foreign`.
+        """`enqueue()` in the transaction that another library has open on `external`.
 
         Raises ConfigurationError if that is another database.
         """
@@ -325,15 +326,15 @@ class SqlLedger:
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
     ) -> list[Overdue]:
-        """Works that nobody seems to be at; see `outbox.py`."""
+        """Work that is overdue; see `outbox.py`."""
         return self._database.twice(
             lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
         )
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these works were sent again; not `counted`: only tried."""
+    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """The messages of these were sent again; not `counted`: only tried."""
         return self._database.twice(
-            lambda: outbox.sent(self._database, works, again_after_s=again_after_s, counted=counted)
+            lambda: outbox.sent(self._database, items, again_after_s=again_after_s, counted=counted)
         )
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
@@ -342,13 +343,13 @@ class SqlLedger:
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
 
         Args:
             older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for
-                a message of a forgotten work that is younger than that would run it again.
+                a message of forgotten work that is younger than that would run it again.
             batch: how many rows go in one transaction.
-            dead: DEAD works, too, which wait for a person. NEW and PROCESSING ones never go.
+            dead: DEAD work, too, which waits for a person. NEW and PROCESSING work never goes.
 
         Raises:
             ConfigurationError: `older_than_s` is less than an hour.

@@ -126,7 +126,7 @@ WORK = sa.Table(
     **_INNODB,
 )
 
-# Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
+# Only work whose call is stored is in it: for the rest, changes of a row stay cheap.
 sa.Index(
     "taskguard_work_due",
     WORK.c.due,
@@ -141,7 +141,7 @@ MESSAGES = sa.Table(
     sa.Column("message", _Exact(key_chars=255), primary_key=True),
     sa.Column("work", _Exact(key_chars=512), primary_key=True),
     sa.Column("retries", sa.Integer, nullable=False),
-    sa.Column("copy", sa.Integer, nullable=False),
+    sa.Column("deferrals", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
     **_INNODB,
 )

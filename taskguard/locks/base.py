@@ -82,8 +82,11 @@ class LockProvider(Protocol):
         """
         ...
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
+
+        False if none of them was `owner`'s, and none is `to`'s already.
+        """
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:

@@ -61,14 +61,14 @@ class MemoryLocks:
                 self._releases[key] = self._releases.get(key, 0) + 1
             return bool(mine)
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
         with self._mutex:
-            given = self._owned(keys, to)
+            handed = self._owned(keys, to)
             mine = self._owned(keys, owner)
             for key in mine:
                 self._locks[key] = _Lock(to, self._clock.monotonic_s() + ttl_s)
-            return bool(mine or given)
+            return bool(mine or handed)
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases; one `Renewal` constant for each, in order."""

@@ -61,7 +61,7 @@ def test_a_class_runs_once_for_each_message(app: Celery, kind: Any) -> None:
 
 
 def test_a_class_that_finds_its_key_taken_is_put_off(app: Celery) -> None:
-    """A copy is published; the body has not begun."""
+    """The message is published again; the body has not begun."""
     task = app.register_task(Charge())
     task.bodies = []
     with taskguard_celery.runtime_of(app).lock("account:1"):

@@ -1,4 +1,4 @@
-"""Works that the broker lost, and tasks enqueued in a transaction, on real workers."""
+"""Work that the broker lost, and tasks enqueued in a transaction, on real workers."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
 
 
 def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
-    """A copy counts as published once the broker took it; other options stay."""
+    """A message counts as published once the broker took it; other options stay."""
     app = make_app("amqp://localhost", broker_transport_options={"max_retries": 3})
     taskguard_celery.safe_defaults(app)
     assert found(app) == []

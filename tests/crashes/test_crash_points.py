@@ -44,7 +44,7 @@ ELSEWHERE = {
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
-    "locks.give_back": "the lock server forgot a holder; tests/integration",
+    "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }
 
@@ -209,5 +209,5 @@ def _expect_every_boundary(rig: CrashRig, points: set[str]) -> None:
         point.rpartition(" ")[0] for point in known
     }
     if rig.queue == "rq":
-        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and numbers no copies
+        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and records no deferrals
     assert missing <= set(ELSEWHERE), f"no delivery comes by {sorted(missing - set(ELSEWHERE))}"

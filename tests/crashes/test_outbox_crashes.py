@@ -51,7 +51,7 @@ class OutboxRig:
 
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         with self.queue.open("a") as file:
-            file.write(json.dumps([call["order"], message.id, message.retries, message.copy]))
+            file.write(json.dumps([call["order"], message.id, message.retries, message.deferrals]))
             file.write("\n")
 
     def sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""The admin: keys and works to look at, requeued and released by those who may, and no more."""
+"""The admin: keys and work to look at, requeued and released by those who may, and no more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS_PAGE = "/admin/taskguard/key/"
 
 
 class Office:
-    """A ledger with some works, and the admin before it."""
+    """A ledger with some work on record, and the admin before it."""
 
     def __init__(self, url: str) -> None:
         from django.contrib.auth.models import Permission, User

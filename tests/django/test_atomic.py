@@ -43,12 +43,12 @@ class DjangoRig:
     def ledger(self) -> Any:
         return self.tg.ledger
 
-    def deliver(self, body: Any, copy: int = 0) -> Any:
+    def deliver(self, body: Any, deferrals: int = 0) -> Any:
         delivery = Delivery(
             keys=("order:1",),
             work="ship order:1",
             task="ship",
-            message=MessageRef("m", copy=copy),
+            message=MessageRef("m", deferrals=deferrals),
             policy=Policy(),
             queue=self.queue,
         )
@@ -338,7 +338,7 @@ def test_a_hook_may_run_a_guarded_body_on_the_same_connection(rig: DjangoRig) ->
 
 
 def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> None:
-    """Six at the same works: one effect each."""
+    """Six at the same work items: one effect each."""
     from django.db import connections
 
     from taskguard_django import atomic, checkpoint
@@ -521,8 +521,8 @@ def test_a_server_that_was_restarted_costs_one_delivery(pg: DjangoRig) -> None:
         pid = cursor.fetchone()[0]
     pg.seen(f"select pg_terminate_backend({pid})")
     pg.deliver(body)
-    assert (pg.effects, pg.states, pg.queue.copies) == ([], ["NEW"], [1])
-    pg.deliver(body, copy=1)
+    assert (pg.effects, pg.states, pg.queue.deferrals) == ([], ["NEW"], [1])
+    pg.deliver(body, deferrals=1)
     assert (pg.effects, pg.states) == (["x"], ["DONE"])
 
 

@@ -706,7 +706,7 @@ def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[LentR
         proxy.mode = Mode.CUT
         rig.shop.deliver(body, queue)
         proxy.mode = Mode.PASS
-    assert (queue.copies, rig.shop.states) == ([1], ["NEW"])
+    assert (queue.deferrals, rig.shop.states) == ([1], ["NEW"])
 
 
 def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: LentRig) -> None:

@@ -1,4 +1,4 @@
-"""Several processes on one database of each kind, in competition for the same works."""
+"""Several processes on one database of each kind, in competition for the same work."""
 
 from __future__ import annotations
 

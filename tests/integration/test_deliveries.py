@@ -41,20 +41,20 @@ from taskguard.states import State
 
 
 class NotingQueue:
-    """Takes copies, or refuses them."""
+    """Takes messages that are put off, or refuses them."""
 
     max_delay_s = 15.0
-    numbers_copies = True
+    new_message_per_deferral = True
 
     def __init__(self) -> None:
-        self.copies: list[tuple[int, float]] = []
+        self.deferrals: list[tuple[int, float]] = []
         self.refuses = False
         self.longest_wait_s = math.inf
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
         if self.refuses:
             raise ConnectionError("the broker is away")
-        self.copies.append((copy, delay_s))
+        self.deferrals.append((deferrals, delay_s))
 
 
 class RunnerRig:
@@ -73,7 +73,7 @@ class RunnerRig:
 
     def delivery(self, message: str = "m", **values: Any) -> Delivery:
         """A delivery of work on order:1; options of its task are given by name."""
-        numbers = {name: values.pop(name, 0) for name in ("retries", "copy")}
+        numbers = {name: values.pop(name, 0) for name in ("retries", "deferrals")}
         fixed: dict[str, Any] = {
             name: values.pop(name)
             for name in ("work", "published_at_s", "queue", "by_message")
@@ -142,23 +142,23 @@ def inside(rig: RunnerRig, **second: Any) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"busy": "wait", "wait_s": 0.05}], ids=["retry", "wait"])
 def test_a_taken_key_puts_the_delivery_off(rig: RunnerRig, options: dict[str, Any]) -> None:
-    """A copy is published, no later than a quarter of the visibility timeout."""
+    """It is published again, no later than a quarter of the visibility timeout."""
     assert isinstance(inside(rig, **OTHER, **options), Deferred)
-    assert [copy for copy, _ in rig.queue.copies] == [1]
-    assert all(0 < delay_s <= 15 for _, delay_s in rig.queue.copies)
+    assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
+    assert all(0 < delay_s <= 15 for _, delay_s in rig.queue.deferrals)
 
 
 def test_a_delivery_waits_no_longer_than_its_queue_can(rig: RunnerRig) -> None:
     """A time limit would end it, or the broker take it for lost."""
     rig.queue.longest_wait_s = 0.05
     assert isinstance(inside(rig, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
-    assert [copy for copy, _ in rig.queue.copies] == [1]
+    assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
 
 
 def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(rig: RunnerRig) -> None:
     """busy="skip": acknowledged, with an event."""
     assert inside(rig, **OTHER, busy="skip") == Dropped("skipped")
-    assert rig.queue.copies == []
+    assert rig.queue.deferrals == []
     assert "duplicate" in rig.names()
 
 
@@ -205,8 +205,8 @@ def test_a_superseded_delivery_goes_without_a_copy(rig: RunnerRig) -> None:
     """Its copy with a higher number is alive: fifty duplicates leave one."""
     assert isinstance(inside(rig, **OTHER), Deferred)
     assert rig.deliver(**OTHER) == Dropped("superseded")
-    assert isinstance(rig.deliver(**OTHER, copy=1), Completed)
-    assert len(rig.queue.copies) == 1
+    assert isinstance(rig.deliver(**OTHER, deferrals=1), Completed)
+    assert len(rig.queue.deferrals) == 1
 
 
 def test_a_message_older_than_the_record_is_not_run(rig: RunnerRig) -> None:
@@ -261,8 +261,8 @@ def test_without_the_ledger_nothing_runs(rig: RunnerRig, monkeypatch: pytest.Mon
         monkeypatch.setattr(rig.ledger, name, away)
     ran: list[Guard] = []
     delays = []
-    for copy in (0, 3, 9):
-        told = rig.deliver(ran.append, copy=copy)
+    for deferrals in (0, 3, 9):
+        told = rig.deliver(ran.append, deferrals=deferrals)
         assert isinstance(told, Deferred)
         delays.append(told.delay_s)
     assert ran == []
@@ -455,7 +455,7 @@ def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: RunnerRig) 
 
     assert alone.deliver(body) == Completed(7)
     assert isinstance(told[0], Deferred)
-    assert alone.deliver(copy=1) == Answered(7)
+    assert alone.deliver(deferrals=1) == Answered(7)
 
 
 @pytest.mark.parametrize("transacts", [True, False])
@@ -471,7 +471,7 @@ def test_a_body_without_a_value_is_answered_once_it_ended(
 
     assert alone.deliver(body) == Completed(None)
     assert alone.deliver() == Answered(None)
-    assert alone.queue.copies == []
+    assert alone.queue.deferrals == []
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
@@ -506,7 +506,7 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
             alone.deliver(body)
     assert isinstance(alone.deliver(), Deferred)
     alone.change("update taskguard_work set finished = finished - 30000000")
-    assert alone.deliver(copy=1) == Answered(None)
+    assert alone.deliver(deferrals=1) == Answered(None)
 
 
 # -- forks ------------------------------------------------------------------------------------

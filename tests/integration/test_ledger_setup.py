@@ -186,7 +186,7 @@ def older(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     add = ("ALTER TABLE taskguard_work ADD COLUMN colour VARCHAR(9) DEFAULT '5%'",)
     step = upgrades.Step(
         to=SCHEMA_VERSION + 1,
-        why="works have colours",
+        why="work has a colour",
         statements=dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), add),
     )
     monkeypatch.setattr(upgrades, "STEPS", (*upgrades.STEPS, step))

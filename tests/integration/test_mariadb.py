@@ -170,7 +170,7 @@ def test_the_longest_result_is_stored_whole(shop: GuardedShop) -> None:
 
 
 def test_a_work_that_is_too_long_is_refused_whole(shop: GuardedShop) -> None:
-    """Not cut off, which would make two works one."""
+    """Not cut off, which would make two work items one."""
     for last in "ab":
         with pytest.raises(DBAPIError, match="too long"):
             shop.ledger.claim(request(work="w" * 768 + last))
@@ -189,7 +189,7 @@ def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) ->
     ledger = SqlLedger(engine)
     ledger.create_schema()
     ledger.complete(claim(ledger).claim, None)
-    assert ledger.defer(request(2), lambda copy: None)
+    assert ledger.defer(request(2), lambda deferrals: None)
     with engine.connect() as db:
         assert (db.execute(settings).one(), db.get_isolation_level()) == before
     engine.dispose()
@@ -275,7 +275,7 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
         message = MessageRef(f"m{number}")
         claimed = claim(ledger, number, message=message)
         assert ledger.renew([claimed.claim]) == [Renewal.RENEWED]
-        assert ledger.defer(request(number, message=message), lambda copy: None)
+        assert ledger.defer(request(number, message=message), lambda deferrals: None)
         with ledger.transaction(claimed.claim) as tx:
             assert tx.db.execute(limit).scalar() == servers
             tx.complete(claimed.claim, None)
@@ -712,7 +712,7 @@ def test_after_a_restart_the_next_claim_goes_through() -> None:
 
 
 def test_claims_lock_no_gaps(shop: GuardedShop) -> None:
-    """While one is in the middle of a first claim, keys and works beside it are claimed."""
+    """While one is in the middle of a first claim, keys and work beside it are claimed."""
     ledger = shop.ledger
     claim(ledger, 10)
     claim(ledger, 30)
@@ -729,7 +729,9 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
     ledger = shop.ledger
     for number in (1, 2, 3):
         claimed = claim(ledger, number, message=MessageRef(f"m{number}"))
-        assert ledger.defer(request(number, message=MessageRef(f"m{number}")), lambda copy: None)
+        assert ledger.defer(
+            request(number, message=MessageRef(f"m{number}")), lambda deferrals: None
+        )
         ledger.fail(claimed.claim, "x")
     with shop.engine.begin() as db:
         for table in ("work", "keys", "messages"):
@@ -740,9 +742,9 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
         db.exec_driver_sql("select * from taskguard_messages where message = 'm1' for update")
         assert ledger.requeue("ship order:2", reason="again")
         purged = ledger.purge(older_than_s=3600)
-        assert (purged.works, purged.messages, purged.keys) == (1, 1, 3)
+        assert (purged.work_items, purged.messages, purged.keys) == (1, 1, 3)
     purged = ledger.purge(older_than_s=3600)
-    assert (purged.works, purged.messages, purged.keys) == (1, 1, 0)
+    assert (purged.work_items, purged.messages, purged.keys) == (1, 1, 0)
     assert [each.id for each in ledger.list_work(State.NEW)] == ["ship order:2"]
 
 

@@ -152,7 +152,7 @@ def done_meanwhile(db: sa.Connection) -> None:
 
 
 def superseded_meanwhile(db: sa.Connection) -> None:
-    values = {"message": "m", "work": "ship order:1", "retries": 0, "copy": 1, "updated": 1}
+    values = {"message": "m", "work": "ship order:1", "retries": 0, "deferrals": 1, "updated": 1}
     db.execute(sa.insert(MESSAGES).values(**values))
 
 
@@ -191,7 +191,10 @@ def test_what_changed_while_a_claim_waited_counts(
     ("meanwhile", "check"),
     [
         (done_meanwhile, "known or mine"),
-        (superseded_meanwhile, "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"),
+        (
+            superseded_meanwhile,
+            "(%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals)",
+        ),
         (taken_meanwhile, "held_until <= now_us"),
     ],
 )
@@ -244,7 +247,7 @@ def test_no_way_through_leaves_a_transaction_open(
     ledger.claim(mine)
     assert isinstance(ledger.claim(request()), Busy)
     assert isinstance(ledger.claim(request(work="other")), Busy)
-    assert ledger.defer(request(2), lambda copy: None)
+    assert ledger.defer(request(2), lambda deferrals: None)
     assert ledger.claim(request(2)) == Answer(Decision.SUPERSEDED)
     assert ledger.claim(request(3, message=MessageRef("o"), may_create=False)) == Answer(
         Decision.TOO_OLD
@@ -434,7 +437,7 @@ def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any
         found = ledger.claim(request(keys=(name,), work=name, message=MessageRef(name)))
         assert isinstance(found, Claimed), name
     assert [type(block) for block in blocks] == [Claimed] * len(names)
-    assert ledger.defer(request(2, message=MessageRef("m ")), lambda copy: None)
+    assert ledger.defer(request(2, message=MessageRef("m ")), lambda deferrals: None)
     assert isinstance(ledger.claim(request(2, message=MessageRef("M "))), Claimed)
     assert isinstance(ledger.claim(request(3, message=MessageRef("m"))), Claimed)
 

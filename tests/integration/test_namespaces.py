@@ -71,8 +71,8 @@ def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: st
         assert [shipped_by(tg, "the first") for tg in (shop, billing, plain)] == ["the first"] * 3
         assert [shipped_by(tg, "again") for tg in (shop, billing, plain)] == ["the first"] * 3
     ledger = SqlLedger(ledger_url)
-    works = {work.id for work in ledger.list_work(State.DONE, limit=9)}
-    assert works == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
+    found = {work.id for work in ledger.list_work(State.DONE, limit=9)}
+    assert found == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
     ledger.close()
 
 

@@ -73,7 +73,7 @@ def app(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Application]
 
 
 def test_many_callers_one_effect_and_one_answer(app: Application) -> None:
-    """Eight threads call each of ten works: one effect each, and everybody gets its result."""
+    """Eight threads call each of ten work items: one effect each, and everybody gets its result."""
 
     @app.tg.guarded(key="order:<order>", busy="wait", wait_s=30)
     def ship(order: int, guard: Guard) -> dict[str, int]:

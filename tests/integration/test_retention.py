@@ -57,7 +57,7 @@ class Store:
             db.execute(sa.update(MESSAGES).values(updated=MESSAGES.c.updated - us))
 
     def left(self) -> list[set[str]]:
-        """The works, messages and keys that there are, by their names."""
+        """The work, messages and keys that there are, by their names."""
         with self.engine.connect() as db:
             return [
                 {text.rpartition(":")[2] for text in db.execute(sa.select(column)).scalars()}
@@ -95,9 +95,9 @@ def test_only_what_ended_before_goes(store: Store) -> None:
         db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(**free))
     store.age(31)
     ledger.complete(store.claim("young").claim, None)
-    assert ledger.purge(older_than_s=30 * DAY_S) == Purged(works=2, messages=2, keys=4)
-    works, messages, keys = store.left()
-    assert works == {"given-back", "running", "dead", "young"}
+    assert ledger.purge(older_than_s=30 * DAY_S) == Purged(work_items=2, messages=2, keys=4)
+    work_ids, messages, keys = store.left()
+    assert work_ids == {"given-back", "running", "dead", "young"}
     assert messages == {"given-back", "running", "dead"}
     assert keys == {"running", "young"}
     assert ledger.purge(older_than_s=30 * DAY_S, dead=True) == Purged(1, 1, 0)
@@ -156,7 +156,7 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
 
 
 def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store) -> None:
-    """An id that was used for several works, more of them than a batch has."""
+    """An id that was used for several work items, more of them than a batch has."""
     for number in range(7):
         claimed = store.claim(f"{number}", message="nightly")
         assert store.ledger.defer(store.request(f"{number}", message="nightly"), lambda _: None)
@@ -185,8 +185,8 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
     store.age(31)
     with store.engine.begin() as db:
         db.execute(sa.select(WORK).where(WORK.c.id == "ship order:a").with_for_update())
-        assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
-    assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
+        assert store.ledger.purge(older_than_s=30 * DAY_S).work_items == 1
+    assert store.ledger.purge(older_than_s=30 * DAY_S).work_items == 1
     store.close()
 
 
@@ -205,9 +205,9 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
     store.ledger.complete(store.claim("a").claim, None)
     store.age(2)
     assert main(["purge", "--url", store.url]) == 0
-    assert capsys.readouterr().out == "forgotten: 0 works, 0 messages, 0 keys\n"
+    assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys\n"
     assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
-    assert capsys.readouterr().out == "forgotten: 1 works, 0 messages, 1 keys\n"
+    assert capsys.readouterr().out == "forgotten: 1 work items, 0 messages, 1 keys\n"
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])

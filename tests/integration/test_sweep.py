@@ -42,7 +42,7 @@ class SweepRig:
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         if call["order"] in self.refused:
             raise ConnectionError("the broker is away")
-        self.sent.append((call["order"], message.retries, message.copy))
+        self.sent.append((call["order"], message.retries, message.deferrals))
 
     def delivery(self, order: str = "1", message: str | None = None) -> Delivery:
         return Delivery(

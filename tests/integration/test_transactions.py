@@ -343,7 +343,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -
 
     with pytest.raises(sa.exc.IntegrityError):
         pg.deliver(body, queue)
-    assert (len(runs), queue.copies, pg.states) == (1, [], ["FAILED"])
+    assert (len(runs), queue.deferrals, pg.states) == (1, [], ["FAILED"])
 
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
@@ -377,9 +377,9 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
     told: list[Any] = []
 
     class SlowQueue(NotingQueue):
-        def publish_copy(self, copy: int, delay_s: float) -> None:
+        def publish_again(self, deferrals: int, delay_s: float) -> None:
             time.sleep(0.05)
-            super().publish_copy(copy, delay_s)
+            super().publish_again(deferrals, delay_s)
 
     def deliver() -> None:
         gate.wait()

@@ -1,4 +1,4 @@
-"""`taskguard work`: DEAD works are found, looked at, and given another try."""
+"""`taskguard work`: DEAD work is found, looked at, and given another try."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef, WorkVie
 WORK = "ship order:1"
 
 
-def request(*, copy: int = 0) -> ClaimRequest:
-    return claims.request(message=MessageRef("m", copy=copy), max_crashes=1)
+def request(*, deferrals: int = 0) -> ClaimRequest:
+    return claims.request(message=MessageRef("m", deferrals=deferrals), max_crashes=1)
 
 
 def die(shop: GuardedShop) -> Claimed:
@@ -28,7 +28,7 @@ def die(shop: GuardedShop) -> Claimed:
     assert isinstance(claimed, Claimed)
     shop.ledger.defer(request(), lambda _: None)
     claims.end_leases(shop.engine)
-    shop.ledger.claim(request(copy=1))
+    shop.ledger.claim(request(deferrals=1))
     assert shop.states == ["DEAD"]
     return claimed
 
@@ -56,7 +56,7 @@ def test_a_dead_work_is_run_again_once_somebody_says_so(
         shop.ledger.complete(late.claim, None)
     queue = NotingQueue()
     assert shop.deliver(ship, queue) == Completed("shipped")
-    assert (shop.effects, shop.states, queue.copies) == (["x"], ["DONE"], [])
+    assert (shop.effects, shop.states, queue.deferrals) == (["x"], ["DONE"], [])
     view = shop.ledger.view(WORK)
     assert view is not None
     assert (view.crashes, view.error) == (0, None)

@@ -167,8 +167,8 @@ def test_the_first_example_of_the_readme_ships_once(
         assert worker.log.count("answered as a duplicate") == 1
     with engine.connect() as db:
         assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
-        works = sa.text("select state, attempts from taskguard_work")
-        assert db.execute(works).all() == [("DONE", 1)]
+        records = sa.text("select state, attempts from taskguard_work")
+        assert db.execute(records).all() == [("DONE", 1)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -1,4 +1,4 @@
-"""Works that RQ lost, and jobs enqueued in a transaction, on real workers."""
+"""Work that RQ lost, and jobs enqueued in a transaction, on real workers."""
 
 from __future__ import annotations
 
@@ -313,11 +313,11 @@ def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office
     office.connection.flushdb()
     make_due(office)
     with office.engine.begin() as db:
-        works = db.execute(sa.text("select id from taskguard_work order by id")).scalars().all()
+        work_ids = db.execute(sa.text("select id from taskguard_work order by id")).scalars().all()
         bad = sa.text(
             "update taskguard_work set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
         )
-        assert db.execute(bad, {"id": works[0]}).rowcount == 1
+        assert db.execute(bad, {"id": work_ids[0]}).rowcount == 1
     done = sweep(office.connection)
     assert (done.sent, done.failed) == (1, 1)
     assert queue.count == 1

@@ -36,7 +36,7 @@ def _no_fence_check(world: World) -> None:
     """DONE by whoever comes, as long as nobody else was."""
 
     def stands(claim: Claim) -> bool:
-        work = world.ledger.works.get(claim.work or "")
+        work = world.ledger.work_items.get(claim.work or "")
         return work is not None and work.state is State.PROCESSING
 
     world.ledger.stands = stands  # type: ignore[method-assign]
@@ -54,7 +54,7 @@ def _at_most_for_less(world: World) -> None:
 
 
 def _numbers_by_message(world: World) -> None:
-    """One number for all works that the id of a message was used for."""
+    """One number for all work that the id of a message was used for."""
     world.ledger.numbered = lambda request, work: (request.message.id, None)  # type: ignore[method-assign]
 
 
@@ -99,7 +99,7 @@ def _no_nonce(world: World) -> None:
 
 def _drop_duplicates_in_progress(world: World) -> None:
     """Somebody is at it, so this delivery is acknowledged, and no copy is left behind."""
-    world.publish_copies = False
+    world.publishes_again = False
 
 
 def _takeover_at_once(world: World) -> None:

@@ -111,9 +111,9 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
-            "give_back", lambda: self.world.locks.give_back(keys, owner, to=to, ttl_s=ttl_s)
+            "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
@@ -193,9 +193,9 @@ class PortLedger(Boundary):
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """The transaction around a publish; its COMMIT may get lost."""
 
-        def publish_and_lose(copy: int) -> None:
-            publish(copy)
-            raise LedgerUnavailableError("defer: the copy's number was not committed")
+        def publish_and_lose(deferrals: int) -> None:
+            publish(deferrals)
+            raise LedgerUnavailableError("defer: the number of deferrals was not committed")
 
         self.world.boundary(self.process, "ledger.defer asked")
         lost = self.world.loses("ledger.defer")

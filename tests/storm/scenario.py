@@ -111,7 +111,7 @@ class Record:
     lines: list[dict[str, Any]]
     changes: list[audit.Change]
     effects: list[tuple[str, int]]
-    works: dict[str, str]
+    work_items: dict[str, str]
     lock_keys: list[str]
     took_s: float
 
@@ -427,10 +427,10 @@ class _Course:
             since_s = time.monotonic()
 
     def _unfinished(self) -> list[Item]:
-        works = self._works()
-        return [item for item in self._items if works.get(f"item:{item.name}") != "DONE"]
+        work_items = self._work_items()
+        return [item for item in self._items if work_items.get(f"item:{item.name}") != "DONE"]
 
-    def _works(self) -> dict[str, str]:
+    def _work_items(self) -> dict[str, str]:
         if self._world.who != OURS:
             return {}
         with self._world.engine.connect() as db:
@@ -453,7 +453,7 @@ class _Course:
             lines=journal.read(world.folder),
             changes=audit.changes(world.engine) if ours else [],
             effects=effects,
-            works=self._works(),
+            work_items=self._work_items(),
             lock_keys=[key.decode() for key in world.locks_client.keys("*")],
             took_s=took_s,
         )

@@ -18,7 +18,9 @@ def back_to_version_1(engine: sa.Engine) -> None:
         sa.MetaData(),
         sa.Column("message", _Exact(key_chars=768), primary_key=True),
         sa.Column("work", _Exact(), nullable=False),
-        *(column._copy() for column in MESSAGES.columns if column.name not in ("message", "work")),
+        sa.Column("retries", sa.Integer, nullable=False),
+        sa.Column("copy", sa.Integer, nullable=False),
+        MESSAGES.c.updated._copy(),
         **MESSAGES.dialect_kwargs,
     )
     texts = {"task": "ship", "key": "order:1", "owner": "n/m", "state": "DONE", "result": "7"}

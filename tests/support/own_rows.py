@@ -77,7 +77,7 @@ class Step:
         **arguments: Any,
     ) -> Any:
         """One delivery, as another process would have it."""
-        numbers = {name: arguments.pop(name, 0) for name in ("retries", "copy")}
+        numbers = {name: arguments.pop(name, 0) for name in ("retries", "deferrals")}
         delivery = self.compiled.delivery(
             (order,),
             arguments,

@@ -142,10 +142,10 @@ _SYNCHRONOUS = {
 def _refuse_async(url: sa.URL, dialect: Any) -> None:
     """A driver that is awaited answers no plain call."""
     if getattr(dialect, "is_async", False):
-        works = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
+        usable = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
         raise ConfigurationError(
             f"The ledger is not reached by {url.drivername}, whose calls have to be awaited: give "
-            f"it {works.render_as_string(hide_password=True)}. The application's own Engine may "
+            f"it {usable.render_as_string(hide_password=True)}. The application's own Engine may "
             "stay as it is."
         )
 

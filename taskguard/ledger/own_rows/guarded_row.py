@@ -52,7 +52,7 @@ class GuardedRow:
         done: the state that it ends in.
         dead: the state in which it is left after `max_crashes`; None: `processing`.
         on_missing: there is no such row: "raise" (RowMissingError; the default), "skip"
-            (acknowledged, with an event), "defer" (a copy later, until `retention_s`: for a
+            (acknowledged, with an event), "defer" (put off, until `retention_s`: for a
             message that is sent before its row is committed).
         on_ineligible: it is in none of these states (`CANCELLED`): the same, with
             RowIneligibleError; "defer" is for a step whose message may come before the step before.
@@ -99,21 +99,21 @@ class GuardedRow:
         return f"<GuardedRow {self.table.fullname}.{self.state.name}>"
 
     def compile_id(
-        self, signature: inspect.Signature, *, task: str, works: Sequence[Any] = ()
+        self, signature: inspect.Signature, *, task: str, templates: Sequence[Any] = ()
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], RowRef]:
         """From a call's arguments to its row. For decorators.
 
         Args:
             signature: the task's.
             task: its name, for messages.
-            works: the compiled templates that name the work.
+            templates: the compiled templates that name the work.
 
         Raises:
             KeyTemplateError: a template does not fit the task's parameters.
-            ConfigurationError: two rows could be one work.
+            ConfigurationError: two rows could be one work item.
         """
         texts = compile_texts(self._templates, signature=signature, task=task)
-        self._refuse_two_rows_of_one_work(texts, works, task)
+        self._refuse_two_rows_of_one_work(texts, templates, task)
 
         def ref(args: Sequence[Any], kwargs: Mapping[str, Any]) -> RowRef:
             found = texts(args, kwargs)
@@ -222,18 +222,18 @@ class GuardedRow:
         return value
 
     def _refuse_two_rows_of_one_work(
-        self, texts: TextFunction, works: Sequence[Any], task: str
+        self, texts: TextFunction, templates: Sequence[Any], task: str
     ) -> None:
         named: set[str] = set()
-        for work in works:
-            if work.arguments is None:
+        for template in templates:
+            if template.arguments is None:
                 return  # a callable may use any argument
-            named |= work.arguments
+            named |= template.arguments
         missing = ", ".join(f"<{argument}>" for argument in sorted(texts.arguments - named))
-        if works and missing:
+        if templates and missing:
             raise ConfigurationError(
                 f"{task}: {missing} tells rows of {self.table.fullname} apart, but not their "
-                f"works: two rows could be one work. Put it into key=, or into once_per=."
+                f"work: two rows could be one work item. Put it into key=, or into once_per=."
             )
 
 

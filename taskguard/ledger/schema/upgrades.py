@@ -65,25 +65,31 @@ _MYSQL_TO_2 = (
         "WHERE right(id, char_length(message) + 8) = concat('message:', message)"
     ),
 )
-# MySQL knows no IF NOT EXISTS here.
-_MYSQL_ADDS_ROUNDS = (
-    (
-        "SET @taskguard_step = (SELECT if(count(*) = 0, "
-        "'ALTER TABLE taskguard_work ADD COLUMN rounds INTEGER', 'DO 0') "
-        "FROM information_schema.columns WHERE table_schema = database() "
-        "AND table_name = 'taskguard_work' AND column_name = 'rounds')"
-    ),
-    "PREPARE taskguard_step FROM @taskguard_step",
-    "EXECUTE taskguard_step",
-    "DEALLOCATE PREPARE taskguard_step",
-)
+# The header that carries the number has another name: what is on its way would be behind it.
+_BEGINS_ANEW = "UPDATE taskguard_messages SET deferrals = 0"
+
+
+def _mysql_unless(table: str, column: str, statement: str) -> tuple[str, ...]:
+    """The statement where the table has no such column: MySQL knows no IF [NOT] EXISTS there."""
+    return (
+        (
+            f"SET @taskguard_step = (SELECT if(count(*) = 0, '{statement}', 'DO 0') "  # noqa: S608 - ours
+            "FROM information_schema.columns WHERE table_schema = database() "
+            f"AND table_name = '{table}' AND column_name = '{column}')"
+        ),
+        "PREPARE taskguard_step FROM @taskguard_step",
+        "EXECUTE taskguard_step",
+        "DEALLOCATE PREPARE taskguard_step",
+    )
+
 
 # Version 1 is the first.
 STEPS: tuple[Step, ...] = (
     Step(
         to=2,
-        why="the numbers of a message belong to its work, for an id may be used for two; works by "
-        "message are named by message and key; rounds that the database ended are counted",
+        why="the numbers of a message belong to its work, for an id may be used for two; work by "
+        "message is named by message and key; rounds that the database ended are counted; the "
+        "column `copy` is named `deferrals`, and begins at 0 again",
         statements={
             "postgresql": (
                 (
@@ -95,24 +101,38 @@ STEPS: tuple[Step, ...] = (
                     "WHERE right(id, length(message) + 8) = 'message:' || message"
                 ),
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
+                "ALTER TABLE taskguard_messages RENAME COLUMN copy TO deferrals",
+                _BEGINS_ANEW,
             ),
             "mariadb": (
                 *(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
+                "ALTER TABLE taskguard_messages RENAME COLUMN IF EXISTS `copy` TO deferrals",
+                _BEGINS_ANEW,
             ),
             "mysql": (
                 *(each.format(collation="utf8mb4_0900_bin") for each in _MYSQL_TO_2),
-                *_MYSQL_ADDS_ROUNDS,
+                *_mysql_unless(
+                    "taskguard_work",
+                    "rounds",
+                    "ALTER TABLE taskguard_work ADD COLUMN rounds INTEGER",
+                ),
+                *_mysql_unless(
+                    "taskguard_messages",
+                    "deferrals",
+                    "ALTER TABLE taskguard_messages RENAME COLUMN `copy` TO deferrals",
+                ),
+                _BEGINS_ANEW,
             ),
             "sqlite": (
                 (
                     "CREATE TABLE taskguard_messages_2 (message TEXT NOT NULL, work TEXT NOT NULL, "
-                    "retries INTEGER NOT NULL, copy INTEGER NOT NULL, updated BIGINT NOT NULL, "
-                    "PRIMARY KEY (message, work))"
+                    "retries INTEGER NOT NULL, deferrals INTEGER NOT NULL, "
+                    "updated BIGINT NOT NULL, PRIMARY KEY (message, work))"
                 ),
                 (
-                    "INSERT INTO taskguard_messages_2 (message, work, retries, copy, updated) "
-                    "SELECT message, work, retries, copy, updated FROM taskguard_messages"
+                    "INSERT INTO taskguard_messages_2 (message, work, retries, deferrals, updated) "
+                    "SELECT message, work, retries, 0, updated FROM taskguard_messages"
                 ),
                 "DROP TABLE taskguard_messages",
                 "ALTER TABLE taskguard_messages_2 RENAME TO taskguard_messages",

@@ -153,7 +153,7 @@ def _read_one(
         db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.peek, values)
-    number = (row.known_retries or 0, row.known_copy or 0)
+    number = (row.known_retries or 0, row.known_deferrals or 0)
     return (None if row.id is None else row), number, row.now_us
 
 
@@ -177,7 +177,7 @@ def _statements(database: Database, keys: int) -> _Statements:
     peek = sa.select(
         dialect.now().label("now_us"),
         known.with_only_columns(MESSAGES.c.retries).scalar_subquery().label("known_retries"),
-        known.with_only_columns(MESSAGES.c.copy).scalar_subquery().label("known_copy"),
+        known.with_only_columns(MESSAGES.c.deferrals).scalar_subquery().label("known_deferrals"),
         *(WORK.c[name] for name in _COLUMNS),
     ).select_from(one.outerjoin(WORK, WORK.c.id == sa.bindparam("work")))
     names = [f"key_{number}" for number in range(keys)]

@@ -19,18 +19,18 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
     """Renew each claim whose rows nobody has locked, in one transaction."""
     ids = [claim.work for claim in claims if claim.work is not None]
     with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
-        works = sa.select(WORK.c.owner, WORK.c.state).where(WORK.c.id.in_(ids))
+        of_claims = sa.select(WORK.c.owner, WORK.c.state).where(WORK.c.id.in_(ids))
         keys = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence).where(
             KEYS.c.key.in_({key for claim in claims for key in claim.keys})
         )
-        states = {row.owner: row.state for row in db.execute(works)}
+        states = {row.owner: row.state for row in db.execute(of_claims)}
         holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
         locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
         # One that another holder got in between is none of ours: next round it is TAKEN.
         free_keys = {
             row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
         }
-        locked = works.order_by(WORK.c.id).with_for_update(skip_locked=True)
+        locked = of_claims.order_by(WORK.c.id).with_for_update(skip_locked=True)
         free_owners = {
             row.owner for row in db.execute(locked) if row.state == State.PROCESSING.value
         }

@@ -55,7 +55,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     work=st.none() | WORK,
     key=st.none() | KEY,
     recorded=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    copy=st.integers(0, 2),
+    deferrals=st.integers(0, 2),
     retries=st.integers(0, 2),
     may_create=st.booleans(),
     max_crashes=st.integers(1, 4),
@@ -68,7 +68,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     request = book.request(
         owner=ME,
         retries=case["retries"],
-        copy=case["copy"],
+        deferrals=case["deferrals"],
         may_create=case["may_create"],
         max_crashes=case["max_crashes"],
         fingerprint=case["fingerprint"],
@@ -296,9 +296,9 @@ def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
     keys = tuple(sorted(f"item:{uuid.uuid4()}-" + "ü" * 90 for _ in range(100)))
     work = work_id("shop.pick", "%,".join(keys))
     asked = book.request(keys=keys, work=work, message="ß" * 5_000)
-    assert book.ledger.defer(asked, lambda copy: None)
+    assert book.ledger.defer(asked, lambda deferrals: None)
     assert book.ledger.claim(asked) == Answer(Decision.SUPERSEDED)
-    message = MessageRef("ß" * 5_000, copy=1)
+    message = MessageRef("ß" * 5_000, deferrals=1)
     claimed = book.ledger.claim(dataclasses.replace(asked, message=message))
     assert isinstance(claimed, Claimed)
     book.ledger.complete(claimed.claim, "7")

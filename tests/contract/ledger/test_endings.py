@@ -286,19 +286,19 @@ def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
     assert published == [1]
     assert answers.count(True) == 1
     assert book.ledger.claim(book.request()) == Answer(Decision.SUPERSEDED)
-    assert isinstance(book.ledger.claim(book.request(copy=1)), Claimed)
+    assert isinstance(book.ledger.claim(book.request(deferrals=1)), Claimed)
 
 
 def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
     """The broker refused it: the delivery stays the live copy."""
 
-    def refuse(copy: int) -> None:
-        raise ConnectionError(copy)
+    def refuse(deferrals: int) -> None:
+        raise ConnectionError(deferrals)
 
     with pytest.raises(ConnectionError):
         book.ledger.defer(book.request(), refuse)
     assert isinstance(book.ledger.claim(book.request()), Claimed)
-    assert book.copies() == {}
+    assert book.numbers() == {}
 
 
 def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
@@ -308,48 +308,48 @@ def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
     assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
 
 
-def test_a_retry_is_not_dropped_for_a_copy_of_the_try_before_it(book: Any) -> None:
-    """A copy of an earlier retry and a claimed later retry: one of the two stays alive."""
+def test_a_retry_is_not_dropped_for_a_deferral_of_the_try_before_it(book: Any) -> None:
+    """A deferral of an earlier retry and a claimed later retry: one of the two stays alive."""
     book.claim(retries=1)
-    assert book.ledger.defer(book.request(retries=0), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (0, 1)}
+    assert book.ledger.defer(book.request(retries=0), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (0, 1)}
     book.expire()
-    assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(Decision.SUPERSEDED)
+    assert book.ledger.claim(book.request(retries=0, deferrals=1)) == Answer(Decision.SUPERSEDED)
     assert book.claim(retries=1).takeover
-    assert book.ledger.defer(book.request(retries=1), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (1, 1)}
-    assert not book.ledger.defer(book.request(retries=0, copy=7), lambda copy: None)
+    assert book.ledger.defer(book.request(retries=1), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (1, 1)}
+    assert not book.ledger.defer(book.request(retries=0, deferrals=7), lambda deferrals: None)
 
 
 def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
-    """An id that is used twice, for two works: what was put off for one says nothing of the other,
+    """An id that is used for two work items: what was put off for one says nothing of the other,
     which is claimed, and put off, as if it were the first."""
-    assert book.ledger.defer(book.request(1, retries=1, copy=2), lambda copy: None)
+    assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     book.ledger.give_back(book.claim(2).claim)
-    assert book.ledger.defer(book.request(2), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
-    assert not book.ledger.defer(book.request(2), lambda copy: None)
+    assert book.ledger.defer(book.request(2), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
+    assert not book.ledger.defer(book.request(2), lambda deferrals: None)
     assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
-    assert book.ledger.claim(book.request(1, copy=3)) == Answer(Decision.SUPERSEDED)
-    assert isinstance(book.ledger.claim(book.request(1, retries=1, copy=3)), Claimed)
+    assert book.ledger.claim(book.request(1, deferrals=3)) == Answer(Decision.SUPERSEDED)
+    assert isinstance(book.ledger.claim(book.request(1, retries=1, deferrals=3)), Claimed)
 
 
 def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
     """Its numbers begin anew, of the same work as well: nobody else will do it. What the first
     sending has put off, or tried later, still counts among its own."""
 
-    def asked(retries: int, copy: int, sending: str) -> Any:
-        return request(1, message=MessageRef("m", retries, copy, sending))
+    def asked(retries: int, deferrals: int, sending: str) -> Any:
+        return request(1, message=MessageRef("m", retries, deferrals, sending))
 
     first = book.ledger.claim(asked(2, 0, "monday"))
     book.ledger.fail(first.claim, "x")
-    assert book.ledger.defer(asked(2, 0, "monday"), lambda copy: None)
+    assert book.ledger.defer(asked(2, 0, "monday"), lambda deferrals: None)
     assert book.ledger.claim(asked(2, 0, "monday")) == Answer(Decision.SUPERSEDED)
     assert book.ledger.claim(asked(1, 5, "monday")) == Answer(Decision.SUPERSEDED)
     again = book.ledger.claim(asked(0, 0, "tuesday"))
     assert isinstance(again, Claimed)
     book.ledger.give_back(again.claim)
-    assert book.ledger.defer(asked(0, 0, "tuesday"), lambda copy: None)
+    assert book.ledger.defer(asked(0, 0, "tuesday"), lambda deferrals: None)
     assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(asked(0, 1, "tuesday")), Claimed)
 
@@ -358,9 +358,9 @@ def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
     """Another work that the same message id was used for keeps its own."""
     for number in (1, 2):
         book.ledger.fail(book.claim(number).claim, "boom")
-        assert book.ledger.defer(book.request(number), lambda copy: None)
+        assert book.ledger.defer(book.request(number), lambda deferrals: None)
     assert book.ledger.requeue("ship order:1", reason="mended")
-    assert book.copies() == {("m", "ship order:2"): (0, 1)}
+    assert book.numbers() == {("m", "ship order:2"): (0, 1)}
     assert isinstance(book.ledger.claim(book.request(1)), Claimed)
     assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
 

@@ -1,4 +1,4 @@
-"""Works that had another id before their guard was changed, beside workers with the former guard.
+"""Work that had another id before its guard was changed, beside workers with the former guard.
 
 The former guard names the work `ship order:1` and holds `order:1`; the new one names it
 `ship shop:1`, holds `shop:1` and, for it was declared with the former one, `order:1`.
@@ -241,12 +241,12 @@ def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
 def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
     """Numbers of a message in the former work count."""
     claim(book, old(book, message="holder"))
-    assert book.ledger.defer(old(book), lambda copy: None)
+    assert book.ledger.defer(old(book), lambda deferrals: None)
     book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
     assert found.decision is Decision.SUPERSEDED
-    assert isinstance(book.ledger.claim(new(book, copy=1)), Claimed)
+    assert isinstance(book.ledger.claim(new(book, deferrals=1)), Claimed)
 
 
 def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
@@ -271,7 +271,7 @@ def test_a_call_is_stored_once(book: Book) -> None:
     need_calls(book)
     call = '{"message": "m", "queue": "test"}'
     book.ledger.give_back(claim(book, old(book, call=call)).claim)
-    book.ledger.give_back(claim(book, new(book, copy=1)).claim)
+    book.ledger.give_back(claim(book, new(book, deferrals=1)).claim)
     book.expire_all()
     with book.engine.begin() as db:
         db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))

@@ -108,7 +108,7 @@ def without_fence_checks(made: Mutation) -> None:
         postgresql,
         "_COMPLETE",
         (" and " + check.format(""), ""),
-        (" and w.state = 'PROCESSING'\n    and w." + check.format("w."), ""),
+        (" and w.state = 'PROCESSING'\n        and w." + check.format("w."), ""),
     )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
@@ -187,16 +187,16 @@ def without_an_end(made: Mutation) -> None:
 
 
 def without_numbers(made: Mutation) -> None:
-    """A copy that a newer one has superseded runs all the same."""
+    """A message that a newer one has superseded runs all the same."""
     decide = answers.decide
 
     def newest(row: Any, **values: Any) -> Decision:
         return decide(row, **{**values, "recorded": (0, 0)})
 
     made.replace(answers, "decide", newest)
-    recorded = "(coalesce(m.retries, 0), coalesce(m.copy, 0))"
+    recorded = "(coalesce(m.retries, 0), coalesce(m.deferrals, 0))"
     made.edit(postgresql, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
-    lower = "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"
+    lower = "(%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals)"
     made.edit(mariadb, "_CLAIM", (lower, "false"))
 
 
@@ -251,8 +251,8 @@ def claim_what_is_done(book: Any) -> None:
 
 
 def claim_what_is_superseded(book: Any) -> None:
-    """A copy below the recorded one is not run."""
-    assert book.ledger.defer(book.request(), lambda copy: None)
+    """A message with fewer deferrals than are recorded is not run."""
+    assert book.ledger.defer(book.request(), lambda deferrals: None)
     assert not isinstance(book.ledger.claim(book.request()), Claimed)
 
 

@@ -15,7 +15,7 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
 
-__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "newer_copy"]
+__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "recorded_below"]
 
 
 # Half of what the widest of columns hold: a statement carries it with all else.
@@ -106,10 +106,10 @@ class Dialect(ABC):
         """Rows are made unless there are some with these primary keys; nothing is changed."""
 
     @abstractmethod
-    def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
+    def raise_deferrals(
+        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
     ) -> bool:
-        """Record a message's copy number in this work and lock its row.
+        """Record how often this message of this work has been put off, and lock its row.
 
         False if the number that is recorded there is not lower.
         """
@@ -169,9 +169,9 @@ class Dialect(ABC):
         return False
 
 
-def newer_copy(message: MessageRef, copy: int) -> Any:
-    """The recorded number is lower than this one."""
+def recorded_below(message: MessageRef, deferrals: int) -> Any:
+    """Whether the recorded number of the message is lower than `(retries, deferrals)`."""
     return sa.or_(
         MESSAGES.c.retries < message.retries,
-        sa.and_(MESSAGES.c.retries == message.retries, MESSAGES.c.copy < copy),
+        sa.and_(MESSAGES.c.retries == message.retries, MESSAGES.c.deferrals < deferrals),
     )

@@ -29,7 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, newer_copy
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, recorded_below
 from taskguard.ledger.connections.engine import listen_once
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES, WORK, standing
@@ -159,11 +159,11 @@ class MySQL(Dialect):
         key = next(iter(table.primary_key))
         return insert(table).values(values).on_duplicate_key_update({key.name: key})
 
-    def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
+    def raise_deferrals(
+        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
     ) -> bool:
         # A row that is there now, and locked; then the number, if it is lower.
-        nothing = {"retries": -1, "copy": -1, "updated": now_us}
+        nothing = {"retries": -1, "deferrals": -1, "updated": now_us}
         new = {"message": message.name, "work": work, **nothing}
         db.execute(self.insert_missing(MESSAGES, new))
         raised = db.execute(
@@ -171,9 +171,9 @@ class MySQL(Dialect):
             .where(
                 MESSAGES.c.message == message.name,
                 MESSAGES.c.work == work,
-                newer_copy(message, copy),
+                recorded_below(message, deferrals),
             )
-            .values(retries=message.retries, copy=copy, updated=now_us)
+            .values(retries=message.retries, deferrals=deferrals, updated=now_us)
         )
         return raised.rowcount == 1
 

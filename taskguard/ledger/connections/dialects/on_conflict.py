@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.dialects.base import Dialect, newer_copy
+from taskguard.ledger.connections.dialects.base import Dialect, recorded_below
 from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.tables import MESSAGES
 
@@ -25,12 +25,14 @@ class OnConflict(Dialect):
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
         return self.insert(table).values(values).on_conflict_do_nothing()
 
-    def raise_copy(
-        self, db: sa.Connection, message: MessageRef, copy: int, *, work: str, now_us: int
+    def raise_deferrals(
+        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
     ) -> bool:
-        numbers = {"retries": message.retries, "copy": copy, "updated": now_us}
+        numbers = {"retries": message.retries, "deferrals": deferrals, "updated": now_us}
         statement = self.insert(MESSAGES).values(message=message.name, work=work, **numbers)
         statement = statement.on_conflict_do_update(
-            index_elements=list(MESSAGES.primary_key), set_=numbers, where=newer_copy(message, copy)
+            index_elements=list(MESSAGES.primary_key),
+            set_=numbers,
+            where=recorded_below(message, deferrals),
         )
-        return db.execute(statement.returning(MESSAGES.c.copy)).first() is not None
+        return db.execute(statement.returning(MESSAGES.c.deferrals)).first() is not None

@@ -37,7 +37,7 @@ class _Found(NamedTuple):
     owner: str | None = None
     lease_until: int = 0
     recorded_retries: int = 0
-    recorded_copy: int = 0
+    recorded_deferrals: int = 0
     state: str | None = None
     final: int = 0
     message: str = ""
@@ -67,7 +67,7 @@ class MariaDBStatements(Statements):
             "task": request.task,
             "message": request.message.name,
             "retries": request.message.retries,
-            "copy": request.message.copy,
+            "deferrals": request.message.deferrals,
             "may_create": request.may_create,
             "fingerprint": request.fingerprint,
             "call": request.call,
@@ -96,7 +96,7 @@ def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
     if found.state is None and found.owner is not None:
         return busy_key(found.owner, found.lease_until, None, found.now_us)
     row = found if found.state is not None else None
-    recorded = found.recorded_retries, found.recorded_copy
+    recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us)
     if decision in CLAIMABLE or decision is Decision.BURY:
         return None

@@ -8,7 +8,7 @@
 -- Texts are compared with columns, never with variables: those have a collation of their own.
 begin not atomic
     declare known, mine boolean;
-    declare recorded_retries, recorded_copy int;
+    declare recorded_retries, recorded_deferrals int;
     declare last_fence, held_until, now_us, granted_fence bigint;
     -- Under another key the work came first.
     declare exit handler for 1062 rollback;
@@ -17,12 +17,12 @@ begin not atomic
     select count(*) into known from taskguard_work where id = %(work)s;
 
     if known or not %(may_create)s then
-        select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
-        into recorded_retries, recorded_copy
+        select coalesce(max(retries), 0), coalesce(max(deferrals), 0)
+        into recorded_retries, recorded_deferrals
         from taskguard_messages where message = %(message)s and work = %(work)s;
         select
             timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
-            recorded_retries, recorded_copy,
+            recorded_retries, recorded_deferrals,
             state, final, message, retries, fence, crashes, fingerprint, result, error, finished
         from taskguard_work where id = %(work)s;
         rollback;
@@ -33,16 +33,16 @@ begin not atomic
         select fence, lease_until, owner = %(owner)s into last_fence, held_until, mine
         from taskguard_keys where `key` = %(key)s for update;
         select count(*) into known from taskguard_work where id = %(work)s for update;
-        select coalesce(max(retries), 0), coalesce(max(`copy`), 0)
-        into recorded_retries, recorded_copy
+        select coalesce(max(retries), 0), coalesce(max(deferrals), 0)
+        into recorded_retries, recorded_deferrals
         from taskguard_messages where message = %(message)s and work = %(work)s;
         -- In a statement of its own: after all waiting for row locks.
         set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
         if known or mine then
             rollback;
-        elseif (%(retries)s, %(copy)s) < (recorded_retries, recorded_copy) then
-            select now_us, null, null, null, recorded_retries, recorded_copy;
+        elseif (%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals) then
+            select now_us, null, null, null, recorded_retries, recorded_deferrals;
             rollback;
         elseif held_until <= now_us then
             set granted_fence = greatest(now_us, last_fence + 1);

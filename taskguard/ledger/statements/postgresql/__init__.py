@@ -22,8 +22,10 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
+    RowRef,
 )
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
+from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
 from taskguard.ledger.tables import FREE, KEYS, of_claim
 from taskguard.locks.base import Renewal
@@ -46,7 +48,7 @@ class _Found(NamedTuple):
 
     now_us: int
     recorded_retries: int
-    recorded_copy: int
+    recorded_deferrals: int
     id: str | None
     message: str
     retries: int
@@ -99,7 +101,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if len(request.keys) != 1 or request.formerly:
+        if len(request.keys) != 1 or request.formerly or not own_row.fits(request.row):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -110,7 +112,7 @@ class PostgreSQLStatements(Statements):
         if found is not None:
             return found
         decided = super().claim(request)
-        if not isinstance(decided, Claimed) and request.row is None:
+        if not isinstance(decided, Claimed):
             # The one statement may have got the key where another had just got the work.
             self._free_keys(request)
         return decided
@@ -125,21 +127,13 @@ class PostgreSQLStatements(Statements):
         return _held(found, None)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
-        """Between a read and an UPDATE of the user's own row, where that is NEW; else None."""
+        """With the user's own row in the statement, where that is NEW; else None."""
         assert request.row is not None  # noqa: S101
-        limit_s = self.database.lock_timeout_s
-        with self.database.transaction(lock_timeout_s=limit_s, claim=True) as db:
-            own = rows.read(db, request.row, lock=True)
-            if own is not None and rows.place(request.row, own, None) is Place.NEW:
-                found = _Found(*self.database.ask_in(db, _CLAIM, self._asked(request))[0])
-                claimed = _answered(request, found, Place.NEW)
-                # A record that is PROCESSING, though the row was set back, is more than a takeover.
-                if isinstance(claimed, Claimed) and found.state != State.PROCESSING.value:
-                    fence = claimed.claim.fence
-                    if fence > (own.fence or 0) and rows.claim(db, request.row, own, fence):
-                        return claimed
-            db.rollback()
-        return None
+        dialect = self.database.engine.dialect
+        text = own_row.claiming(rows.declared_of(request.row), dialect)
+        values = self._asked(request) | own_row.values(request.row, dialect)
+        answered = _answered(request, _Found(*self.database.ask(text, values)[0]), Place.NEW)
+        return answered if isinstance(answered, Claimed) else None
 
     def _asked(self, request: ClaimRequest) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -155,7 +149,7 @@ class PostgreSQLStatements(Statements):
             "task": request.task,
             "message": request.message.name,
             "retries": request.message.retries,
-            "copy": request.message.copy,
+            "deferrals": request.message.deferrals,
             "max_crashes": request.max_crashes,
             # The user's own row tells for ever what was done.
             "may_create": request.may_create or request.row is not None,
@@ -183,17 +177,31 @@ class PostgreSQLStatements(Statements):
         if not self.sees_the_end(claim):
             return super().complete(db, claim, result_json)
         values = _ending(claim, result_json, begun=True)
-        if claim.row is not None:
-            rows.complete(db, claim)
-        return bool(self.database.ask_in(db, _COMPLETE, values))
+        if claim.row is None:
+            return bool(self.database.ask_in(db, _COMPLETE, values))
+        if self.database.ask_in(db, *self._completing(claim.row, values)):
+            return True
+        rows.confirm(db, claim)
+        return False
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return len(claim.keys) == 1 and not claim.formerly
+        return len(claim.keys) == 1 and not claim.formerly and own_row.fits(claim.row)
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
-        if not self.sees_the_end(claim) or claim.row is not None:
+        if not self.sees_the_end(claim):
             return None
-        return bool(self.database.ask(_COMPLETE, _ending(claim, result_json, begun=False)))
+        values = _ending(claim, result_json, begun=False)
+        if claim.row is None:
+            return bool(self.database.ask(_COMPLETE, values))
+        try:
+            return bool(self.database.ask(*self._completing(claim.row, values)))
+        except self.database.engine.dialect.loaded_dbapi.Error:
+            return None  # what its owner made of the row refuses it: a constraint
+
+    def _completing(self, ref: RowRef, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        dialect = self.database.engine.dialect
+        text = own_row.completing(rows.declared_of(ref), dialect)
+        return text, values | own_row.values(ref, dialect)
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         if claim.formerly:
@@ -217,7 +225,7 @@ class PostgreSQLStatements(Statements):
             {
                 "owners": [str(claim.owner) for claim, _, _ in asked],
                 "fences": [claim.fence for claim, _, _ in asked],
-                "works": [work for _, _, work in asked],
+                "work_ids": [work for _, _, work in asked],
                 "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
                 "keys": [key for _, key, _ in asked],
                 "lock_timeout": self._lock_timeout,
@@ -235,7 +243,7 @@ def _answered(
     fence, attempt = found.granted_fence, found.claimed_attempts
     if row is None and fence is not None and attempt is not None:
         return Claimed(Claim(request, fence))  # the first, by the statement's own word
-    recorded = found.recorded_retries, found.recorded_copy
+    recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us, place)
     if decision is Decision.AGAIN:
         return None  # the statement knows of the record alone
@@ -280,9 +288,9 @@ def _bound(name: str) -> str:
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
     """Each of its keys, and each of its records, in as few pairs as have all of them."""
-    keys, works = claim.keys, claim.work_ids or (None,)
-    number = max(len(keys), len(works))
-    return [(keys[at % len(keys)], works[at % len(works)]) for at in range(number)]
+    keys, work_ids = claim.keys, claim.work_ids or (None,)
+    number = max(len(keys), len(work_ids))
+    return [(keys[at % len(keys)], work_ids[at % len(work_ids)]) for at in range(number)]
 
 
 def _renewal(claim: Claim, row: _FoundHold) -> str:

@@ -13,7 +13,7 @@ found as materialized (
     select
         asked.now_us,
         coalesce(m.retries, 0) as recorded_retries,
-        coalesce(m.copy, 0) as recorded_copy,
+        coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
         case
@@ -21,8 +21,8 @@ found as materialized (
             when w.message <> %(message)s::text
                 and w.fingerprint <> %(fingerprint)s::text then false
             when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
-            when (%(retries)s::integer, %(copy)s::integer)
-                < (coalesce(m.retries, 0), coalesce(m.copy, 0)) then false
+            when (%(retries)s::integer, %(deferrals)s::integer)
+                < (coalesce(m.retries, 0), coalesce(m.deferrals, 0)) then false
             when w.id is null then %(may_create)s::boolean
             when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
             when w.state <> 'PROCESSING' then true
@@ -32,10 +32,13 @@ found as materialized (
     left join taskguard_work w on w.id = %(work)s::text
     left join taskguard_messages m on m.message = %(message)s::text and m.work = %(work)s::text
 ),
+--| own_row_locked
 granted as (
     insert into taskguard_keys as k (key, fence, owner, lease_until)
     select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
-    from found where eligible
+    from found
+    --| and_own_row
+    where eligible
     on conflict (key) do update set
         fence = case
             when k.owner = excluded.owner then k.fence
@@ -88,6 +91,7 @@ claimed as (
     end
     returning w.attempts, w.crashes, w.progress
 )
+--| own_row_moved
 select
     found.*,
     granted.fence as granted_fence,

@@ -9,7 +9,7 @@ with asked as materialized (
 ),
 mine as materialized (
     select * from unnest(
-        %(owners)s::text[], %(fences)s::bigint[], %(works)s::text[],
+        %(owners)s::text[], %(fences)s::bigint[], %(work_ids)s::text[],
         %(ttls_us)s::bigint[], %(keys)s::text[]
     ) as hold (owner, fence, work, ttl_us, key)
 ),
@@ -35,7 +35,7 @@ whole as materialized (
     group by mine.owner
     having count(free.key) = count(mine.key)
 ),
-works as (
+renewed_work as (
     update taskguard_work w set
         lease_until = asked.now_us + mine.ttl_us,
         due = case when w.due is not null then asked.now_us + mine.ttl_us end
@@ -48,7 +48,7 @@ keys as (
     update taskguard_keys k set lease_until = asked.now_us + mine.ttl_us
     from asked, mine join whole on whole.owner = mine.owner
     where k.key = mine.key
-        and (mine.work is null or mine.owner in (select owner from works))
+        and (mine.work is null or mine.owner in (select owner from renewed_work))
     returning k.owner
 )
 select

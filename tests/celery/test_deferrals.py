@@ -52,7 +52,7 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
         shop.wait_for_steps("began")
         with shop.worker():
             wait_until(
-                lambda: any(b"taskguard_copy" in each for each in broker.hvals("unacked")),
+                lambda: any(b"taskguard_deferrals" in each for each in broker.hvals("unacked")),
                 timeout_s=60,
                 message="the redelivery is put off, and its copy taken",
             )
@@ -63,7 +63,7 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
 
 def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
     """As by beat's `options={"task_id": …}`: the first message with it was put off, and the second,
-    of another order, is no copy of that."""
+    of another order, is no deferral of that."""
     shop.tasks.ship.apply_async([1, 5.0])
     with shop.worker(concurrency=2) as worker:
         shop.wait_for_steps("began")
@@ -121,7 +121,7 @@ def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
 def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a sweep: a copy of the one supersedes the other."""
+    """Also by a sweep: a deferral of the one supersedes the other."""
     with local_app(sqlite_url, monkeypatch) as app:
 
         @app.task(name="charge", shared=False)
@@ -150,7 +150,7 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
         app.conf.taskguard_ledger.claim(request(1, work="refund order:1", ttl_s=7200.0))
         told = deliver(app.tasks["charge"], 1, task_id="a", timelimit=limits).info
         assert told.state == "IGNORED"
-        assert next_message(app).headers["taskguard_copy"] == 1
+        assert next_message(app).headers["taskguard_deferrals"] == 1
 
 
 def test_a_message_never_has_more_than_two_live_copies(
