@@ -68,9 +68,9 @@ def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> lis
         display.say(f"{sent}, {DELIVERIES} deliveries each, shuffled.")
         display.say("Effects are rows of a table without a unique index: a double one would show.")
         display.say()
-        course = _Course(queues, workers, display)
-        course.watch(raise_if_interrupted)
-        return course.count(engine)
+        scenario = _Scenario(queues, workers, display)
+        scenario.watch(raise_if_interrupted)
+        return scenario.count(engine)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _versions(queue: DemoQueue, engine: sa.Engine) -> str:
     return f"{servers}, {packages}, Python {platform.python_version()}"
 
 
-class _Course:
+class _Scenario:
     """The part between the start of the workers and the counts."""
 
     def __init__(
