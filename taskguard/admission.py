@@ -1,9 +1,9 @@
-"""The way into a delivery: the lock server's word, then the ledger's, once each.
+"""Whether a delivery may run its body: the lock server is asked, then the ledger, once each.
 
 Guarantees: whatever the answer is, no lease is left behind but the one that was granted, also where
 the answer is interrupted (by a time limit) or never comes; a key that the lock server forgot is
-handed to the owner whom the ledger names, not freed. A value at the lock server that is no lease,
-or outlives every one, turns nobody away whom the ledger lets in, and is left to who wrote it.
+handed over to the owner whom the ledger names, not freed. A value at the lock server that is no
+lease, or outlives every lease, keeps no delivery from what the ledger grants, and is not touched.
 
 Read next: `runner.py`, which decides what to do with the answer.
 """
@@ -68,7 +68,7 @@ class Admission:
         self.events = events
         self.clock = clock
         self.watchdog = watchdog
-        # Claims that may have been granted without anybody hearing of it.
+        # Claims that may have been granted, and whose answer never arrived.
         self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
 
     def ask(
@@ -99,7 +99,7 @@ class Admission:
         return self._claim(delivery, tracked)
 
     def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
-        """The lock server's word; None where there is none to be had."""
+        """The lock server's answer; None if it gives none, or there is no lock server."""
         if self.locks is None:
             return None
         asked_at_s = self.clock.monotonic_s()
@@ -117,7 +117,7 @@ class Admission:
             if self.ledger is None:
                 raise
             return None
-        except BaseException:  # a time limit, for example: it may be granted
+        except BaseException:  # a time limit, for example: the lease may have been granted
             with contextlib.suppress(LockServerUnavailableError):
                 self.locks.release(delivery.keys, owner)
             raise
@@ -143,7 +143,7 @@ class Admission:
     def _overrule(
         self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
     ) -> Admitted | Answer | Busy:
-        """The lock server's value says nothing: as without one, the ledger alone decides."""
+        """The lock server's value is no lease: the ledger decides, as without a lock server."""
         lease = self._lease(delivery, owner, asked_at_s, 0)
         found = self._claim(delivery, self._tracked(delivery, lease, at_lock_server=False))
         if isinstance(found, Admitted):
@@ -152,7 +152,7 @@ class Admission:
         return found
 
     def _claim(self, delivery: Delivery, tracked: TrackedLease) -> Admitted | Answer | Busy:
-        """The ledger's word. Whatever it is, no lease is left behind but our own."""
+        """Ask the ledger. Whatever it answers, no lease is left behind but one that it granted."""
         assert self.ledger is not None  # noqa: S101
         lease = tracked.lease
         request = self.request(delivery, lease.owner)
@@ -179,10 +179,10 @@ class Admission:
         return found
 
     def _settle(self, request: ClaimRequest) -> bool:
-        """A claim whose answer nobody has heard ends, if it was granted, and was no crash.
+        """End a claim whose answer never arrived, if it was granted; that counts as no crash.
 
-        False if the ledger gave no answer, so that it is to be settled later. Does not know of one
-        that the database has not come to yet.
+        False if the ledger gave no answer again, so that the claim is to be settled later. A claim
+        that the database has not yet worked on is not found.
         """
         ledger = self.ledger
         assert ledger is not None  # noqa: S101
@@ -205,9 +205,9 @@ class Admission:
         return True
 
     def settle_late(self) -> None:
-        """Claims that got no answer, now that the ledger may give one again.
+        """Settle claims that got no answer, now that the ledger may give one again.
 
-        Other threads and greenlets do the same at the same time: each takes what is there.
+        Other threads and greenlets may do this at the same time: each claim is taken by one.
         """
         for _ in range(len(self._unsettled)):
             try:
@@ -233,7 +233,7 @@ class Admission:
             self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
 
     def _hand_over(self, tracked: TrackedLease, *, to: Owner, ttl_s: float) -> None:
-        """The lock server forgot the true owner: give it the lease, so that others wait there."""
+        """Hand the lease over to its true owner, whom the lock server forgot; others wait there."""
         tracked.ended = True
         if not tracked.at_lock_server or self.locks is None:
             return
@@ -244,7 +244,7 @@ class Admission:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 
     def wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
-        """Until a release wakes us, the lease in the way ends, or the time is up."""
+        """Wait until a release wakes us, the other holder's lease ends, or `left_s` are over."""
         timeout_s = min(left_s, 1.0)
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
@@ -317,8 +317,8 @@ class Admission:
 def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     """DONE is committed, and no lock server tells whether its body has ended.
 
-    A body's end leaves a result then, be it null. Whose holder died in between is answered after
-    `ttl_s`, and so is one that goes on for longer.
+    The end of a body stores a result, be it null. If the holder died between COMMIT and that, or
+    its body goes on, duplicates are answered `ttl_s` after the COMMIT.
     """
     left_s = ttl_s - found.age_s
     ended = found.result_json is not None or found.owner is None or left_s <= 0
@@ -328,10 +328,10 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
 
 
 def _is_lease(delivery: Delivery, held: Held) -> bool:
-    """Whether its holder may be about to claim, or about to end: the ledger knows neither.
+    """Whether what the lock server holds may be a live lease, so that the delivery has to wait.
 
-    What another application wrote, or what outlives a lease of this task (no expiry, a server
-    whose clock was set back), is none; nor may be another task's longer lease, which the ledger
-    then knows.
+    Its holder may be about to claim or to end, which the ledger does not know. No lease of this
+    task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
+    clock was set back). That may be another task's longer lease; then the ledger knows its claim.
     """
     return held.owner.is_ours and held.remaining_s <= delivery.policy.ttl_s

@@ -56,7 +56,7 @@ def connect(
             stale write. By default the environment's TASKGUARD_LEDGER_URL.
         namespace: what every key and work of this application begins with, so that several can
             share a ledger and a lock server; by default the environment's TASKGUARD_NAMESPACE,
-            else nothing.
+            or "" where that is not set.
         listeners: called with every event, beside the one that logs (to the logger `taskguard`).
         codec: how results become JSON.
         clock: time, for tests.
@@ -79,7 +79,7 @@ def connect(
 
 
 class _Calls:
-    """Names for plain calls, unlike any other's: random by process, counted within it."""
+    """Unique names for plain calls: a random part for the process, then a counter."""
 
     def __init__(self) -> None:
         self.begin()
@@ -212,8 +212,8 @@ class TaskGuard:
             KeyBusyError: on entering, when the keys are taken for longer than `wait_s`.
             KeyAlreadyHeldError: this thread's own guarded body holds one of them.
             LeaseLostError: on leaving, when the lease was lost meanwhile: what was done in the
-                block may have overlapped with another holder's doing. Not where the block is left
-                by an exception of its own; the event `lost` tells of it in either case.
+                block may have overlapped with what another holder did. Not raised where the block
+                is left by an exception of its own. The event `lost` is emitted in either case.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
@@ -282,7 +282,7 @@ class TaskGuard:
         *,
         task: str | None = None,
     ) -> Any:
-        """Run a compiled function as a plain call: a message of its own, nothing to put off to.
+        """Run a compiled function as a plain call: a message of its own, which cannot be put off.
 
         `task` is the name under which a queue knows it, so that a call and a message are the same
         work; by default the function's own.
@@ -297,9 +297,10 @@ class TaskGuard:
     def release(self, key: str, *, fence: int, owner: str) -> bool:
         """Take a key from a holder that is known to be gone, before its lease has run out.
 
-        For an operator: it is ended in the ledger, then at the lock server. Safe if it is wrong: a
-        holder that lives renews its lease, and only if somebody else has claimed meanwhile is its
-        commit refused. The next delivery is a takeover, which counts towards `max_crashes`.
+        For an operator: the lease is ended in the ledger, then at the lock server. Safe if the
+        holder is alive after all: it renews its lease, and its commit is refused only if somebody
+        else has claimed meanwhile. The next delivery is a takeover, which counts towards
+        `max_crashes`.
 
         Args:
             key: the key, with its namespace.
@@ -307,7 +308,7 @@ class TaskGuard:
             owner: the holder, as the ledger has it.
 
         Returns:
-            False if that is not, or no more, the holder.
+            False if that owner does not hold the key by that fence.
         """
         if self.ledger is None:
             raise ConfigurationError("Holders are on record in a ledger, and ledger=None.")

@@ -47,7 +47,7 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        # Looked up at each call: gevent and eventlet put their own in its place.
+        # `time.sleep` is looked up at each call: gevent and eventlet replace it.
         time.sleep(seconds)
 
 

@@ -42,7 +42,7 @@ class Queue(Protocol):
     def longest_wait_s(self) -> float:
         """How long the delivery may wait for its key where it is.
 
-        Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+        In seconds. So long the broker does not deliver it again, and no time limit ends it.
         """
         ...
 
@@ -56,7 +56,12 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How results and progress become JSON text, by the queue's own rules where it has some."""
+    """How results and progress become JSON text, by the queue's own rules where it has some.
+
+    Attributes:
+        dumps: from a value to JSON text; raises TypeError or ValueError for what has none.
+        loads: from JSON text to a value.
+    """
 
     dumps: Callable[[Any], str]
     loads: Callable[[str], Any]
@@ -69,11 +74,11 @@ class Delivery:
     Attributes:
         keys: the keys to hold, sorted; the former ones, too.
         work: the id of the work; None for the plain lock.
-        formerly: the ids that it had before its guard was changed.
+        formerly: the ids that the work had before its guard was changed.
         task: the task's name.
         message: its identity, its retries and deferrals.
         policy: the task's options.
-        published_at_s: when the message was first published, in seconds since 1970, if known.
+        published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         by_message: whether each message is work of its own (`once_per="message"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
@@ -107,29 +112,35 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The body ran and DONE is committed. Acknowledge."""
+    """The body ran and DONE is committed; `value` is its result. Acknowledge."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The work was done before; this is its stored result. Acknowledge."""
+    """The work was done before; `value` is the stored result, or None. Acknowledge."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Acknowledge without a result: `reason` is superseded, revoked, skipped, or of its own row
-    missing or ineligible."""
+    """Acknowledge without a result.
+
+    `reason` is "superseded", "revoked" or "skipped", or, of the user's own row, "missing" or
+    "ineligible".
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The message is published again, put off `deferrals` times. Acknowledge without a result."""
+    """The message is published again, to come in `delay_s` seconds. Acknowledge without a result.
+
+    `deferrals` is how often it has been put off now.
+    """
 
     delay_s: float
     deferrals: int

@@ -257,7 +257,7 @@ class Dead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockUnavailable(Event):
-    """The lock server gave no answer within `took_s`."""
+    """The lock server gave no answer; it was waited for `took_s` seconds."""
 
     name: ClassVar[str] = "lock_unavailable"
     level: ClassVar[int] = logging.WARNING
@@ -270,10 +270,10 @@ class LockUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOverruled(Event):
-    """The lock server has a value that is no lease, or outlives every one, and stays there.
+    """The lock server has a value that is no lease, or outlives every lease; the value stays.
 
-    The ledger knew no live holder, and granted the key. `holder` is a message's id, where it is a
-    lease; `remaining_s` says when the value ends, a day where it never does.
+    The ledger knew no live holder, and granted the key. `holder` is a message's id if the value
+    is a lease; `remaining_s` says when the value ends, and is a day if it never does.
     """
 
     name: ClassVar[str] = "lock_overruled"
@@ -290,8 +290,8 @@ class LockOverruled(Event):
 class DoneElsewhere(Event):
     """A message that was delivered before has done `other`, another work of the same task.
 
-    Now it does `work`: its effect is there twice, unless the body saw to that. Mostly the guard was
-    changed (key, once_per, namespace), and does not say what it was `formerly`.
+    Now it does `work`: its effect is there twice, unless the body prevents that. The usual cause is
+    a guard that was changed (key, once_per, namespace) without saying what it was by `formerly=`.
     """
 
     name: ClassVar[str] = "done_elsewhere"

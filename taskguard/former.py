@@ -49,12 +49,12 @@ def prefix_of(namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Former:
-    """How a guard was declared before. What is left out was as it is now.
+    """How a guard was declared before. An argument that is left out was as it is now.
 
     Attributes:
         task: the task's name, or its `work=` where it had one.
-        key: its `key=`, in terms of the arguments that the function has now. Arguments of which it
-            makes no key have no former work.
+        key: its `key=`, in terms of the arguments that the function has now. A call of whose
+            arguments it makes no key has no former work.
         once_per: its `once_per=`.
         namespace: its namespace, the application's where the task had none of its own; "": none.
     """
@@ -126,7 +126,7 @@ class Shape:
         found = self.keys.found(args, kwargs)
         value = prefix + found.name
         if self.by_message:
-            # And by its keys: an id may be used twice, for two of them.
+            # The keys are part of the id, too: one message id may be used for several keys.
             value = f"{prefix}message:{message.id} {value}"
         elif self.once_per is not None:
             value = prefix + self.once_per.found(args, kwargs).name
@@ -173,5 +173,5 @@ def former_ids(
         try:
             found.append(shape.ids(args, kwargs, **values))
         except KeyArgumentError:
-            continue  # nor had it then
+            continue  # no key then, so there is no former work
     return found

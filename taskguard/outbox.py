@@ -1,4 +1,4 @@
-"""The transactional outbox: a work is written in the user's transaction, its message sent after it.
+"""The transactional outbox: work is written in the user's transaction, its message sent after it.
 
 Guarantees: rolled back, nothing is sent; committed, the message is sent by this process at once, or
 by a sweep if this process dies, or the broker is away, in between.
@@ -36,7 +36,7 @@ AGAIN_AFTER_S = 3_600.0
 NOT_BEFORE = "not_before_s"
 """In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
-# The message of a work that was just committed is sent by its process; from then on by a sweep.
+# For so long the message of work that was just committed is its process's to send; then a sweep's.
 _DUE_IN_S = 5.0
 
 
@@ -68,7 +68,7 @@ def enqueue_in(
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
-        session.flush()  # its own row tells whether there is anything to do
+        session.flush()  # the flushed row of the user's tells whether there is anything to do
     if not isinstance(session, orm.Session | sa.Connection | None):
         raise ConfigurationError(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
@@ -114,10 +114,10 @@ class _AfterCommit:
     def __init__(self, session: Any) -> None:
         import sqlalchemy as sa
 
-        # Each with the transaction or savepoint that it was said in.
+        # Each function stands with the transaction or savepoint in which it was registered.
         self._then: list[tuple[Any, Callable[[], None]]] = []
         self._committed = False
-        # For the life of the Session: its events do not let go of a listener while they call it.
+        # For the life of the Session: a listener cannot be removed while it is called.
         sa.event.listen(session, "after_commit", self._note)
         sa.event.listen(session, "after_soft_rollback", self._forget)
         sa.event.listen(session, "after_transaction_end", self._end)
@@ -127,11 +127,11 @@ class _AfterCommit:
         self._then.append((said_in, function))
 
     def _note(self, session: Any) -> None:
-        """Of a savepoint, too: what it kept is committed only with the rest."""
+        """A savepoint has ended, too: what was registered in it is committed only with the rest."""
         self._committed = not session.in_nested_transaction()
 
     def _forget(self, session: Any, rolled_back: Any) -> None:
-        """What was said in a savepoint that is rolled back, or in one within."""
+        """Forget what was registered in a savepoint that is rolled back, or in one within it."""
         del session
         self._then = [each for each in self._then if not _is_within(each[0], rolled_back)]
 
@@ -164,7 +164,7 @@ def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> 
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
         own = bool(found) and found[0].message.name == delivery.message.name
-        # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
+        # The work is another message's, or done: this one is answered. None: it was rolled back.
         if not own and ledger.view(str(delivery.work)) is None:
             return
         call = json.loads(delivery.call or "null")
@@ -176,7 +176,7 @@ def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> 
 
 
 def waits_s(call: Any) -> float:
-    """How long a message that was sent now is not to be taken by anybody, in seconds."""
+    """For how many seconds nobody may take a message that is sent now: until its `eta`."""
     until_s = call.get(NOT_BEFORE) if isinstance(call, dict) else None
     return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 

@@ -3,9 +3,9 @@
     with overridden(Overrides(locks, ledger, listener)):
         ship(42)                    # whatever its decorator and its settings say
 
-Guarantees: guards made before and guards made within use them, and go back to what they were
-configured with afterwards. One that is to have no ledger, or no locks, has none here either.
-Each `Overrides` is like a process of its own: no lease and no watchdog of another is known to it.
+Guarantees: guards made before and guards made within the block use them, and go back to what they
+were configured with afterwards. A guard that is configured without a ledger, or without locks, has
+none here either. Each `Overrides` is like a process of its own, with its own leases and watchdog.
 
 Does not reach other processes.
 """
@@ -29,9 +29,11 @@ class Overrides:
     """What guards use instead.
 
     Attributes:
-        listener: hears their events, besides the listeners of their own.
-        renewing: whether leases are renewed while bodies run, which takes a thread.
-        clock: what their leases are trusted by; None: that of each guard.
+        locks: the lock provider; None: the ledger alone.
+        ledger: the ledger; None: locks only.
+        listener: hears the guards' events, besides their own listeners.
+        renewing: whether leases are renewed while bodies run, which takes a thread; by default so.
+        clock: by which leases are trusted; None: the clock of each guard.
     """
 
     locks: LockProvider | None
@@ -45,13 +47,13 @@ _now: Overrides | None = None
 
 
 def overrides() -> Overrides | None:
-    """Those of this moment; None outside tests."""
+    """The overrides that are in force; None outside tests."""
     return _now
 
 
 @contextmanager
 def overridden(by: Overrides) -> Iterator[None]:
-    """Use them, in all threads, for the time of a `with` block."""
+    """Use these overrides, in all threads, for the time of a `with` block."""
     global _now  # noqa: PLW0603  # tasks read it wherever they were decorated
     before, _now = _now, by
     try:

@@ -15,7 +15,7 @@ Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
-# A hundred years: what is longer fits into no database's or lock server's clock.
+# A hundred years: a longer time does not fit into the clocks of databases and lock servers.
 MOST_S = 36_500 * DAY_S
 MOST_ROWS = 2**31 - 1
 _MAX_NAMESPACE_BYTES = 100

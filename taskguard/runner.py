@@ -70,8 +70,8 @@ __all__ = ["Runner"]
 
 logger = logging.getLogger("taskguard")
 
-# Under one lease: after deadlocks and serialization failures, which come and go with whoever else
-# writes, and after connections that broke.
+# So often a body runs under one lease: after deadlocks and serialization failures, which depend on
+# what others write, and, less often, after connections that broke.
 _BODY_RUNS, _BODY_RUNS_ON_BROKEN = 10, 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Deliveries in a row whose body ran, and whose transaction the database ended while the ledger
@@ -84,9 +84,9 @@ _LATE_ANSWER_S = 3_600.0
 _MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
 _LOOKING_SHARE = 100
-# As JSON, stored where a body has ended and duplicates have nothing else to know it by.
+# A null result, stored where duplicates could not tell otherwise that the body has ended.
 _NO_RESULT = "null"
-# Without tables it is as if the database were away: a person has to mend it.
+# Missing tables are treated as a database that is away: a person has to mend either.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 _LOST = (StaleTokenError, LeaseLostError)
 _TROUBLE = (*_NO_LEDGER, TransactionRetryError)
@@ -151,10 +151,10 @@ class Runner:
         return admitted
 
     def _warn_of_done_elsewhere(self, delivery: Delivery, claimed: Claimed | None) -> None:
-        """Whether a message that is delivered again does, as new work, what it has done before.
+        """Warn of a message that was delivered before and has done another work of this task.
 
-        That reads every record of the ledger: only where the queue says that it knows the message,
-        and for no more than a hundredth of the time.
+        The look-up reads every record of the ledger. So it is made only where the queue says that
+        the message is redelivered, and takes no more than a hundredth of the time.
         """
         first = claimed is not None and claimed.attempt == 1
         started_s = self.clock.monotonic_s()
@@ -186,7 +186,9 @@ class Runner:
             with running(guard):
                 yield tracked.lease
         except BaseException:
-            self._release_lock(delivery, tracked)  # what is on its way is told, and not this
+            self._release_lock(
+                delivery, tracked
+            )  # an exception is on its way; the caller gets that one
             raise
         if not self._release_lock(delivery, tracked):
             raise LeaseLostError(
@@ -199,14 +201,14 @@ class Runner:
             )
 
     def _release_lock(self, delivery: Delivery, tracked: TrackedLease) -> bool:
-        """End the plain lock's lease; whether it stood until now, as far as that is known."""
+        """End the plain lock's lease. False if it is known not to have stood until now."""
         lease = tracked.lease
         ran_out = lease.remaining_s <= 0.0
         ended: list[bool] = []
         self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.give_back(claim)))
         released = self._release(delivery, tracked)
         if lease.is_parents:
-            return True  # it ended nothing, and has lost nothing
+            return True  # the child of a fork ends nothing, and has lost nothing
         if ran_out:
             self.watchdog.lose(tracked, "it ran out")
         elif ended == [False] or (not tracked.decided_by_ledger and released is False):
@@ -214,7 +216,7 @@ class Runner:
         return not lease.is_lost
 
     def request(self, delivery: Delivery) -> ClaimRequest:
-        """What a delivery would ask the ledger for, by nobody."""
+        """What a delivery would ask the ledger for, with an owner that holds nothing."""
         return self._admission.request(delivery, Owner("", ""))
 
     # -- enter --------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ class Runner:
         return Answered(None if json_text is None else self.codec.loads(json_text))
 
     def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
-        """Its own row is missing, or in a state that is not this task's: its declaration decides.
+        """The user's row is missing, or in a state that is not this task's; `row=` says what to do.
 
         A message is not put off for longer than records are kept.
         """
@@ -297,7 +299,7 @@ class Runner:
         )
 
     def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
-        """A failure once, by whom it became DEAD; then it is known."""
+        """The error of the delivery that made the work DEAD; later ones get WorkStillDeadError."""
         buried = found.decision is Decision.BURY
         if buried:
             self._admission.emit(Dead, delivery, crashes=found.crashes)
@@ -341,7 +343,7 @@ class Runner:
         return Dropped(reason)
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
-        """The key stays taken: the policy decides, but nothing that has started is dropped."""
+        """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
         untouched = not busy.same_work and not busy.started
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
@@ -361,7 +363,7 @@ class Runner:
     # -- put off ------------------------------------------------------------------------------
 
     def _delay_s(self, delivery: Delivery, retry_after_s: float | None) -> float:
-        """Doubling from half a second, with jitter, no later than the lease in the way ends."""
+        """Doubles from half a second, with jitter; no longer than the other lease lasts."""
         doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.deferrals, 10)
         delay_s = min(doubled_s, _MAX_DELAY_S) * self._rng.uniform(0.5, 1.0)
         if retry_after_s is not None:
@@ -369,7 +371,7 @@ class Runner:
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
-        """The message is published again, then that is recorded; only then this delivery may go."""
+        """Publish the message again, then record that; only then is this delivery acknowledged."""
         queue = delivery.queue
         assert queue is not None  # noqa: S101
         deferrals = delivery.message.deferrals + 1
@@ -394,7 +396,7 @@ class Runner:
         return Deferred(delay_s, deferrals)
 
     def _defer_blindly(self, delivery: Delivery, error: TaskguardError) -> Outcome:
-        """Without the ledger nothing runs, nothing is known and nothing is lost."""
+        """Put a delivery off while the ledger gives no answer: nothing runs without it."""
         if delivery.queue is None:
             raise error
         return self._defer(delivery, self._delay_s(delivery, None), str(error))
@@ -410,7 +412,7 @@ class Runner:
             return Completed(self._body(delivery, tracked, guard, body))
         except _LOST as error:
             if tracked.lease.is_parents or (guard.completed and error.key != guard.key):
-                raise  # in a forked child; or that of a guarded function which the body called
+                raise  # in a forked child, or the error of a guarded function that the body called
             return self._after_loss(delivery, tracked, guard, error)
         except _TROUBLE as error:
             if guard.completed:
@@ -451,10 +453,10 @@ class Runner:
     def _value(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
-        """What the body returns. One that fails of what the ledger said raises that.
+        """What the body returns. If the ledger ended its transaction, the ledger's error is raised.
 
-        By whatever name: wrapped in the shop's own error, among others in a group, or as what it
-        then missed. A body that means to give up says so by another transaction.
+        That holds whatever error the body raises from it: one of its own, a group, or an error that
+        only follows from it. A body that means to give up commits another transaction first.
         """
         try:
             return self._call(delivery, tracked, guard, body)
@@ -512,9 +514,9 @@ class Runner:
         return value
 
     def _end_answer(self, delivery: Delivery, tracked: TrackedLease, guard: Guard) -> None:
-        """No result will come for a body that committed DONE and has ended.
+        """Record that no result will come for a body that committed DONE and has ended.
 
-        A lock server knows that, by the lease; without one duplicates wait for the record.
+        A lock server tells that by the lease; without one duplicates wait for the record.
         """
         claim = guard.claim
         told = guard.answered or guard.has_result or tracked.at_lock_server
@@ -577,13 +579,15 @@ class Runner:
     def _after_trouble(
         self, delivery: Delivery, tracked: TrackedLease, error: TaskguardError
     ) -> Outcome:
-        """The ledger's trouble, not the body's; but not for ever, if the ledger answers."""
+        """The database failed, not the body: the delivery is put off; after several, FAILED."""
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            crowded = isinstance(error, NoConnectionError)  # by others, who will end
+            crowded = isinstance(
+                error, NoConnectionError
+            )  # other threads have all connections, and will end
             if delivery.queue is None or claim.work is None or crowded:
-                ledger.give_back(claim)  # a caller is told, and need not call again
+                ledger.give_back(claim)  # a plain call gets the error; the round is not counted
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
@@ -606,7 +610,7 @@ class Runner:
 
     @staticmethod
     def _uncount_crash(ledger: Ledger, claim: Claim) -> None:
-        """Still ours: give it back. Taken over: its holder is alive after all, no crash."""
+        """Give the claim back if it stands; if it was taken over, uncount the crash."""
         if not ledger.give_back(claim):
             ledger.uncount_crash(claim)
 
@@ -615,7 +619,7 @@ class Runner:
     ) -> Completed | None:
         """FAILED, unless DONE is committed; the exception goes on to the queue.
 
-        But one that came between COMMIT and its answer, as a time limit may, is no failure.
+        An exception that came between COMMIT and its answer, as a time limit may, is no failure.
         """
         if guard.completed:
             return None
@@ -632,7 +636,7 @@ class Runner:
     def _committed_unheard(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard
     ) -> Completed | None:
-        """What this very holder completed, by the record; None if it did not."""
+        """The outcome, if the record says that this very holder completed the work; else None."""
         assert self.ledger is not None  # noqa: S101
         owner = tracked.lease.owner
         try:
@@ -652,7 +656,7 @@ class Runner:
     def _after_exit(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, error: BaseException
     ) -> None:
-        """What is no Exception: a shutdown gives the work back, any other exit is a crash.
+        """After a BaseException: a shutdown gives the work back, any other exit is a crash.
 
         Where there is a queue, a cancelled body is its failure: queues take CancelledError for
         the end of their worker, and would deliver this message again and again.
@@ -668,15 +672,15 @@ class Runner:
         elif guard.completed:
             return
         elif is_shutdown(error):
-            # Revoke and GreenletExit, too: another worker is to do it, at once.
+            # Also for a revoke and GreenletExit: another worker is to do the work, at once.
             self._end_claim(tracked, lambda ledger, claim: ledger.give_back(claim))
         else:
             self._after_crash(delivery, tracked, error)
 
     def _after_crash(self, delivery: Delivery, tracked: TrackedLease, error: BaseException) -> None:
-        """The body ends its process, as it will the next one's: it is taken over, and counted."""
+        """The body ends its process, and would end the next one's: counted as a crash."""
         text = _error_text(error)
-        # Without an answer the lease runs out, which counts the same.
+        # If the ledger does not answer, the lease runs out, which counts the same.
         self._end_claim(tracked, lambda ledger, claim: ledger.crash(claim, text), late=False)
         self._emit_failed(delivery, tracked, error)
         logger.warning(
@@ -695,9 +699,9 @@ class Runner:
     def _end_claim(
         self, tracked: TrackedLease, end: Callable[[Ledger, Claim], object], *, late: bool = True
     ) -> None:
-        """End the ledger's lease, once; without an answer it ends by itself.
+        """End the ledger's lease, once; if the ledger does not answer, it runs out by itself.
 
-        `late`: that was no crash, so the ledger is told once it answers again.
+        `late`: this is no crash, so the ledger is told so once it answers again.
         """
         claim, tracked.claim = tracked.claim, None
         self.watchdog.untrack(tracked)
@@ -711,9 +715,9 @@ class Runner:
                 self._unreported.append(claim)
 
     def _report_late(self) -> None:
-        """Claims whose end the ledger never heard of: it would take their holders for crashed.
+        """Tell the ledger of claims whose end it never heard of, so that they count as no crash.
 
-        Other threads and greenlets do the same at the same time: each takes what is there.
+        Other threads and greenlets may do this at the same time: each claim is taken by one.
         """
         if self.ledger is None:
             return
@@ -730,9 +734,9 @@ class Runner:
                 return
 
     def _release(self, delivery: Delivery, tracked: TrackedLease) -> bool | None:
-        """The lock server's lease ends last. Asked again it does nothing.
+        """End the lock server's lease, after all else. Asked again it does nothing.
 
-        False if the lock server knew of none; None where nobody was asked, or knew.
+        False if the lock server knew of no such lease; None if it was not asked or did not tell.
         """
         if tracked.released:
             return None
@@ -761,7 +765,7 @@ class Runner:
 
 
 def _wait_s(delivery: Delivery) -> float:
-    """How long it waits for a taken key before it is turned away."""
+    """How long a delivery waits for a taken key before it is put off, in seconds."""
     policy, queue = delivery.policy, delivery.queue
     if policy.busy != "wait":
         return 0.0
@@ -769,7 +773,7 @@ def _wait_s(delivery: Delivery) -> float:
 
 
 def _error_text(error: BaseException) -> str:
-    """What the record says of it; its own words may fail, or be none."""
+    """What the record says of an error, whose `__str__` may fail or give nothing."""
     name = type(error).__name__
     try:
         said = f"{error}"
@@ -779,9 +783,9 @@ def _error_text(error: BaseException) -> str:
 
 
 def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
-    """The body has forked, and its child leaves it: what called the body is its parent's.
+    """End a process that the body forked, and which leaves the body.
 
-    What a worker does next (it tells of a result, it takes the next message) is done once, there.
+    What comes next (reporting a result, taking the next message) is for the parent alone.
     """
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):

@@ -50,15 +50,15 @@ def set_defaults(
 ) -> None:
     """What this process's locks and ledger are made of where nothing else is said.
 
-    For a framework that has settings of its own: it stands before the environment, and behind what
-    is given to `connect()` or `configure()`, or set in a Celery app.
+    For a framework that has settings of its own. These defaults win over the environment; what is
+    given to `connect()` or `configure()`, or set in a Celery app, wins over them.
 
     Args:
         locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
         ledger: the same for the ledger.
         namespace: the same for the namespace.
 
-    What is left out has no default any more.
+    An argument that is left out has no default any more.
     """
     given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger, NAMESPACE_VARIABLE: namespace}
     _defaults.clear()
@@ -114,7 +114,7 @@ def _locks_for_url(url: str) -> LockProvider:
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
         return RedisLocks(url)
-    # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+    # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
     start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
     raise ConfigurationError(
         f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
@@ -123,7 +123,7 @@ def _locks_for_url(url: str) -> LockProvider:
 
 
 def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
-    """What an application's keys and work begin with; "" where nobody says anything.
+    """What an application's keys and work begin with; "" where none is set.
 
     Raises ConfigurationError if a key cannot begin with it.
     """
@@ -152,7 +152,7 @@ def make_ledger(
         )
     if callable(
         getattr(chosen, "store_result", None)
-    ):  # what stands for one is of no class of ours
+    ):  # a stand-in for a ledger need not be of a class of ours
         return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional

@@ -44,8 +44,8 @@ logger = logging.getLogger("taskguard")
 
 KEY = "taskguard:sweep"
 _TTL_S = 30.0
-# A broker whose connection fails so many times in a row is away. What was refused goes behind the
-# rest.
+# A broker whose connection fails so many times in a row is away. Calls that were refused are tried
+# again after the others.
 _REFUSALS = 10
 _REFUSED_AGAIN_S = 30.0
 _LONGEST_PAUSE_S = 86_400.0
@@ -75,16 +75,17 @@ class Sweeper:
 
     Args:
         runtime: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries. One that has
-            `batch()`, a context manager, gives by it a faster sender: what that was given was
-            taken if the block ends without an error. `is_away(error)`, where it has that, tells
-            that the connection failed; StoredCallError that nobody can send this call.
+        senders: how to send, by the name of the queue that a stored call carries. A sender may have
+            `batch()`, a context manager that gives a faster sender: the broker has taken all that
+            this one was given if the block ends without an error. It may have `is_away(error)`,
+            which tells that the connection failed. StoredCallError says that nobody can send a
+            call.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
-            least 1; then, up to a day, twice as long after each sending: a queue that is behind
-            would get each message once more at every sweep. Not much shorter than messages wait
-            in their queue.
+            least 1; after each sending twice as long, up to a day: a queue that is behind would
+            get each message once more at every sweep. It should not be much shorter than messages
+            wait in their queue.
         batch: work items read, sent together, and noted as sent, at a time.
-        max_sends: a work whose message was sent so often without a claim is FAILED: its task is
+        max_sends: work whose message was sent so often without a claim is FAILED: its task is
             gone, or refuses its arguments. With `again_after_s` of an hour 10 are six days.
 
     Raises:
@@ -117,8 +118,8 @@ class Sweeper:
         """Once over everything that is overdue now.
 
         Raises:
-            KeyBusyError: another sweep is at it.
-            LeaseLostError: this one was paused, and another may be at it.
+            KeyBusyError: another sweep is running.
+            LeaseLostError: this one was paused, and another may be running.
             LedgerUnavailableError: the database is away.
         """
         ledger = outbox_of(self._runtime)
@@ -142,14 +143,14 @@ class Sweeper:
     def _send_all(
         self, items: Sequence[Overdue], tally: _Tally
     ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
-        """Those that were sent, those that were refused, and those never to be tried again."""
+        """What was sent, what was refused, and what is never to be tried again, with the reason."""
         calls, hopeless = _calls_of(items)
         tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
         refused: list[Overdue] = []
         for name, those in calls.items():
             send = self._senders.get(name)
-            if send is None:  # another sweep's
+            if send is None:  # a call for a queue that another sweep sends to
                 tally.strange += len(those)
                 continue
             in_vain = [work for work, _ in those if work.sends >= self._max_sends]
@@ -164,7 +165,7 @@ class Sweeper:
         return sent, refused, hopeless
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
-        """Take other applications' calls out: these are for brokers of theirs."""
+        """Take other applications' calls out, which go to their own brokers. Returns how many."""
         namespace, left = self._runtime.namespace, 0
         for name, those in calls.items():
             ours = [each for each in those if each[1].get("app", namespace) == namespace]
@@ -176,8 +177,8 @@ class Sweeper:
 def _by_pause(items: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
     """Work by how long after this sending its message counts as lost again.
 
-    How long a message waits before anybody may take it, mostly not at all, and then twice as long
-    as after the last one that nobody claimed: a queue that is behind has it still.
+    That is how long the message waits before anybody may take it (mostly not at all), and then
+    twice as long as after the last sending: a queue that is behind still has it.
     """
     longest_s = max(again_after_s, _LONGEST_PAUSE_S)
     found: dict[float, list[Overdue]] = {}
@@ -191,7 +192,7 @@ class _Outcome(enum.Enum):
     """What became of a call that could be read."""
 
     SENT = enum.auto()
-    REFUSED = enum.auto()  # by its queue, or whatever is wrong with this one
+    REFUSED = enum.auto()  # by its queue, or for what is wrong with this call
     AWAY = enum.auto()  # the connection failed
 
 
@@ -223,7 +224,7 @@ def _sent_in_vain(work: Overdue) -> str:
 
 
 def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
-    """By queue; and those that cannot be read, with the reason."""
+    """The calls by queue, and the work whose call cannot be read, with the reason."""
     calls: dict[str, _Calls] = {}
     unreadable: list[tuple[Overdue, str]] = []
     for work in items:
@@ -238,15 +239,15 @@ def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[O
 def _send_together(
     calls: _Calls, send: Send, in_a_row: int
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """In a batch. Where that fails nobody knows what arrived, so each is sent by itself.
+    """Send calls in a batch. Where that fails nobody knows what arrived: each is sent by itself.
 
-    So one that can never be sent holds up no other, and some are sent twice.
+    So a call that can never be sent holds up no other, and some are sent twice.
     """
     is_away = _away_of(send)
     try:
         with _batch_of(send) as together:
             outcomes = _send_each(calls, together, in_a_row, is_away)
-    except Exception as error:  # noqa: BLE001  # one by one it is told of which
+    except Exception as error:  # noqa: BLE001  # sending one by one tells which
         reason = error.__cause__ or error
         logger.warning("%d messages are sent one by one: %s", len(calls), reason)
         outcomes = _send_each(calls, send, in_a_row, is_away)
@@ -254,7 +255,7 @@ def _send_together(
 
 
 def _away_of(send: Any) -> _IsAway:
-    """How to tell that an error is the connection's; of a plain function by the error's class."""
+    """How to tell that the connection failed: by the sender, or else by the error's class."""
     told: _IsAway | None = getattr(send, "is_away", None)
     return told or (lambda error: isinstance(error, OSError))
 
@@ -262,7 +263,7 @@ def _away_of(send: Any) -> _IsAway:
 def _send_each(
     calls: _Calls, send: Send, in_a_row: int, is_away: _IsAway
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """What became of each, until the broker is thought to be away; a text: never to be sent."""
+    """What became of each, until the broker seems to be away; a text says why it cannot be sent."""
     outcomes: list[tuple[Overdue, _Outcome | str]] = []
     for work, call in calls:
         if in_a_row >= _REFUSALS:

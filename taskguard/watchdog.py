@@ -3,8 +3,8 @@
 Guarantees: every lease is renewed at a third of its ttl, all that are due in one batch, on
 connections of the providers' own; a renewal that gets no answer leaves the old deadline
 standing and is tried again until it passes; then, by the local clock, whatever the servers do,
-the lease is marked lost, the body is told,
-an event is emitted, and the lock server's lease is let go. The thread starts with the first
+the lease is marked lost, the body is told, an event is emitted, and the lock server's lease is
+released. The thread starts with the first
 lease, in the process that took it; a forked child starts with none. It never dies silently.
 
 Does not guarantee anything while the process is paused. See `lease.py`.
@@ -46,7 +46,7 @@ _LONGEST_PATIENCE_S = 1.0  # leases that are taken meanwhile may be short
 
 
 class TrackedLease:
-    """One lease under the watchdog's eyes.
+    """One lease that the watchdog renews.
 
     Attributes:
         claim: what the ledger granted; None with locks only, and once it has ended.
@@ -74,7 +74,8 @@ class TrackedLease:
         self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
         self.ended = False
         self.released = False
-        # Held while the lease is taken again or let go: the former must never follow the latter.
+        # Held while the lease is taken again or released: it must not be taken again after a
+        # release.
         self.mutex = allocate_lock()
         self._interruptible = interrupt and greenlets() is None
         self._thread: int | None = None
@@ -87,9 +88,9 @@ class TrackedLease:
             self._thread, self._cancel = threading.get_ident(), None
 
     def interrupt_by(self, cancel: Callable[[], None]) -> None:
-        """The body is run by an event loop: there an error is raised by cancelling its task.
+        """The body is run by an event loop: it is interrupted by cancelling its task.
 
-        One that came between two steps of the loop would be its own, and could be swallowed.
+        An error that is raised between two steps of the loop would hit the loop, not the body.
         """
         if self._interruptible:
             with self.mutex:
@@ -150,7 +151,7 @@ class Watchdog:
         self._reset()
 
     def _reset(self) -> None:
-        """Hold nothing: at the start, and in a child after a fork."""
+        """Forget all leases: at the start, and in a child after a fork."""
         self._pid = os.getpid()
         self._tracked: dict[int, TrackedLease] = {}
         self._mutex = allocate_lock()
@@ -176,7 +177,7 @@ class Watchdog:
             try:
                 start_thread(self._run)
             except BaseException:
-                self._running = False  # the next lease tries again
+                self._running = False  # the next lease tries again to start the thread
                 raise
         elif wake:
             self._wakeup.set()
@@ -191,10 +192,10 @@ class Watchdog:
     def release_lock(self, tracked: TrackedLease, *, handed: bool = False) -> bool | None:
         """End the lease at the lock server; an unknown outcome is left to its expiry.
 
-        `handed`: also where it was not taken there, for whoever was turned away by the ledger may
-        have handed it to us, and waits for its end.
+        `handed`: also if we did not take it there, for a delivery that the ledger turned away may
+        have handed its lease over to us, and waits for its end.
 
-        False if the lock server knew of none; None where it was not asked, or gave no answer.
+        False if the lock server knew of no such lease; None if it was not asked or did not answer.
         """
         if tracked.lease.is_parents:
             return None
@@ -228,7 +229,7 @@ class Watchdog:
     def _round(self) -> None:
         """`tick()`, but with renewals in a thread of their own.
 
-        Leases expire by the local clock, also while somebody who is asked gives no answer.
+        Leases expire by the local clock, also while a lock server or ledger gives no answer.
         """
         now_s = self._clock.monotonic_s()
         due = self._due(now_s)
@@ -269,7 +270,7 @@ class Watchdog:
             if self._tracked:
                 self._wakes_at_s = min(map(_due_s, self._tracked.values()))
             elif self._used:
-                # More will come: bodies shorter than this need not wake the thread, each of them.
+                # Stay awake for leases to come: short bodies need not wake the thread one by one.
                 self._used = False
                 self._wakes_at_s = now_s + _LINGER_S
             else:
@@ -287,7 +288,7 @@ class Watchdog:
             self._renew(due, now_s)
 
     def _due(self, now_s: float) -> list[TrackedLease]:
-        """Those to be renewed, after marking what is lost."""
+        """The leases to be renewed, after those that are lost were marked."""
         everything = self._everything()
         self._expire(everything)
         return [
@@ -410,7 +411,7 @@ class Watchdog:
                 self.lose(tracked, "it could not be renewed in time")
 
     def lose(self, tracked: TrackedLease, reason: str) -> None:
-        """The lease can no longer be trusted: say so, once, and let it go."""
+        """The lease can no longer be trusted: tell the body, emit an event, release it; once."""
         if not tracked.lease.mark_lost(reason):
             return
         self.untrack(tracked)

@@ -41,7 +41,7 @@ class Memory:
     events: list[Event]
 
     def __init__(self, database: Any) -> None:
-        import fakeredis  # an extra: only those who test with it need it
+        import fakeredis  # an optional package, needed for tests alone
 
         _refuse_in_memory(database)
         self.redis = fakeredis.FakeRedis()
@@ -65,7 +65,7 @@ class Memory:
 
     @contextmanager
     def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
-        """Guards run on these for a `with` block, as in a new process; `crashes` sees each call."""
+        """In the block guards use these, as in a new process; `crashes` gets each call."""
         locks, ledger = self._locks, self._ledger
         by = Overrides(
             locks if crashes is None else crashes.locks(locks),
@@ -78,7 +78,7 @@ class Memory:
             yield
 
     def expire_leases(self) -> None:
-        """Time passes: whoever holds a lease now is too late from here on."""
+        """Let all leases that are held now run out."""
         self.redis.flushall()
         with self.engine.begin() as db:
             if db.dialect.name == "postgresql":  # a holder that is paused may have locked them
@@ -88,7 +88,7 @@ class Memory:
                 db.execute(held.values(lease_until=1))
 
     def forget(self) -> None:
-        """No work was ever done, no key was ever held."""
+        """Empty the ledger, as if no work was ever done and no key was ever held."""
         self.redis.flushall()
         with self.engine.begin() as db:
             for table in METADATA.sorted_tables:
@@ -104,7 +104,7 @@ class Memory:
     def _close(self) -> None:
         self._locks.close()
         self.redis.close()
-        self._ledger.close()  # on an Engine that is given it has pools of its own, too
+        self._ledger.close()  # beside an Engine that was given it has pools of its own
         if self._own:
             self.engine.dispose()
 
@@ -129,6 +129,6 @@ def _refuse_in_memory(database: Any) -> None:
 
 
 def _spare_time(connection: Any, _record: Any) -> None:
-    """No test survives a power failure, and none waits for a writer that is paused."""
+    """SQLite without flushing, which tests do not need, and without waiting for a paused writer."""
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA busy_timeout=1000")

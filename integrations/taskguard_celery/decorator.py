@@ -97,7 +97,7 @@ def guarded_task(
                 _refuse_hidden(compiled)
                 return runtime_of(current_app).run(compiled, args, kwargs)
             request = task.request
-            # A body that calls its own task calls a function.
+            # A body that calls its own task makes a plain call.
             if request.called_directly or in_hand(request) is not None:
                 return _call(task, compiled, args, kwargs)
             take_in_hand(request)
@@ -134,7 +134,7 @@ def _refuse_misplaced(function: Any) -> None:
 
 
 def _refuse_hidden(compiled: GuardedFunction) -> None:
-    """A body that no task answers for is not begun in the delivery of a task that has no guard."""
+    """Refuse a guarded body whose task was not recognised, in the delivery of an unguarded task."""
     task = task_at_work()
     if task is None or task.request.called_directly or guarded_function_of(task) is not None:
         return
@@ -152,7 +152,7 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
 def _call(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A call, not a message."""
+    """Run a plain call of the function, which has no message."""
     runtime = runtime_of(task.app)
     failed = failed_request(args)
     if failed is not None:
@@ -174,7 +174,7 @@ def _deliver(
 
 
 def _expect(task: Task, kind: type[Exception]) -> None:
-    """Celery logs what a task throws by declaration at INFO and without a traceback."""
+    """Celery logs errors that a task declares as `throws` at INFO and without a traceback."""
     throws = task.throws or ()
     throws = (throws,) if isinstance(throws, type) else tuple(throws)
     if kind not in throws:

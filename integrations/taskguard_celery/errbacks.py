@@ -1,8 +1,8 @@
 """Errbacks that take `(request, exc, traceback)`: Celery calls them in the delivery that failed.
 
 Guarantees: one that finds its key taken or the ledger away waits where it is called, for as long
-as that delivery may take; one that is given up is said. Not guaranteed: that one is not lost with
-its worker, for there is no message. An errback of one argument is a message as any other.
+as that delivery may take; one that is given up is logged. Does not guarantee that an errback is not
+lost with its worker, for it has no message. An errback of one argument is a message as any other.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _InPlace:
 
     @property
     def longest_wait_s(self) -> float:
-        """As long as the delivery that failed may take."""
+        """As long as the delivery that failed may take, in seconds."""
         return longest_wait_s(self._at_work)
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
-        """Whoever called waits."""
+        """Does nothing: the caller waits and tries again."""
 
 
 def failed_request(args: tuple[Any, ...]) -> Context | None:
@@ -83,7 +83,7 @@ def call_errback(
 
     try:
         if at_work is None:
-            # The worker's own process, on behalf of a killed child: everything would wait with it.
+            # In the worker's own process, for a killed child, waiting would stop the whole worker.
             return runtime.run(compiled, args, kwargs, task=task.name)
         return _call(
             runtime,
@@ -111,7 +111,7 @@ def _call(
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         if not isinstance(outcome, Deferred):
-            return None  # skipped, as it asks for
+            return None  # `busy="skip"`
         if time.monotonic() + outcome.delay_s > until_s:
             raise errors.KeyBusyError(
                 f"{delivery.key} was not free within {wait_s:.0f} s, and an errback that Celery "

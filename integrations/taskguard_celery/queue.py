@@ -3,8 +3,8 @@
 Guarantees: id, retries, links, chord, group, time limits, priority and route stay; none of the
 task's own retries is spent. `publish_again` returns only after the broker took the message (on
 RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
-into the queue, so that one of the two is always alive. A queue that throws away what went back too
-often (quorum queues have a delivery limit) is spared that: the delivery waits and is tried again.
+into the queue, so that one of the two is always alive. A queue may throw away a message that came
+back too often (quorum queues have a delivery limit): there the delivery waits and is tried again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ try:
 except ImportError:  # Celery before 5.5 cannot consume from them
 
     def detect_quorum_queues(app: Any, driver_type: str) -> tuple[bool, str]:  # noqa: ARG001  # Celery's
-        """None is known."""
+        """No queue is known to be a quorum queue."""
         return False, ""
 
 
@@ -73,9 +73,9 @@ def visibility_timeout_s(app: Any) -> float | None:
 
 
 def longest_wait_s(task: Task) -> float:
-    """How long the message in hand may wait where it is.
+    """How long the message in hand may wait where it is, in seconds.
 
-    Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+    So long the broker does not deliver it again, and no time limit ends it.
     """
     visible_s = visibility_timeout_s(task.app)
     conf = task.app.conf
@@ -108,7 +108,7 @@ class CeleryQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the message in hand may wait where it is."""
+        """How long the message in hand may wait where it is, in seconds."""
         return longest_wait_s(self._task)
 
     @property
@@ -163,7 +163,7 @@ class CeleryQueue:
         return float(max(1, math.ceil(delay_s))) if self._has_quorum_queues() else delay_s
 
     def _has_quorum_queues(self) -> bool:
-        """By Celery's own detection, as of its publishing."""
+        """Whether there are quorum queues, by the detection that Celery uses when it publishes."""
         app = self._task.app
         transport = app.producer_pool.connections.connection.transport
         return bool(detect_quorum_queues(app, transport.driver_type)[0])
@@ -178,7 +178,7 @@ class CeleryQueue:
 
 
 def put_off_unread(queue: CeleryQueue, error: errors.TaskguardError) -> NoReturn:
-    """The settings are wrong: nothing can run, and nothing must be lost until they are mended."""
+    """Put a delivery off because the settings are wrong: nothing can run until they are mended."""
     logger.error("nothing guarded can run: %s", error)
     queue.publish_again(queue.deferrals + 1, queue.max_delay_s)
     raise Ignore(str(error))

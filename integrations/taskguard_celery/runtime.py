@@ -12,8 +12,8 @@ that begins with `taskguard_` and is not among them is an error:
 | taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
 | taskguard_listeners | callables that hear every event, beside the one that logs |
 
-What Celery shows of its settings (`celery report`, `inspect conf`, and so Flower) shows none of the
-first four: they may have passwords.
+Celery masks the first four where it shows its settings (`celery report`, `inspect conf`, and so
+Flower): they may have passwords.
 
 Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
 pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
@@ -57,7 +57,7 @@ _HIDDEN = r"taskguard_(locks|ledger)"
 
 
 def _hide_secrets() -> None:
-    """Celery masks settings by their names; which those are, no setting says, but its pattern."""
+    """Extend the pattern of names by which Celery masks settings; there is no setting for it."""
     hidden = app_utils.HIDDEN_SETTINGS
     if _HIDDEN not in hidden.pattern:
         app_utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{_HIDDEN}", hidden.flags)
@@ -130,7 +130,7 @@ def _refuse_unknown(conf: Any) -> None:
     before = str(conf.prefix or "").lower()
     for name in names:
         plain = name.lower().removeprefix(before)
-        # Celery reads capitals only behind the prefix: without it they are another's.
+        # Celery reads names in capitals only with the prefix; others are not its settings.
         read = not before or plain != name.lower() or plain == name
         if read and plain.startswith("taskguard_") and plain not in _SETTINGS:
             near = difflib.get_close_matches(plain, _SETTINGS, n=1)

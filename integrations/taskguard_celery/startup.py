@@ -59,7 +59,7 @@ def safe_defaults(app: Any) -> None:
 
 
 def _outlast_time_limits(app: Any) -> None:
-    """No message is delivered again while its body may still run."""
+    """A visibility timeout above all time limits: no message comes again while its body may run."""
     visible_s = visibility_timeout_s(app)
     limits_s = [time_limit_s(task) for task, _ in guarded_tasks(app)]
     longest_s = max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
@@ -73,7 +73,7 @@ def _set_transport_option(app: Any, name: str, value: Any) -> None:
 
 
 def time_limit_s(task: Task) -> float | None:
-    """When Celery kills the task's body; None: never."""
+    """After how many seconds Celery kills the task's body; None: never."""
     limit = task.time_limit or task.app.conf.task_time_limit
     return None if limit is None else float(limit)
 
@@ -130,7 +130,7 @@ def _refuse_hidden_guards(app: Any) -> None:
 
 
 def _check_servers(app: Any, rows: list[Any]) -> None:
-    """With connections of its own, which are closed before the pool forks."""
+    """Check locks and ledger by connections that are closed before the pool forks."""
     runtime = build(app)
     try:
         if runtime.runner.locks is not None:
@@ -145,11 +145,11 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
-    """Logging is set up by now, and nothing has been forked or fetched."""
+    """Run the checks: logging is set up now, and nothing has been forked or fetched."""
     try:
         check_worker(instance.app)
     except Exception as error:
-        # Whatever it is: a check that cannot be made does not say that work can be done.
+        # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
         # Celery logs and forgets a receiver's exception; only leaving stops the worker.
         raise SystemExit(f"taskguard: {error}") from error
@@ -185,7 +185,7 @@ def _look_for_lost_messages(consumer: Any) -> None:
         return
 
     def restore() -> None:
-        # Another one after a reconnect, and none in between.
+        # A reconnect makes another channel; in between there is none.
         channel = getattr(consumer.task_consumer, "channel", None)
         if channel is None:
             return
@@ -200,7 +200,7 @@ def _look_for_lost_messages(consumer: Any) -> None:
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-    """A revoked message's work is never run again; in the child it only looks like a shutdown."""
+    """Revoke the message's work in the ledger; in the child a revoke looks like a shutdown."""
     compiled = None if expired or sender is None else guarded_function_of(sender)
     if compiled is None:
         return

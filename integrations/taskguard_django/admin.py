@@ -49,22 +49,22 @@ class _ToLookAt(admin.ModelAdmin):
     actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody."""
+        """Nobody may add a row."""
         del request
         return False
 
     def has_delete_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody: `taskguard purge` forgets what ended long ago."""
+        """Nobody may delete a row: `taskguard purge` forgets what ended long ago."""
         del request
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """All."""
+        """All fields are read-only."""
         del request, obj
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Without the buttons that save, and without saving."""
+        """The form without its buttons, and without saving."""
         if request.method == "POST":
             raise PermissionDenied
         extra = {"show_save": False, "show_save_and_continue": False, "show_close": True}
@@ -123,12 +123,12 @@ class WorkAdmin(_ToLookAt):
 
     @admin.display(description="error")
     def problem(self, work: Work) -> str:
-        """Its first line."""
+        """The first line of the error."""
         return (work.error or "").split("\n")[0][:100]
 
     @admin.action(description="Requeue: DEAD or FAILED becomes NEW", permissions=["change"])
     def requeue(self, request: HttpRequest, rows: QuerySet) -> Any:
-        """Asks for the reason first."""
+        """Requeue the selected work, after asking for the reason."""
         reason = request.POST.get("reason", "").strip()
         if not reason:
             return self._confirm(
@@ -154,17 +154,17 @@ class WorkAdmin(_ToLookAt):
 
 
 class HeldFilter(admin.SimpleListFilter):
-    """Held, or free."""
+    """Filters keys by whether they are held."""
 
     title = "holder"
     parameter_name = "held"
 
     def lookups(self, *_: Any) -> Any:
-        """The two."""
+        """The choices: held, and free."""
         return (("yes", "held"), ("no", "free"))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> Any:
-        """A key without an owner is free."""
+        """Filter the rows: a key without an owner is free."""
         del request
         if self.value() == "no":
             return queryset.filter(owner="")
@@ -186,7 +186,7 @@ class KeyAdmin(_ToLookAt):
 
     @admin.action(description="Release from a holder that is gone", permissions=["change"])
     def release(self, request: HttpRequest, rows: QuerySet) -> Any:
-        """Shows the holders first, and releases from these alone."""
+        """Release the selected keys, after showing their holders; only those are released."""
         held = rows.exclude(owner="")
         if "confirmed" not in request.POST:
             return self._confirm(

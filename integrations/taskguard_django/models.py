@@ -46,10 +46,10 @@ class Key(models.Model):
 
 
 class Work(models.Model):
-    """A work: its state, its holder, what became of it."""
+    """The record of work: its state, its holder, what became of it."""
 
     class State(models.TextChoices):
-        """As in the ledger."""
+        """The states, as in the ledger."""
 
         NEW = "NEW", "NEW"
         PROCESSING = "PROCESSING", "PROCESSING"

@@ -34,7 +34,7 @@ _EMPTIED = [table for table in TABLES if table != "taskguard_schema"]
 def forget() -> None:
     """Empty the ledger in Django's database: no work was ever done, no key was ever held.
 
-    By Django's connection, so that only a test that may use it does it.
+    It uses Django's connection, which refuses tests that may not use that database.
     """
     connection = connections[alias()]
     there = connection.introspection.table_names()
@@ -68,7 +68,7 @@ class GuardedTestCase(TransactionTestCase):
         ledger()
 
     def run(self, result: Any = None) -> Any:
-        """Not by `setUp`, which a class of yours may have without calling this one's."""
+        """Set up here, not in `setUp`, which a subclass may define without calling this one's."""
         self.taskguard_events = []
         by = Overrides(MemoryLocks(), ledger(), self.taskguard_events.append)
         forget()

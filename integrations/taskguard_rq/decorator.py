@@ -125,7 +125,7 @@ def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
 
 
 def message_id_of(function: Callable[..., Any]) -> Callable[[Job], str] | None:
-    """Its `message_id=`."""
+    """The `message_id=` of a guarded function."""
     return _marked(function, _MESSAGE_ID)  # type: ignore[no-any-return]
 
 

@@ -40,7 +40,7 @@ class Enqueued:
         self._send = send
 
     def send(self) -> None:
-        """Enqueue the job now. For a plain Connection, after the COMMIT that nobody hears of.
+        """Enqueue the job now. For a plain Connection: call it after the COMMIT.
 
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
         again, the duplicate is harmless.
@@ -57,14 +57,14 @@ def enqueue(
     session: Any = None,
     **options: Any,
 ) -> Enqueued:
-    """Enqueue a guarded job as part of the transaction of `session`, or for certain.
+    """Enqueue a guarded job in the transaction of `session`, or in one of its own.
 
     The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
     guarded body, the job is enqueued as soon as that has committed; on a Connection of your own, by
     `.send()` on what is returned, or by the next sweep.
 
     Args:
-        queue: where to.
+        queue: the RQ queue that the job goes into.
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
@@ -110,7 +110,7 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
         options: see `taskguard.Sweeper`.
 
     Raises:
-        KeyBusyError: another sweep is at it.
+        KeyBusyError: another sweep is running.
         ConfigurationError: there is no connection.
     """
     if connection is None:

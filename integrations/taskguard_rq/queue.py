@@ -63,7 +63,7 @@ class RQQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """Half of its time-out: one that RQ ends is FAILED, though its body has not begun."""
+        """Half of its time-out, in seconds: a job that RQ ends is FAILED, begun or not."""
         limit_s = float(self._job.timeout or 0)
         return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: it has none
 
@@ -94,7 +94,8 @@ class RQQueue:
         """What the job that was put off returns now."""
         assert self._delay_s is not None  # noqa: S101
         retries = self._job.number_of_retries
-        # The stock worker will add one, and a `Retry(max=…)` of the body's own would find them all.
+        # The stock worker adds one, which a `Retry(max=…)` of the body's own would count as its
+        # own.
         self._job.number_of_retries = (retries or 0) - 1
         return Deferral(self._delay_s, retries=retries)
 

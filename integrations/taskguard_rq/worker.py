@@ -45,7 +45,7 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 
 
 def _check_ledger() -> None:
-    """By connections that are closed before the first fork."""
+    """Check locks and ledger by connections that are closed before the first fork."""
     try:
         ledger = runtime().ledger
     except ConfigurationError:
@@ -66,15 +66,15 @@ def _check_ledger() -> None:
 class GuardedWorkerMixin(BaseWorker):
     """For a worker class of your own: `class OurWorker(HerokuWorker, GuardedWorkerMixin)`.
 
-    In either order: a BaseWorker itself, it always comes before RQ's.
+    The order does not matter: as a BaseWorker itself, it always comes before RQ's.
     """
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
 
         `with_scheduler=False` leaves the scheduler to another worker: jobs are put off only while
-        one runs. `rq worker` has no way to say so, and gets it. A worker whose ledger's tables are
-        missing, or may not be written, does not start.
+        one runs. `rq worker` cannot say so, and always gets the scheduler. A worker whose ledger's
+        tables are missing, or may not be written, does not start.
         """
         # What is wrong here may be set right by the job's module, and is the job's error otherwise.
         with contextlib.suppress(ConfigurationError):

@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> None:
     try:
         _tell(sweeper.sweep())
     except KeyBusyError:
-        print("another sweep is at it")
+        print("another sweep is running")
 
 
 def _relay(sweeper: Sweeper, every_s: float) -> None:
@@ -94,7 +94,7 @@ def _relay(sweeper: Sweeper, every_s: float) -> None:
         try:
             _tell(sweeper.sweep(), quiet=True)
         except (KeyBusyError, LeaseLostError):
-            pass  # another relay is at it; this one is there for when it is not
+            pass  # another relay is running; this one takes over when that ends
         except LedgerUnavailableError as error:
             print(f"taskguard: {indented(error, by=11)}", file=sys.stderr, flush=True)
         stopped.wait(every_s)

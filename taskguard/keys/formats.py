@@ -45,7 +45,7 @@ def format_value(value: object, spec: str) -> str:
     value = unwrap(value)
     text_of(value)  # refuses None, NaN, containers and what is too long
     kind = type(value)
-    # A datetime is a date.
+    # A datetime is a date, too.
     base = next((each for each in (date, time) if issubclass(kind, each)), None)
     if base is None:
         name = "text" if issubclass(kind, str) else f"of class {kind.__name__}"
@@ -58,5 +58,6 @@ def format_value(value: object, spec: str) -> str:
         made: str = cast("Any", base).strftime(value, directive[0])
         return made.zfill(_WIDTHS.get(directive[1], 0))
 
-    # One by one: the text between them would pass through the platform's encoding.
+    # Directives one by one: strftime() would put the text between them into the platform's
+    # encoding.
     return text_of(_each_directive(text, spec))

@@ -2,8 +2,8 @@
 
 Guarantees: everything that can be known from the signature is checked when it is compiled.
 Arguments that do not fit the signature raise a `TypeError`, as the call itself would. Several keys
-come sorted by code point and without repeats, so that everybody takes them in one order; their name
-has them as the templates and callables gave them, and different lists never have one name.
+come sorted by code point and without repeats, so that all take them in one order; their name lists
+them as the templates and callables gave them, and different lists never have one name.
 Does not guarantee: that a callable's keys tell different work apart. Its text is the user's; it is
 only made safe to store. Nor that two processes name the same work alike where a callable's list is
 in an order that changes, as that of `list({…})` does; a set that it returns is sorted.
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 MAX_KEYS = 100
-# A callable may name a key more than once; a generator that only repeats itself has no end either.
+# So many keys a callable may return, repeats included: a generator may have no end.
 _MAX_TEXTS = 10 * MAX_KEYS
 
-# No key holds them: its `%` is followed by two hex digits, or by `~`. Between the parts of a list,
-# and between the keys that one callable returned: else [[a], [b, c]] would read as [[a, b], [c]].
+# Separators that no key holds, in which `%` is followed by two hex digits or `~`: one between the
+# parts of a list, one between the keys of a callable, so that [[a], [b, c]] is not [[a, b], [c]].
 _BETWEEN_PARTS = "%,"
 _BETWEEN_KEYS = "%;"
 
@@ -52,9 +52,9 @@ class Keys(NamedTuple):
     """What a call's key option says.
 
     Attributes:
-        keys: to be locked: sorted, each once.
-        name: all of them in the order in which they were given, repeats included, as one text that
-            no other list has.
+        keys: the keys to be locked, sorted, each once.
+        name: all keys in the order in which they were given, repeats included, as one text that no
+            other list has.
     """
 
     keys: tuple[str, ...]
@@ -218,7 +218,7 @@ class TextFunction:
     """Makes a call's texts, by name; unlike keys they are neither escaped nor shortened.
 
     Attributes:
-        arguments: what all its placeholders name.
+        arguments: the arguments that the placeholders name.
     """
 
     __slots__ = ("_arguments", "_task", "_templates", "arguments")
@@ -271,7 +271,7 @@ def _describe(spec: object) -> str:
 
 
 def _describe_part(part: object) -> str:
-    # What is none of these is not printed: it may be cyclic, or of megabytes.
+    # A value of another kind is not printed: it may be cyclic, or have megabytes.
     if isinstance(part, str):
         text = str.__str__(part)
         return repr(text) if len(text) <= MAX_TEMPLATE_CHARS else f"{text[:100]!r}…"
@@ -301,8 +301,8 @@ class _Callable:
     __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
 
     def __init__(self, function: KeyCallable, arguments: Arguments) -> None:
-        # By name, so that `lambda order_id, **_:` can leave out what it does not need and none can
-        # be mixed up; by position only what has no other way.
+        # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
+        # two are mixed up; by position only parameters that cannot be named.
         stars = (arguments.var_positional, arguments.var_keyword)
         parameters = [p for p in arguments.parameters.values() if p.name not in stars]
         self._by_position = tuple(

@@ -42,7 +42,7 @@ from taskguard.keys.values import (
 
 __all__ = ["MAX_TEMPLATE_CHARS", "Placeholder", "Template", "TemplateProblemError", "parse"]
 
-# Five times what a key can hold. Also the bound on the work of reading one.
+# Five times what a key can hold; it also bounds the work of reading a template.
 MAX_TEMPLATE_CHARS = 1_000
 
 _FILTERS = {
@@ -88,12 +88,12 @@ class Placeholder:
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
             problem = refusal
-        # Out here, so that nothing of a hidden value hangs on the error as its context.
+        # Raised outside of the except block, so that no hidden value is in the error's context.
         cause = None if self.hidden else problem.__cause__
         raise problem.named(self.source, task=task) from cause
 
     def text(self, values: Mapping[str, object], *, task: str | None) -> str:
-        """What the argument says, as it is: for a column of a table, not for a key."""
+        """The argument's text as it is: for a column of a table, not for a key."""
         try:
             return self._said(self._value(values))
         except RefusedValueError as refusal:
@@ -135,7 +135,7 @@ class Template:
         return shorten("".join(pieces))
 
     def text(self, values: Mapping[str, object], *, task: str) -> str:
-        """The same, neither escaped nor shortened: what a column holds.
+        """The text for these arguments, neither escaped nor shortened: what a column holds.
 
         Raises:
             KeyArgumentError: an argument is no text.
@@ -265,7 +265,8 @@ def _item(text: str) -> Callable[[object], object]:
             raise RefusedValueError(
                 f"cannot be read: {kind.__name__} has no item {text!r}"
             ) from error
-        # A text's characters, or a byte: never meant, and what a dict sent as JSON text would give.
+        # An index into a text or bytes is refused: never meant, but what a dict as JSON text would
+        # get.
         raise RefusedValueError(f"cannot be read: {kind.__name__} has no item {text!r}")
 
     return step

@@ -60,15 +60,15 @@ MAX_TEXT_CHARS = 65_536
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
 _MAX_DEPTH = 20
-_MAX_VALUES = 65_536  # of a list or dict that becomes a digest: it may hold itself many times
-# No text in UTF-8 begins with it: a list's digest is no text's.
+_MAX_VALUES = 65_536  # values in a list or dict that becomes a digest; it may contain itself
+# No text in UTF-8 begins with it, so that a list's digest is not also a text's.
 _STRUCTURE = b"\xff"
 # Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
 _SHORTENED = "%~"
 
-# Neither a text nor a list of texts, though they have lengths and items.
+# These have lengths and items, but are neither texts nor lists of texts.
 BYTES = (bytes, bytearray, memoryview)
-# A process may round its own decimals otherwise, or print 1e+2 for 1E+2: keys are the same for all.
+# Fixed, for a process may have a decimal context of its own that rounds or prints otherwise.
 _PLAIN_DECIMALS = Context(
     prec=MAX_PREC, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, traps=[]
 )
@@ -134,18 +134,19 @@ def escape(text: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Stands for `text` where that must not be seen: SHA-256, its first 128 bits in hex."""
+    """A digest in place of a text that must not be seen: SHA-256, its first 128 bits in hex."""
     return _sha256(_utf8(text))
 
 
 def is_structure(value: object) -> bool:
-    """Whether it is what JSON has as an array or an object."""
+    """Whether JSON writes the value as an array or an object."""
     return issubclass(type(value), list | tuple | dict)
 
 
 def structure_digest(value: object) -> str:
-    """Stands for a list or a dict, in any depth: equal contents, as JSON carries them, alone give
-    the same. A dict's order does not count; a list's does.
+    """A digest of a list or dict, nested or not: equal if and only if their contents in JSON are.
+
+    A dict's order does not count; a list's does.
     """
     pieces: list[str] = []
     _write(value, pieces, 0)
@@ -153,7 +154,7 @@ def structure_digest(value: object) -> str:
 
 
 def _write(value: object, pieces: list[str], depth: int) -> None:
-    """Escaped texts and signs that no escaped text has: nothing reads the same as another."""
+    """Append escaped texts and signs that no escaped text has, so that no two values read alike."""
     if depth > _MAX_DEPTH:
         raise RefusedValueError(f"is nested more than {_MAX_DEPTH} deep: pass an id, or a hash")
     size = len(cast("Sequence[object]", value)) if is_structure(value) else 0
@@ -214,14 +215,14 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         pass
-    # Raised out here, since the codec's exception carries the text, and would be its context.
+    # Raised outside of the except block: the codec's exception would be its context, with the text.
     raise RefusedValueError(
         "holds a lone surrogate, half of a character that UTF-8 cannot store: clean the text first"
     )
 
 
 def _text_of_str(value: str) -> str:
-    # The unbound methods: a subclass's own would not be the worker's, and no copy before the limit.
+    # Methods of str itself: a worker may not have the subclass. And no copy before the limit.
     length = str.__len__(value)
     if length == 0:
         raise RefusedValueError(
@@ -294,7 +295,7 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
     return _text_of_str(said)
 
 
-# In the order in which a subclass is looked for: a datetime is a date too.
+# Subclasses stand before their bases: a datetime is a date, too.
 _TEXTS: dict[type, Callable[[Any], str]] = {
     str: _text_of_str,
     int: _text_of_int,

@@ -30,14 +30,14 @@ __all__ = [
 CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
-# Those of which the work's record has something to tell.
+# The decisions for which the work's record has an answer.
 _OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED})
 
 
 class Records(NamedTuple):
-    """A work's records, its own first, then those under its former ids; None for what is none.
+    """The records of work: its own, then those under its former ids; None where there is none.
 
-    With the numbers of the delivery's message in each of them, and the database's clock.
+    With the (retries, deferrals) of the delivery's message in each, and the database's clock.
     """
 
     rows: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Records(NamedTuple):
 
     @property
     def own(self) -> Any:
-        """The one under its id."""
+        """The record under the work's own id."""
         return self.rows[0]
 
     @property
@@ -56,18 +56,18 @@ class Records(NamedTuple):
 
     @property
     def speaking(self) -> Any:
-        """The one that a claim is decided by."""
+        """The record that a claim is decided by."""
         return self.rows[self._number]
 
     @property
     def recorded(self) -> tuple[int, int]:
-        """The message's number: of those that a requeue has forgotten there is none left."""
+        """The message's highest recorded number; a requeue has removed those before it."""
         return max(self.numbers[0], self.numbers[self._number])
 
     def answer(
         self, request: ClaimRequest, decision: Decision, own_state: Any = None
     ) -> Answer | Busy:
-        """`answer()` by the record that speaks, which it names where that is a former one."""
+        """`answer()` by the record that counts; if that is a former one, the answer names it."""
         row = self.speaking
         told = answer(request, row, decision, self.now_us, own_state)
         if isinstance(told, Answer) and row is not None and row.id != request.work:
@@ -75,11 +75,11 @@ class Records(NamedTuple):
         return told
 
     def claimed(self, request: ClaimRequest, fence: int, decision: Decision) -> Claimed:
-        """`claimed()` by the record that speaks, and under which id the work began."""
+        """`claimed()` by the record that counts, with the id under which the work began."""
         return replace(claimed(request, fence, self.speaking, decision), began_as=self._began_as())
 
     def _began_as(self) -> str | None:
-        """The former id that is older than the work's own."""
+        """The former id, if its record is older than the work's own; else None."""
         known = [row for row in self.rows if row is not None]
         first = min(known, key=lambda row: row.created, default=None)
         if first is None or (self.own is not None and first.created >= self.own.created):
@@ -105,7 +105,7 @@ def decide_row(
         recorded=recorded,
         now_us=now_us,
         max_crashes=request.max_crashes,
-        # The user's own row tells for ever what was done.
+        # The user's own row still tells what was done when the record is gone.
         may_create=request.may_create or place is not None,
         fingerprint=request.fingerprint,
     )
@@ -115,7 +115,7 @@ def decide_row(
 
 
 def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
-    """What the holder is told; `row` is the work as it stood before."""
+    """What a new holder is told; `row` is the work's record from before the claim."""
     claim = Claim(request, fence)
     if row is None:
         return Claimed(claim)
@@ -143,7 +143,7 @@ def answer(
     if decision not in _OF_RECORDS:
         return Answer(decision, row_state=own_state)
     if decision is Decision.DONE and (row is None or row.state != State.DONE.value):
-        return Answer(decision)  # by its own row; no record of a result
+        return Answer(decision)  # by the user's own row; there is no record of a result
     return Answer(
         decision,
         result_json=row.result,
@@ -156,7 +156,7 @@ def answer(
 
 
 def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
-    """The key is another work's."""
+    """Busy, for other work holds the key; `row` is the record of the work that was asked for."""
     return Busy(
         Owner.parse(owner),
         (lease_until_us - now_us) / 1e6,

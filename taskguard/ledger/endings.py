@@ -1,8 +1,8 @@
 """How a claim ends that does not complete, and what its holder says of it later.
 
-Guarantees: each is one conditional statement that names the old state, the fence and the owner; the
-user's own row goes back to its first state in the same transaction. Asked twice it changes nothing
-more.
+Guarantees: each ending is one conditional statement that names the old state, the fence and the
+owner; the user's own row goes back to its first state in the same transaction. Asked twice an
+ending changes nothing more.
 """
 
 from __future__ import annotations
@@ -73,12 +73,14 @@ def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: An
         tries += 1
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             if claim.row is not None and row_too:
-                changes.read(db, claim.row, lock=True)  # before our own rows, as everybody does
+                changes.read(
+                    db, claim.row, lock=True
+                )  # locked before the ledger's rows, as in every transaction
             freed = db.execute(
                 sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
             )
             if claim.work is None:
-                # A first try that got no answer may have freed them.
+                # A first try that got no answer may have freed the keys.
                 return freed.rowcount == len(claim.keys) or tries > 1
             ended = not claim.formerly or _all_stand(db, claim)
             if ended:
@@ -92,13 +94,13 @@ def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: An
 
 
 def _all_stand(db: sa.Connection, claim: Claim) -> bool:
-    """Whether nobody has overtaken it who knows its work by a former id alone."""
+    """Whether the claim stands under each id: a worker with a former guard changes only that id."""
     select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
     return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
 
 
 def _revoked(db: sa.Connection, claim: Claim) -> bool:
-    """Whether its work was revoked under its hands: nobody else puts the user's row back."""
+    """Whether the work was revoked while this claim held it, which leaves the user's row to us."""
     where = WORK.c.id.in_(claim.work_ids), WORK.c.fence == claim.fence, WORK.c.final == 1
     return db.execute(sa.select(WORK.c.id).where(*where)).first() is not None
 
@@ -143,7 +145,7 @@ def _change(database: Database, *where: Any, **values: Any) -> int:
 
 
 def storable(database: Database, text: str) -> str:
-    """Without what a text of the database cannot hold: NUL, or what is not in its encoding."""
+    """`text` without what the database cannot store: NUL, or what is not in its encoding."""
     plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     if plain.isascii() or database.stores_unicode():
         return plain

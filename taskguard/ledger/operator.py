@@ -71,7 +71,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
     text = storable(database, f"requeued: {reason}")
     ended = sa.or_(
         WORK.c.state.in_([State.DEAD.value, State.FAILED.value]),
-        # By this very call, whose COMMIT got no answer.
+        # Or requeued by this very call, whose COMMIT got no answer.
         sa.and_(WORK.c.state == State.NEW.value, WORK.c.error == text),
     )
 
@@ -97,7 +97,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
             )
             if changed.rowcount != 1:
                 return False
-            # By their ids: without an index on `work` every row would be locked by the way.
+            # By the messages' ids: there is no index on `work`, and a scan would lock every row.
             of_work = MESSAGES.c.work == work
             found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
             db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
@@ -109,7 +109,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
 def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
     """End the lease of a holder that is known to be gone. False if it is not the holder.
 
-    Safe if it is wrong: a holder that lives renews it, and its commit is refused only once
+    Safe if the holder is alive after all: it renews the lease, and its commit is refused only once
     somebody else has claimed. The next delivery takes its work over, which counts as a crash.
     """
 
@@ -123,7 +123,7 @@ def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
                 return False
             processing = WORK.c.state == State.PROCESSING.value
             theirs = processing, WORK.c.fence == fence, WORK.c.owner == owner
-            # By their ids, as in `requeue`.
+            # By ids, as in `requeue`.
             found = db.execute(sa.select(WORK.c.id).where(*theirs)).scalars().all()
             db.execute(
                 sa.update(WORK)
@@ -136,5 +136,5 @@ def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
 
 
 def _due_now(database: Database) -> Any:
-    """What has a call stored is to be sent again at once."""
+    """When the work is due: now, if its call is stored; else never."""
     return sa.case((WORK.c.call.is_not(None), database.now()))

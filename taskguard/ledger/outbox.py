@@ -1,10 +1,10 @@
 """Work whose call is stored: written as NEW in the user's transaction, and found when overdue.
 
-Guarantees: what `write` wrote stands or falls with the user's transaction; work is overdue from
-the moment on that its holder's lease, or the time its message was given, has passed, until
-somebody claims it, ends it or says that its message was sent again; how often that was, since the
-last claim, stands at the beginning of the call. Reading what is overdue, and
-saying that it was sent again, locks one batch for a moment, and waits for no row that is locked.
+Guarantees: what `write` wrote is committed or rolled back with the user's transaction. Work becomes
+overdue when its holder's lease, or the time that its message was given, has passed, and is so until
+somebody claims it, ends it or notes that its message was sent again. How often that was, since the
+last claim, stands at the beginning of the call. Reading what is overdue, and noting that it was
+sent again, locks one batch for a moment, and waits for no row that is locked.
 
 Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 """
@@ -29,7 +29,7 @@ __all__ = ["Overdue", "abandon", "overdue", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
-# How often it was sent, and after how many claims: a claim begins the count anew.
+# How often the message was sent, and after how many claims: a claim begins the count anew.
 _COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
@@ -64,11 +64,11 @@ class Overdue:
 
 
 def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_in_s: float) -> None:
-    """The work as NEW, in the transaction of `db`.
+    """Write the work as NEW, in the transaction of `db`.
 
-    One that is known stays, unless it failed, or its own row was set back; but where nobody is at
-    it and no call is stored to be sent, it gets this one. Work of another fingerprint stays: this
-    message is to be told so.
+    Work that is known stays as it is, unless it failed, or the user's own row was set back. But if
+    it is NEW, or its lease has run out, and no call is stored to be sent, it gets this call. Work
+    with another fingerprint stays: this message is to get the error that says so.
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
@@ -128,7 +128,8 @@ def overdue(
 ) -> list[Overdue]:
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
-    One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
+    Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
+    also if it is not yet due.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
@@ -154,7 +155,7 @@ def overdue(
 
 
 def _message_of(row: Any) -> str:
-    """Whose call it is: another message, whose call is not stored, may have claimed the work."""
+    """The message whose call is stored; another one, without a call, may have claimed the work."""
     try:
         return str(json.loads(row.call)["message"])
     except (ValueError, TypeError, KeyError):
@@ -171,10 +172,10 @@ def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, 
 def sent(
     database: Database, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
 ) -> int:
-    """Their messages were sent again: they are overdue again after so long. Returns how many.
+    """Note that messages were sent again: their work is due again after so long. Returns how many.
 
-    One that was claimed or ended meanwhile is left: it says itself when it is due. So is one whose
-    row somebody has locked for that. `counted`: False if they were only tried.
+    Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is work
+    whose row somebody has locked. `counted`: False if the sending was only tried.
     """
     these = sa.and_(
         WORK.c.id.in_([work.work for work in items]),
@@ -217,8 +218,8 @@ def _length_of_count(call: str) -> int:
 def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     """NEW, or PROCESSING beyond its lease -> FAILED: its call cannot be sent, or was in vain.
 
-    False if somebody claimed or ended it meanwhile, or it was sent by another sweep. Not final: a
-    message of it that comes all the same is run, and a person requeues it, which counts anew.
+    False if somebody claimed or ended it meanwhile, or another sweep sent it. FAILED is not final
+    here: if its message comes all the same, it is run. After a requeue the sendings count anew.
     """
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= database.now())
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call

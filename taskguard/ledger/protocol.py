@@ -63,8 +63,9 @@ class MessageRef:
     database's indexes have a limit.
 
     Attributes:
+        id: the queue's id for the message.
         retries: how often the queue has retried it; taskguard spends none of these.
-        deferrals: how often taskguard has put it off since the last retry, or before the first.
+        deferrals: how often taskguard has put it off; a retry keeps the number.
         sending: what tells one sending of this id from another, where that is known: senders may
             use one twice, also for the same work. Retries and deferrals are of the same sending.
     """
@@ -80,9 +81,9 @@ class MessageRef:
 
     @property
     def name(self) -> str:
-        """By what records and numbers know it: an id that is sent again is another message.
+        """The name of the message in the ledger: an id that is sent again is another message.
 
-        What has been done by an id with `once_per="message"` is known by the id alone.
+        Work with `once_per="message"` is named by the id alone.
         """
         name = f"{self.id}@{self.sending}" if self.sending else self.id
         return shorten(name) if len(name) > _PLAIN_ID_CHARS else name
@@ -94,7 +95,7 @@ class MessageRef:
 
 
 class DeclaredRow(Protocol):
-    """What a delivery asks of a `GuardedRow`: what becomes of it where its row does not fit.
+    """What a delivery asks of a `GuardedRow`: what to do where the row does not fit.
 
     Attributes:
         new: the state from which the task starts.
@@ -106,12 +107,12 @@ class DeclaredRow(Protocol):
 
     @property
     def on_missing(self) -> str:
-        """There is no such row: "raise", "skip" or "defer"."""
+        """What to do if there is no such row: "raise", "skip" or "defer"."""
         ...
 
     @property
     def on_ineligible(self) -> str:
-        """It is in a state that is not this task's: the same."""
+        """What to do if the row is in no state of this task's: "raise", "skip" or "defer"."""
         ...
 
     def describe(self, ref: RowRef) -> str:
@@ -139,13 +140,13 @@ class ClaimRequest:
         ttl_s: length of the lease.
         max_crashes: holders that may vanish before the work is DEAD.
         may_create: False if the message is older than the record reaches.
-        fingerprint: a digest of the arguments that have to be those of the first message; None:
-            they need not.
+        fingerprint: a digest of the arguments that have to be equal in all messages of the work;
+            None: none has to be.
         call: how the work's message is sent again, if it is to be stored: JSON text.
         row: the user's own row, which says whether there is anything to do; None: the work's
             record does.
         formerly: ids under which this work may be on record as well. The claim is written under
-            each of them, too, for who knows it by that id alone.
+            each of them, too, for workers that know the work by that id alone.
     """
 
     keys: tuple[str, ...]
@@ -164,14 +165,14 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A request that was granted; names old state, fence and owner for all that follows."""
+    """A granted request: what later statements of its holder name, above all fence and owner."""
 
     request: ClaimRequest
     fence: int
 
     @property
     def name(self) -> dict[str, Any]:
-        """What names it in a statement on its work: work, fence and owner."""
+        """The parameters that name the claim in a statement on its work: work, fence and owner."""
         return {"work": self.work, "fence": self.fence, "owner": str(self.owner)}
 
     @property
@@ -191,7 +192,7 @@ class Claim:
 
     @property
     def row(self) -> RowRef | None:
-        """The user's own row, which it moved."""
+        """The user's own row that the claim moved; None: there is none."""
         return self.request.row
 
     @property
@@ -201,7 +202,7 @@ class Claim:
 
     @property
     def work_ids(self) -> tuple[str, ...]:
-        """The ids of all records that it changes; none for the plain lock."""
+        """The ids of all records that the claim changes; none for the plain lock."""
         return () if self.work is None else (self.work, *self.formerly)
 
 
@@ -230,9 +231,9 @@ class Busy:
     """A live lease stands in the way; nothing was changed.
 
     Attributes:
-        owner: who holds it; None where a row lock hid it.
+        owner: who holds the lease; None where a row lock hid it.
         retry_after_s: seconds until that lease ends; None where unknown.
-        same_work: it is this very work that is being done.
+        same_work: the holder does this very work.
         started: this work was claimed by somebody before.
     """
 
@@ -250,14 +251,14 @@ class Answer:
         decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
             numbers), TOO_OLD, MISMATCH (the work has another fingerprint), BURY (it has become DEAD
             by this very claim); of the user's own row also MISSING and INELIGIBLE.
-        result_json: of a work that is DONE; None where none was stored.
-        crashes: holders that vanished, of a work that is DEAD.
-        error: what the record says of its end.
+        result_json: the result of DONE work, as JSON text; None where none was stored.
+        crashes: how many holders of DEAD work vanished.
+        error: what the record says of the work's end.
         row_state: the state of an INELIGIBLE row.
         owner: who completed the work; its body may still be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
-        recorded_as: the former id whose record says so; None: the work's own.
+        recorded_as: the former id whose record says so; None: the record of the work's own id.
     """
 
     decision: Decision
@@ -276,7 +277,7 @@ ClaimAnswer = Claimed | Busy | Answer
 
 @dataclass(frozen=True, slots=True)
 class WorkView:
-    """A work as a person or an operator's tool sees it. Times in seconds since 1970."""
+    """The record of work as a person or an operator's tool sees it. Times in seconds since 1970."""
 
     id: str
     task: str
@@ -350,7 +351,7 @@ class Ledger(Protocol):
         ...
 
     def store_result(self, claim: Claim, result_json: str) -> None:
-        """Store the result of a work that this claim completed. Does nothing if it did not."""
+        """Store the result of work that this claim completed; does nothing if it did not."""
         ...
 
     def fail(self, claim: Claim, error: str) -> bool:
@@ -360,16 +361,16 @@ class Ledger(Protocol):
     def give_back(self, claim: Claim) -> bool:
         """PROCESSING -> NEW; ends the lease; not a crash. False if stale.
 
-        A claim without a work just ends its lease: False if that was not on its keys any more; True
+        A claim without work only ends its lease: False if its keys did not carry it any more, True
         where that cannot be told.
         """
         ...
 
     def crash(self, claim: Claim, error: str) -> bool:
-        """Its body ended the process: ends the lease, and leaves the work PROCESSING, with `error`.
+        """A body ended its process: ends the lease, and leaves the work PROCESSING, with `error`.
 
-        The next claim is a takeover, or DEAD, as after a lease that ran out; it need not wait for
-        that. The user's own row stays as it is. False if stale.
+        The next claim is a takeover, or makes the work DEAD, as after a lease that ran out, but
+        need not wait for that. The user's own row stays as it is. False if stale.
         """
         ...
 
@@ -415,14 +416,14 @@ class Ledger(Protocol):
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         """Another work of the same task that this message has done; None if there is none.
 
-        Reads every record: for messages of which that is to be feared.
+        Reads every record: ask it only of messages that may have.
         """
         ...
 
     def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there in this library's version.
 
-        And, for `rows`, unless the users' own tables have what was declared.
+        Also unless the users' own tables have what `rows` declare.
         """
         ...
 
@@ -436,7 +437,7 @@ class Ledger(Protocol):
 
 
 class OperatorLedger(Ledger, Protocol):
-    """What people ask of it: by `taskguard work`, `ledger` and `purge`, and by the admin."""
+    """What people ask of a ledger: by `taskguard work`, `ledger` and `purge`, and by the admin."""
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of all work in a state, what started last first."""
@@ -467,12 +468,12 @@ class OperatorLedger(Ledger, Protocol):
 
 
 class OutboxLedger(Ledger, Protocol):
-    """One that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+    """A ledger that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
+        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
         Raises CallTooLargeError or ConfigurationError.
         """
@@ -491,7 +492,7 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these were sent again; not `counted`: only tried."""
+        """Note that the messages of these were sent again; not `counted`: it was only tried."""
         ...
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
@@ -500,4 +501,4 @@ class OutboxLedger(Ledger, Protocol):
 
 
 class DatabaseLedger(OperatorLedger, OutboxLedger, Protocol):
-    """All of it, as the `SqlLedger` has it: what `connect()` takes."""
+    """A ledger for deliveries, people and the outbox, as `SqlLedger` is: what `connect()` takes."""

@@ -1,11 +1,11 @@
 """Forgetting what is long done: work, its messages, and keys that nobody has held since.
 
 Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
-ended before the cut-off: let go by their holders, or run out, as after a crash. Each goes by a
-statement that says so again; a batch is a transaction of its own, and rows that somebody has locked
-are left for the next time. No token goes back: the next one of a key that is gone is the database's
-clock, which is ahead of every token from before the cut-off. A holder that sleeps for so long, and
-finds its key gone, is refused as if another had it.
+ended before the cut-off: released by their holders, or run out, as after a crash. The
+DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
+locked are left for the next time. No fence goes back: the next one of a key that is gone is the
+database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
+long, and finds its key gone, is refused as if another had it.
 
 Does not guarantee that a message older than the cut-off is known: tasks refuse those that are older
 than their `retention_s`, so a cut-off has to be at least that long ago.
@@ -34,7 +34,7 @@ _ENDED = (State.DONE.value, State.FAILED.value)
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many rows are gone."""
+    """How many rows `purge()` deleted."""
 
     work_items: int
     messages: int
@@ -83,7 +83,7 @@ def _in_batches(
     condition: Callable[[], Any],
     batch: int,
 ) -> int:
-    """How many rows went. One walk along the primary key, so that no index has to be kept."""
+    """Delete rows and return how many: one walk along the primary key, which needs no index."""
     table, deleted, after = primary_key[0].table, 0, ("",) * len(primary_key)
     while True:
         page = (
@@ -104,7 +104,7 @@ def _in_batches(
 
 
 def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
-    """Rows behind that one, so said that MariaDB and MySQL begin in the index, too."""
+    """Rows after that one, by a condition for which MariaDB and MySQL use the index, too."""
     first = primary_key[0]
     if len(primary_key) == 1:
         return first > after[0]
@@ -112,6 +112,6 @@ def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
 
 
 def _one_of(primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]) -> Any:
-    """These rows, by the index: what a DELETE reads by the way, it locks."""
+    """These rows, by the index: a DELETE locks every row that it reads."""
     first = primary_key[0].in_({row[0] for row in found})
     return first if len(primary_key) == 1 else sa.and_(first, sa.tuple_(*primary_key).in_(found))

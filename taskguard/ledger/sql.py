@@ -63,11 +63,13 @@ class SqlLedger:
     Args:
         database: a SQLAlchemy URL, or an Engine of the user's own, whose settings stay as they
             are.
-        lock_timeout_s: how long a claim waits for a row lock before that is busy; on MariaDB and
-            MySQL whole seconds, at least one.
+        lock_timeout_s: how many seconds a claim waits for a row lock before it counts as busy; on
+            MariaDB and MySQL whole seconds, at least one. 0.25 by default.
         idle_in_transaction_s: PostgreSQL, and MariaDB unless the Engine is the user's, end a
-            guarded transaction that idles for so long, so that a frozen holder's row locks end.
-        resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
+            guarded transaction that idles for so many seconds, so that a frozen holder's row locks
+            end.
+        resolve_timeout_s: for how many seconds the outcome of an unanswered COMMIT is asked for; 10
+            by default.
         one_statement: False claims, completes and renews in several statements on PostgreSQL and
             MariaDB, too.
         pooled: False closes each connection after its use, so that the database can be dropped
@@ -89,7 +91,7 @@ class SqlLedger:
         check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
         self._database = Database(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
         self._identity = Identity(self._database)
-        # Users' own tables that were found to be as declared.
+        # Declarations of users' rows whose tables were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
             self._database,
@@ -126,13 +128,13 @@ class SqlLedger:
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
     def _check_own(self, request: ClaimRequest) -> None:
-        """The table of the user's own row, once in a process."""
+        """Check the table of the user's own row, once in a process."""
         declared = None if request.row is None else rows.declared_of(request.row)
         if declared is not None and declared not in self._checked:
             self._database.twice(lambda: self._check_rows([declared]))
 
     def _check_call(self, request: ClaimRequest) -> None:
-        """A large one is looked at before it is sent: too large, it looks like an outage."""
+        """Raise CallTooLargeError for a call that is too large, which would look like an outage."""
         call = request.call
         if call is None or len(call) < _LARGE_CALL_CHARS:
             return
@@ -168,7 +170,7 @@ class SqlLedger:
         # A transaction says what became of the user's row.
         try:
             self._complete_in_transaction(claim, result_json)
-        except TransactionRetryError:  # it did not happen; the body need not run again
+        except TransactionRetryError:  # nothing was committed; only the completion is tried again
             self._complete_in_transaction(claim, result_json)
 
     def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
@@ -270,8 +272,9 @@ class SqlLedger:
     def release(self, key: str, *, fence: int, owner: str) -> bool:
         """End the lease of a holder that is known to be gone. False if it is not the holder.
 
-        Safe if it is wrong: a holder that lives renews it, and its commit is refused only once
-        somebody else has claimed. The next delivery takes its work over, which counts as a crash.
+        Safe if the holder is alive after all: it renews the lease, and its commit is refused only
+        once somebody else has claimed. The next delivery takes its work over, which counts as a
+        crash.
         """
         return operator.release(self._database, key, fence=fence, owner=owner)
 
@@ -280,10 +283,11 @@ class SqlLedger:
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
+        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
-        A work that is known stays as it is, unless it failed, or its own row was set back: then it
-        is NEW again. One that nobody is at gets the call, if it has none.
+        Work that is known stays as it is, unless it failed, or the user's own row was set back:
+        then it is NEW again. Work that is NEW, or whose lease has run out, gets the call if it has
+        none.
 
         Args:
             db: a connection to the ledger's database; None: in a transaction of its own.
@@ -332,7 +336,7 @@ class SqlLedger:
         )
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these were sent again; not `counted`: only tried."""
+        """Note that the messages of these were sent again; not `counted`: it was only tried."""
         return self._database.twice(
             lambda: outbox.sent(self._database, items, again_after_s=again_after_s, counted=counted)
         )
@@ -359,7 +363,7 @@ class SqlLedger:
     def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared.
 
-        Also unless the ledger's user may do to them what claims, completions and deferrals do.
+        It is also raised if the ledger's user lacks a privilege that workers need on them.
         """
         with self._database.transaction() as db:
             expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())

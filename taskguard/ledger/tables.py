@@ -62,7 +62,7 @@ class _Exact(sa.types.TypeDecorator[str]):
             return sa.Text(collation="C")
         if dialect.name not in ("mysql", "mariadb"):
             return sa.Text()
-        # Their other binary collations fill up the shorter text with blanks before they compare.
+        # Other binary collations of MariaDB and MySQL pad the shorter text with blanks to compare.
         collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
         if self.key_chars is not None:
             return mysql.VARCHAR(self.key_chars, charset="utf8mb4", collation=collation)
@@ -71,7 +71,7 @@ class _Exact(sa.types.TypeDecorator[str]):
 
 _KEY = _Exact(key_chars=768)
 _TEXT = _Exact()
-# TEXT ends at 64 kB there.
+# TEXT ends at 64 kB on MariaDB and MySQL.
 _JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 _LONG = sa.BigInteger()
 
@@ -114,7 +114,7 @@ WORK = sa.Table(
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),
     sa.Column("error", _JSON),
-    # How its message is sent again, and from when on that may be overdue; `ledger/outbox.py`.
+    # How its message is sent again, and from when on the work is overdue; see `ledger/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
     sa.Column("created", _LONG, nullable=False),
@@ -148,12 +148,12 @@ MESSAGES = sa.Table(
 
 
 def holding(claim: Claim) -> Any:
-    """The keys are still this claim's: fence and owner."""
+    """Whether the keys still carry this claim's fence and owner."""
     return held(claim.keys, claim.fence, str(claim.owner))
 
 
 def standing(claim: Claim) -> Any:
-    """The work is still this claim's: old state, fence and owner; under each id that it has."""
+    """Whether the work still carries this claim's state, fence and owner, under each of its ids."""
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
     return sa.and_(
@@ -165,17 +165,17 @@ def standing(claim: Claim) -> Any:
 
 
 def of_claim() -> Any:
-    """`standing()` of the claim whose `name` is given: for prepared statements."""
+    """`standing()` with parameters, for prepared statements; `Claim.name` gives their values."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
 
 
 def held(keys: Any, fence: Any, owner: Any) -> Any:
-    """The keys are this owner's by this fence; values, or parameters for them."""
+    """Whether the keys are this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(KEYS.c.key.in_(keys), KEYS.c.fence == fence, KEYS.c.owner == owner)
 
 
 def processed(work: Any, fence: Any, owner: Any) -> Any:
-    """The work is this owner's by this fence; values, or parameters for them."""
+    """Whether the work is this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(
         WORK.c.id == work,
         WORK.c.state == State.PROCESSING.value,

@@ -22,14 +22,14 @@ __all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal"]
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The keys are ours. `fence` is 0 unless a token was asked for."""
+    """The caller holds the keys. `fence` is 0 unless a token was asked for."""
 
     fence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """At least one of the keys is another's; none was taken.
+    """Another owner holds at least one of the keys; none was taken.
 
     Attributes:
         key: the key that is taken.
@@ -78,7 +78,7 @@ class LockProvider(Protocol):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys that are still the owner's and wake waiters.
 
-        False if none was; True where that cannot be told.
+        False if the owner held none of them; True where that cannot be told.
         """
         ...
 

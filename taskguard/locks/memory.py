@@ -1,7 +1,7 @@
 """Locks in the memory of one process: for tests of programs that use taskguard.
 
 Guarantees what every provider guarantees, among the threads of this process, and passes the same
-contract suite. Does not guarantee anything to another process: a forked worker has a copy.
+contract suite. Does not guarantee anything to another process: a forked worker has its own locks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class MemoryLocks:
         """Nothing to close: the locks stay."""
 
     def flush(self) -> None:
-        """Forget every lock and token, as a lock server does that lost its memory."""
+        """Forget every lock and token, like a lock server that lost its memory."""
         with self._mutex:
             self._locks.clear()
             self._fences.clear()

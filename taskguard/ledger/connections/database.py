@@ -40,9 +40,9 @@ _BEGIN = f"begin isolation level {READ_COMMITTED}"
 
 # For answers to the ledger's own statements, beside what they may wait for row locks: two of them.
 _LONGEST_ANSWER_S, _LOCKS = 5.0, 2
-_DEADLINE = "taskguard_deadline"  # in what SQLAlchemy keeps with a connection
+_DEADLINE = "taskguard_deadline"  # a key of the `info` that SQLAlchemy keeps with a connection
 
-# libpq explains itself at length.
+# libpq's messages have many lines.
 _MOST_SAID = 300
 
 
@@ -59,14 +59,14 @@ class Database:
 
     Args:
         pooled: False: connections are closed after each use, unless the engine is the user's own.
-        pools: those of the same database by another Engine; None: of its own.
+        pools: the pools of the same database by another Engine; None: pools of its own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
         pools: who may have how many of its connections.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
-            statement of its own, which saves the round trip that setting something in them would
-            cost. Not on an Engine of the user's own, which stays as it is.
+            statement that also sets what they need, which saves a round trip. Not on an Engine of
+            the user's own, which stays as it is.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Database:
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 
     def is_mariadb(self) -> bool:
-        """Whether it is; where the URL says MySQL the server is asked."""
+        """Whether the server is a MariaDB; where the URL says MySQL, the server is asked."""
         dialect: Any = self.engine.dialect
         if dialect.name == "mysql" and dialect.server_version_info is None:
             with self.translated(), self.engine.connect():
@@ -108,7 +108,7 @@ class Database:
         return bool(getattr(dialect, "is_mariadb", False))
 
     def forget_idle(self) -> None:
-        """Throw idle connections away, those of all pools."""
+        """Throw away the idle connections of all pools."""
         self.engine.dispose()
         self.pools.dispose()
 
@@ -132,8 +132,8 @@ class Database:
     ) -> Iterator[sa.Connection]:
         """A transaction that waits for row locks no longer than `lock_timeout_s`.
 
-        On a connection that no body can use up; `renewal`: on one that nothing else can. Not
-        `bounded`: its statements may take as long as they need.
+        Its connection is from a pool that bodies do not use; with `renewal` from one that only
+        renewals use. Not `bounded`: its statements may take as long as they need.
         """
         with contextlib.ExitStack() as stack:
             turn = self.pools.ledgers.turn
@@ -154,7 +154,7 @@ class Database:
 
     @staticmethod
     def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:
-        """In the block something else is waited for than the answers of `transaction()`."""
+        """In the block the deadline of `transaction()` stands still, for no answer is awaited."""
         deadline: Deadline = db.info[_DEADLINE]
         return deadline.put_off()
 
@@ -166,7 +166,7 @@ class Database:
         db = self.connect(engine)
         try:
             with self.translated():
-                db.begin()  # also where it says nothing: a Session on it would begin, and commit
+                db.begin()  # also where that sends nothing: a Session on it would begin, and commit
                 if self.begins_itself:
                     self._begin(db, self.once(_opening, idle_s))
                 else:
@@ -178,9 +178,9 @@ class Database:
         return db
 
     def _begin(self, db: sa.Connection, opening: str) -> None:
-        """Where statements commit by themselves.
+        """Open a transaction on a connection that commits each statement.
 
-        psycopg's own COMMIT and ROLLBACK end the transaction: they go by the state of the session.
+        psycopg's own COMMIT and ROLLBACK end it, for they go by the state of the session.
         """
         driver = driver_of(db)
         with (
@@ -216,10 +216,9 @@ class Database:
     def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
 
-        On a connection that no body can use up; `renewal`: on one that nothing else can.
-
-        On SQLAlchemy's pool, but by the driver's cursor: for so short a statement the way
-        through SQLAlchemy's results costs as much again (250 µs instead of 130).
+        Its connection is from a pool that bodies do not use; with `renewal` from one that only
+        renewals use. It goes by the driver's cursor: for so short a statement the way through
+        SQLAlchemy's results costs as much again (250 µs instead of 130).
         """
         if renewal:
             return self._ask(self.pools.renewals, statement, values)
@@ -245,7 +244,7 @@ class Database:
                     if not connection.closed:
                         connection.autocommit = before
         finally:
-            # The answer had come, and nobody was there to read it.
+            # The answer came, and an interrupt kept it from being read.
             if deadline is not None and deadline.passed and pooled.is_valid:
                 pooled.invalidate()
             pooled.close()
@@ -269,17 +268,18 @@ class Database:
         return rows
 
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
-        """By psycopg."""
+        """The rows of one statement, by psycopg."""
         psycopg: Any = self.engine.dialect.loaded_dbapi
         if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
-            # The user's own choice: one that binds values itself prepares nothing, for a pooler.
+            # Left to the user's cursor class: one that binds values itself prepares nothing, for a
+            # pooler.
             return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
         text, names = numbered(statement)
         return list(cursor.execute(text, [values[name] for name in names]).fetchall())
 
     def twice(self, ask: Callable[[], _T]) -> _T:
-        """After a restart of the server the pool holds dead connections: once more, then no."""
+        """Ask, and once more if the first connection was dead, as after a restart of the server."""
         try:
             return ask()
         except (LockTimeoutError, NoConnectionError, CommitUnknownError):
@@ -288,7 +288,7 @@ class Database:
             return ask()
 
     def elsewhere(self, engine: sa.Engine) -> Database:
-        """The same by way of another Engine; what was made `once` is made for both."""
+        """The same database by another Engine; what was made `once` is shared."""
         database = Database(
             engine,
             lock_timeout_s=self.lock_timeout_s,
@@ -306,7 +306,7 @@ class Database:
         return made
 
     def stores_unicode(self) -> bool:
-        """Whether its texts hold every character; asked once."""
+        """Whether the database's texts hold every character; asked once."""
         if self._unicode is None:
             with self.transaction() as db:
                 self._unicode = self.dialect.stores_unicode(db)
@@ -334,7 +334,7 @@ class Database:
             raise NoConnectionError(f"No connection to {self.place}: {error}") from error
 
     def map(self, error: BaseException) -> Exception | None:
-        """A driver's error, or SQLAlchemy's for it, in taskguard's words; None: not ours to say."""
+        """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
         driver = self.engine.dialect.loaded_dbapi
         origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         if not isinstance(origin, driver.Error):
@@ -382,19 +382,19 @@ class Database:
 def _opening(database: Database, idle_s: float) -> str:
     """BEGIN with the settings of a body's transaction, in one message.
 
-    Said each time: a body may have changed those of its session.
+    They are sent each time: a body may have changed those of its session.
     """
     settings = database.dialect.bounds(idle_s).items()
     return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
 
 
 def _first(option: Any) -> str:
-    """Of an option in a URL's query, which may be there several times."""
+    """The first value of an option in a URL's query, which may be given several times."""
     return str(option[0] if isinstance(option, tuple) else option or "")
 
 
 class _DriverCall:
-    """Around a call of the driver itself: what SQLAlchemy does with the connection on an error."""
+    """A block for calls of the driver itself: on an error it does what SQLAlchemy would do."""
 
     def __init__(
         self, database: Database, pooled: sa.Connection | sa.PoolProxiedConnection, driver: Any
@@ -420,7 +420,7 @@ class _DriverCall:
             return
         if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
-            self._database.forget_idle()  # they are no better
+            self._database.forget_idle()  # the idle ones broke as well
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error

@@ -1,16 +1,16 @@
 """Answers that do not come: the ledger waits for its own statements for a bounded time.
 
 A server that is frozen, or behind a network that swallows packets, keeps its connections: the
-kernel goes on acknowledging, and drivers wait for ever. So one native thread closes the socket of
-whoever has waited too long, and the driver says that its connection is gone.
+kernel goes on acknowledging, and drivers wait for ever. So one native thread closes the socket of a
+connection that has waited too long, and the driver says that its connection is gone.
 
 Guarantees: within a second after its deadline a call of the ledger's own ends, with psycopg,
-psycopg2 and PyMySQL. Does not bound what a body's own statements take, nor a COMMIT of its.
+psycopg2 and PyMySQL. Does not bound how long a body's own statements and its COMMIT take.
 """
 
 from __future__ import annotations
 
-import _socket  # that of the operating system, also where gevent or eventlet replaced it
+import _socket  # the operating system's sockets, also where gevent or eventlet replaced them
 import contextlib
 import os
 import time
@@ -31,7 +31,7 @@ class Deadline:
     """By when a connection is to have answered.
 
     Attributes:
-        passed: it did not, and its socket was shut.
+        passed: the connection did not answer in time, and its socket was shut.
     """
 
     def __init__(self, driver: Any, longest_s: float) -> None:
@@ -44,7 +44,7 @@ class Deadline:
         """Shut the socket if the time is up."""
         if not self.passed and now_s >= self._at_s:
             self.passed = True
-            with contextlib.suppress(Exception):  # closed already: nobody waits there
+            with contextlib.suppress(Exception):  # closed already
                 shared = _socket.socket(fileno=os.dup(_fileno(self._driver)))
                 try:
                     shared.shutdown(_socket.SHUT_RDWR)
@@ -53,7 +53,7 @@ class Deadline:
 
     @contextmanager
     def put_off(self) -> Iterator[None]:
-        """What happens in the block is no answer of the server's; then the time begins anew."""
+        """In the block no answer of the server is waited for; after it the time begins anew."""
         self._at_s = float("inf")
         try:
             yield
@@ -82,7 +82,7 @@ class _Watch:
             try:
                 start_thread(self._run)
             except BaseException:
-                self._running = False  # the next one tries again
+                self._running = False  # the next deadline tries again to start the thread
                 raise
 
     def remove(self, deadline: Deadline) -> None:
@@ -107,7 +107,7 @@ _watch = _Watch()
 
 
 def _watch_nothing() -> None:
-    """A child has no thread, and nobody of its parent's waits in it."""
+    """Start anew in a forked child: it has no thread, and none of its parent's deadlines."""
     global _watch  # noqa: PLW0603 - one for the process
     _watch = _Watch()
 
@@ -119,7 +119,7 @@ os.register_at_fork(after_in_child=_watch_nothing)
 def answered_within(longest_s: float, driver: Any, *, place: str) -> Iterator[Deadline]:
     """The driver's connection answers all that is asked in the block within so long.
 
-    Else it is closed, and what the driver raises comes out as LedgerUnavailableError.
+    If not, it is closed, and what the driver raises comes out as LedgerUnavailableError.
     """
     deadline = Deadline(driver, longest_s)
     _watch.add(deadline)

@@ -29,7 +29,7 @@ __all__ = [
     "read_url",
 ]
 
-LEVEL = "taskguard_level"  # in what SQLAlchemy keeps with a connection: that of lone statements
+LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 _CONNECT_TIMEOUT_S = 5
@@ -45,7 +45,7 @@ _POSTGRESQL: dict[str, Any] = {
     },
 }
 _MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
-_NO_LIMIT = 2**64 - 1  # of a SELECT: the server's own; DEFAULT is what somebody has set globally
+_NO_LIMIT = 2**64 - 1  # sql_select_limit as the server has it; DEFAULT is what was set globally
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -64,7 +64,7 @@ _listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDict
 
 
 def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) -> sa.Engine:
-    """An engine for a URL; an Engine stays what it is. Not `pooled`, none of it idles connected."""
+    """An Engine for a URL; an Engine stays as it is. Not `pooled`: it keeps no idle connections."""
     if isinstance(database, sa.Engine):
         _refuse_async(database.url, database.dialect)
         _engines.add(database)
@@ -92,10 +92,10 @@ def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) ->
 
 
 def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
-    """Listen to it, unless this listener does so already.
+    """Add a listener to an Engine, unless it is there already.
 
-    `sqlalchemy.event.contains` goes by the engine's address, and now and then takes a new engine
-    for one that is gone, whose place in memory it has.
+    `sqlalchemy.event.contains` goes by the Engine's address, and so may take a new Engine for one
+    that is gone and was at the same place in memory.
     """
     heard = _listening.setdefault(engine, set())
     if (event, listener) not in heard:
@@ -106,7 +106,7 @@ def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
 def on_other_pool(engine: sa.Engine) -> sa.Engine:
     """The same Engine, with its listeners, on other connections of the same kind."""
     beneath = engine
-    while hasattr(beneath, "_proxied"):  # by execution_options(): it has no pool of its own
+    while hasattr(beneath, "_proxied"):  # made by execution_options(), which has no pool of its own
         beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
     beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
     other = copy.copy(beneath)
@@ -140,7 +140,7 @@ _SYNCHRONOUS = {
 
 
 def _refuse_async(url: sa.URL, dialect: Any) -> None:
-    """A driver that is awaited answers no plain call."""
+    """Refuse drivers for asyncio, which answer no plain call."""
     if getattr(dialect, "is_async", False):
         usable = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
         raise ConfigurationError(
@@ -153,7 +153,7 @@ def _refuse_async(url: sa.URL, dialect: Any) -> None:
 def _splits_a_password(url: sa.URL, given: Any) -> bool:
     """Whether what follows an `@` in the password was taken for the host.
 
-    It would be told in every message that says where the ledger is.
+    It would stand in every message that says where the ledger is.
     """
     if url.get_backend_name() == "sqlite":
         return False
@@ -214,8 +214,8 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
 
     def tune(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
-            # Else a text that is too long is cut off, and an unknown engine is another one; and a
-            # claim of several keys would see one of them.
+            # Without these a text that is too long is cut off, an unknown storage engine is
+            # replaced by another one, and a claim of several keys may see only one of them.
             strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
             cursor.execute(
                 f"set session sql_mode = concat(@@sql_mode, ',{strict}'), "
@@ -231,7 +231,7 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
 def _watch_by_keepalive(connection: Any) -> None:
     """A body's statement may take its time, but not on a server that is gone.
 
-    PyMySQL has one limit for both, which was for the greeting; the kernel can tell them apart.
+    PyMySQL has one time-out for both, which is for connecting; the kernel can tell them apart.
     """
     connection._read_timeout = None  # noqa: SLF001 - there is no other way to lift it
     with contextlib.suppress(AttributeError, OSError):
@@ -244,19 +244,19 @@ def _watch_by_keepalive(connection: Any) -> None:
 def _tune_psycopg(connection: Any, record: Any) -> None:
     """Nothing is prepared behind a pooler, and statements that commit by themselves see the newest.
 
-    PgBouncer gives each transaction another session, where what psycopg prepared is not known, nor
-    what was set. It is told by the process id in its greeting, which is not that of any session.
+    PgBouncer gives each transaction another session, which does not have what psycopg prepared, nor
+    what was set. It is recognised by the process id in its greeting, which no session has.
     """
     asked = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
     session_pid, level = connection.execute(asked).fetchone()
-    connection.rollback()  # asks nothing where that opened no transaction
+    connection.rollback()  # sends nothing where the query opened no transaction
     pooled = session_pid != connection.pgconn.backend_pid
     if pooled:
         connection.prepare_threshold = None
     elif level != READ_COMMITTED:  # of the role or of the database
         read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
         connection.execute(read_committed)
-        connection.commit()  # as above
+        connection.commit()  # sends nothing where the query opened no transaction
         level = READ_COMMITTED
         vars(connection)[sessions.AGAIN] = f"; {read_committed}"
     vars(connection)[sessions.POOLED] = pooled
@@ -264,7 +264,7 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
 
 
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:
-    """A connection goes back to the pool: there is something to roll back, or, mostly, not."""
+    """When a connection goes back to the pool: ROLLBACK, only if a transaction is open."""
     if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
         connection.rollback()
 

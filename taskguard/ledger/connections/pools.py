@@ -1,16 +1,17 @@
 """Who may have how many connections: bodies, the ledger itself, and renewals.
 
-Guarantees: bodies, however many there are, never have the connections by which the ledger claims,
-completes and ends, nor those of bodies within their transactions; whoever gets none within
-seconds is told so; and a process has at most so many:
+Guarantees: bodies, however many there are, never take the connections by which the ledger claims,
+completes and ends, nor those of bodies within their transactions; a caller who gets none within
+seconds gets an error; and a process has at most so many:
 
 * bodies' transactions: 50; on an Engine of the user's own, what its pool has;
 * the ledger itself, for moments: 20;
 * for each level of guarded bodies within others' transactions: 10;
 * renewals: one, on a pool of their own, for their thread is a native one.
 
-On an Engine of the user's own all but the first are pools like its own, of no more connections
-than that has. On SQLite all is on one pool: an open transaction there stops the others anyway.
+On an Engine of the user's own all but the first come from further pools of the same kind, each of
+no more connections than the Engine's. On SQLite there is one pool: an open transaction stops the
+others anyway.
 
 Does not guarantee that the server has as many.
 """
@@ -39,7 +40,7 @@ class Share:
     """At most so many connections of an Engine.
 
     Attributes:
-        engine: where they come from.
+        engine: where the connections come from.
     """
 
     def __init__(self, engine: sa.Engine, most: int | None, *, whose: str = "") -> None:
@@ -71,10 +72,10 @@ class Pools:
     """The shares of one Engine, made when they are first asked for.
 
     Args:
-        engine: of the bodies.
-        own: it was made from a URL, so that its pool can be divided.
-        apart: the ledger's connections are never a body's; else only an own Engine's are.
-        one: there is nothing to divide.
+        engine: the Engine of the bodies.
+        own: the Engine was made from a URL, so that its pool can be divided.
+        apart: the ledger gets a pool of its own also where the Engine was made from a URL.
+        one: everything is on one pool.
     """
 
     def __init__(self, engine: sa.Engine, *, own: bool, apart: bool, one: bool) -> None:
@@ -84,7 +85,7 @@ class Pools:
         self._one = one
         self._others: dict[str, sa.Engine] = {}
         self._begin_anew()
-        # Whoever drops a ledger on an Engine of his own has nothing else to close.
+        # A user who disposes of an Engine of his own has closed the ledger's connections, too.
         weakref.finalize(self, _dispose, self._others).atexit = False
         mine = weakref.ref(self)
 
@@ -96,7 +97,7 @@ class Pools:
         listen_once(engine, "engine_disposed", forget)
 
     def _begin_anew(self) -> None:
-        """A child has nobody of its parent's who would give anything back."""
+        """Start anew in a forked child: nobody there returns what the parent's threads took."""
         self._pid = os.getpid()
         self._mutex = threading.Lock()
         self._shares: dict[int, Share] = {}
@@ -108,11 +109,11 @@ class Pools:
 
     @property
     def ledgers(self) -> Share:
-        """For what the ledger does itself."""
+        """For the ledger's own statements."""
         return self._share(-1)
 
     def of_body(self, depth: int) -> Share:
-        """For a body within so many others' transactions."""
+        """For the transaction of a body that runs within `depth` others' transactions."""
         return self._share(depth)
 
     def _share(self, number: int) -> Share:
@@ -149,7 +150,7 @@ class Pools:
         return engine
 
     def dispose(self) -> None:
-        """Close idle connections, but those of `engine`; in a child they are its parent's."""
+        """Close the idle connections of all but `engine`; in a child they are its parent's."""
         for engine in list(self._others.values()):
             engine.dispose(close=self._pid == os.getpid())
 

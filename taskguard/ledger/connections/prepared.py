@@ -27,13 +27,13 @@ class Prepared:
     """One statement for one dialect.
 
     Args:
-        statement: with a `bindparam()` for each value.
+        statement: has a `bindparam()` for each value.
         dialect: SQLAlchemy's.
-        columns: of an INSERT or UPDATE, those whose values are given by their names.
+        columns: the columns of an INSERT or UPDATE whose values are given by their names.
 
     Attributes:
-        text: for the driver.
-        row: of a SELECT, the type of its rows.
+        text: the statement as the driver takes it.
+        row: the type of a SELECT's rows.
     """
 
     def __init__(
@@ -52,5 +52,5 @@ class Prepared:
         return named if order is None else tuple(named[name] for name in order)
 
     def run(self, db: sa.Connection, values: Mapping[str, Any]) -> int:
-        """How many rows it has changed."""
+        """Execute the statement; returns how many rows it changed."""
         return int(db.exec_driver_sql(self.text, self.parameters(values)).rowcount)

@@ -1,4 +1,4 @@
-"""What a body changed in its session, which the next one on that connection would meet.
+"""Undoes what a body changed in its session, which the next body on that connection would meet.
 
 Guarantees, on Engines made from URLs: after a body whose statements may have changed more than its
 transaction (`SET`, `SET ROLE`, session-level advisory locks, temporary tables, `LISTEN`, PRAGMA),
@@ -7,9 +7,8 @@ Engine of the user's own it is closed if the server said that the session became
 another user's. Bodies that do nothing of the kind cost no message to the server.
 
 Does not notice what is done by the driver's own connection past its cursors, except that it
-commits each statement, or within a function of the database by another name than the server's own,
-except what PostgreSQL reports. Behind
-PgBouncer the sessions are the pooler's, and stay as they are.
+commits each statement. Nor what is done within a function of the user's in the database, except
+what PostgreSQL reports. Behind PgBouncer the sessions are the pooler's, and stay as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import sqlalchemy as sa
 
 __all__ = ["AGAIN", "POOLED", "BodySession", "note", "noting", "noting_connection"]
 
-# Kept with a driver's connection: that a pooler has its sessions, what was set when it was opened,
-# and what is noted.
+# Kept with a driver's connection: whether a pooler has its sessions, what was set when it was
+# opened, and the statements that were noted.
 POOLED, AGAIN, _NOTES = "taskguard_pooled", "taskguard_again", "taskguard_notes"
 
 _LONGEST_KEPT = 4_000  # a longer text hardly comes again
@@ -42,7 +41,7 @@ _MAY_CHANGE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-# What no statement takes back without taking the driver's own as well.
+# What no statement undoes without undoing the driver's own settings as well.
 _STAYS = re.compile(rf"(?:\A|;){_BLANK}(?:prepare|load)\b", re.IGNORECASE | re.DOTALL)
 # In one message, in a transaction of its own. Not DISCARD ALL: the driver's statements stay known.
 _RESET = (
@@ -57,7 +56,7 @@ class BodySession:
     """A connection in the hands of a body, for the time of its transaction.
 
     Args:
-        db: which connection.
+        db: the connection.
         own: its Engine was made from a URL.
         autocommits: whether a driver's connection commits each statement, as far as it knows.
     """
@@ -83,7 +82,7 @@ class BodySession:
         if db.closed or db.invalidated or in_memory:
             return
         if self._own and self._autocommits(self._driver) != self._commits:
-            db.invalidate()  # no body could have a transaction on it
+            db.invalidate()  # no later body could have a transaction on it
             return
         if self._kept.get(POOLED):
             return
@@ -117,12 +116,12 @@ def _reported(driver: Any) -> list[Any]:
 def note(
     db: sa.Connection, _cursor: Any, statement: str, _values: Any, _context: Any, _many: bool
 ) -> None:
-    """A listener before statements, for drivers whose cursors do not note."""
+    """A listener that notes statements, for drivers whose cursors do not."""
     _note(db.info, statement)
 
 
 def _note(kept: dict[Any, Any], statement: Any) -> None:
-    """A statement that is about to be sent."""
+    """Note a statement that is about to be sent."""
     notes = kept.get(_NOTES)
     if notes is None:
         return
@@ -171,7 +170,7 @@ def noting(cursor: type[Any]) -> type[Any]:
 
 @functools.cache
 def noting_connection() -> type[Any]:
-    """sqlite3's connections, whose cursors note."""
+    """A class of sqlite3 connections whose cursors note statements."""
     import sqlite3  # not everywhere there is Python
 
     class NotingConnection(sqlite3.Connection):

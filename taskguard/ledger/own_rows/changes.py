@@ -1,8 +1,8 @@
 """The user's own row: read, moved by conditional UPDATEs, and checked against the real table.
 
 Guarantees: each change names the old state and the fence; `claim` only raises the fence. All of it
-happens in a transaction of somebody else's, who decides. The row is locked before taskguard's own
-rows, by everybody: a body that has written to its row, too, goes on to them in this order.
+happens in the caller's transaction. Every transaction locks the user's row before taskguard's own
+rows, in the order in which a body that has written to its row comes to them.
 
 Read next: `guarded_row.py` for how it is declared, `states.decide_by_row()` for what it means.
 """
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class RowMovedError(Exception):
-    """The row is not PROCESSING with the claim's fence; who moved it is seen after a rollback."""
+    """The row is not PROCESSING with the claim's fence; a rollback shows who moved it."""
 
     def __init__(self, found: Found | None) -> None:
         super().__init__("the row was moved")
@@ -53,16 +53,16 @@ class Found:
 
 
 def declared_of(ref: RowRef) -> GuardedRow:
-    """What delivers knows less of it: a ledger in a database is given no others."""
+    """The declaration behind a reference: a ledger in a database is only given GuardedRows."""
     return cast("GuardedRow", ref.declared)
 
 
 def read(
     db: sa.Connection, ref: RowRef, *, lock: bool = False, skip_locked: bool = False
 ) -> Found | None:
-    """The row, locked for the transaction if asked; None if there is none.
+    """The row, with `lock` locked for the transaction; None if there is no such row.
 
-    With `skip_locked` also where somebody else has locked it.
+    With `skip_locked` also None if somebody else has locked it.
     """
     made = _statements(declared_of(ref))
     locking = made.lock_free if skip_locked else made.lock
@@ -70,13 +70,13 @@ def read(
     if row is None:
         return None
     state, fence = row
-    # CHAR(n) is filled up with blanks.
+    # A CHAR(n) is padded with blanks.
     state = state.rstrip(" ") if type(state) is str else state
     return Found(state, None if fence is None else int(fence))
 
 
 def place(ref: RowRef, found: Found | None, work: Any) -> Place:
-    """Where it stands for this task; `work` is the work's record, or None."""
+    """The row's state as this task sees it; `work` is the work's record, or None."""
     declared = declared_of(ref)
     if found is None:
         return Place.MISSING
@@ -106,7 +106,7 @@ def complete(db: sa.Connection, claim: Claim) -> None:
 
 
 def confirm(db: sa.Connection, claim: Claim) -> None:
-    """Keep it ours until the transaction ends. Raises RowMovedError."""
+    """Lock the row, which is PROCESSING by this claim. Raises RowMovedError if it is not."""
     assert claim.row is not None  # noqa: S101
     found = read(db, claim.row, lock=True)
     if found != Found(declared_of(claim.row).processing, claim.fence):
@@ -140,7 +140,7 @@ class _Statements(NamedTuple):
 
 @functools.lru_cache(maxsize=1_000)
 def _statements(declared: GuardedRow) -> _Statements:
-    """Made once: to make one takes as long as to run it."""
+    """The statements on a declared row, made once: making one takes as long as running it."""
     table, state, fence = declared.table, declared.state, declared.fence
     this = sa.and_(
         *(
@@ -153,7 +153,9 @@ def _statements(declared: GuardedRow) -> _Statements:
         return sa.bindparam(name, type_=state.type)
 
     def bound_fence(name: str) -> Any:
-        return sa.bindparam(name, type_=sa.BigInteger)  # of a NUMERIC, SQLite would make a float
+        return sa.bindparam(
+            name, type_=sa.BigInteger
+        )  # without the type SQLite would make a float of a NUMERIC
 
     stored: Any = state
     if isinstance(state.type, sa.Enum):
@@ -165,7 +167,7 @@ def _statements(declared: GuardedRow) -> _Statements:
     leave = sa.update(table).where(this, state == declared.processing, held)
     return _Statements(
         read,
-        # Its key stays: inserts of rows that refer to it do not stand in the way.
+        # The key does not change, so inserts of rows that refer to it do not block the lock.
         read.with_for_update(key_share=True),
         read.with_for_update(key_share=True, skip_locked=True),
         claim.values({state: declared.processing, fence: bound_fence("to_fence")}),
@@ -180,12 +182,12 @@ def _id(ref: RowRef) -> dict[str, Any]:
 def changed_by_body(
     db: sa.Connection, claim: Claim, moved: RowMovedError
 ) -> RowChangedError | None:
-    """After the rollback of a transaction that was refused: the body's own doing, if it was."""
+    """The error for a body that moved its own row itself, asked after the rollback; or None."""
     ref = claim.row
     assert ref is not None  # noqa: S101
     declared = declared_of(ref)
     if read(db, ref) != Found(declared.processing, claim.fence):
-        return None  # its owner's, or a newer holder's
+        return None  # the row's owner, or a newer holder, has moved it
     state = "which it deleted" if moved.found is None else f"to {moved.found.state!r}"
     return RowChangedError(
         f"The guarded body of {', '.join(claim.keys)} changed {declared.describe(ref)} itself "

@@ -4,8 +4,8 @@ Guarantees: what the declarations tell is checked when it is made (columns, stat
 width) or when a task is decorated with it (the templates of its id). What only the database
 knows is checked by `rows.check()`.
 
-Does not guarantee that nobody else writes the state: whoever does is the row's owner, and is
-obeyed.
+Does not guarantee that nobody else writes the state: the application may, and the task follows what
+it wrote.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ class GuardedRow:
         state: the column of the state: text, an Enum or an integer; the Column or its name.
         fence: the column of the fence, a 64-bit integer that may be NULL; the Column or its name.
         new: the state from which the task starts.
-        processing: the state while it is at work.
+        processing: the state while the task works on the row.
         done: the state that it ends in.
         dead: the state in which it is left after `max_crashes`; None: `processing`.
-        on_missing: there is no such row: "raise" (RowMissingError; the default), "skip"
-            (acknowledged, with an event), "defer" (put off, until `retention_s`: for a
+        on_missing: what to do if there is no such row: "raise" (RowMissingError; the default),
+            "skip" (acknowledged, with an event), "defer" (put off, until `retention_s`: for a
             message that is sent before its row is committed).
-        on_ineligible: it is in none of these states (`CANCELLED`): the same, with
-            RowIneligibleError; "defer" is for a step whose message may come before the step before.
+        on_ineligible: what to do if the row is in none of these states (`CANCELLED`): "raise"
+            (RowIneligibleError; the default), "skip" or "defer" (for a step whose message may come
+            before the previous step is done).
 
     Raises:
         ConfigurationError: a column or a state does not fit, with what to do.
@@ -101,11 +102,11 @@ class GuardedRow:
     def compile_id(
         self, signature: inspect.Signature, *, task: str, templates: Sequence[Any] = ()
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], RowRef]:
-        """From a call's arguments to its row. For decorators.
+        """Compile the function that finds a call's row by its arguments. For decorators.
 
         Args:
-            signature: the task's.
-            task: its name, for messages.
+            signature: the task's signature.
+            task: the task's name, for messages.
             templates: the compiled templates that name the work.
 
         Raises:
@@ -187,7 +188,7 @@ class GuardedRow:
         )
 
     def _reader(self, column: sa.Column[Any]) -> Callable[[str], Any]:
-        """From text to what the column holds; ValueError where it is none."""
+        """A function from text to a value of the column; it raises ValueError."""
         try:
             kind = column.type.python_type
         except NotImplementedError:
@@ -211,7 +212,7 @@ class GuardedRow:
             return None
         kind = self.state.type
         if isinstance(kind, sa.Enum) and kind.enum_class is not None:
-            # What the database holds: by default the members' names.
+            # What the database holds of an Enum: by default its members' names.
             members = dict(zip(kind.enum_class, kind.enums, strict=False))
             value = members.get(value, value) if isinstance(value, enum.Enum) else value
         elif isinstance(value, enum.Enum):
@@ -269,7 +270,7 @@ def _table(given: Any) -> sa.Table:
 
 
 def _integer(text: str) -> int:
-    # "07" would be another key, and the same row.
+    # "07" would be another key than "7", and the same row.
     if _is_integer(text) is None or not -(2**63) <= int(text) < 2**63:
         raise ValueError("it is no integer of 64 bits, or has leading zeros")
     return int(text)

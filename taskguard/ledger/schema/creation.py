@@ -1,6 +1,6 @@
 """The tables as they are made: by `taskguard ledger create`, and as SQL for a migration.
 
-Guarantees: made by several processes at once they are made once; asked again it does nothing.
+Guarantees: several processes that create them at once make them once; asked again it does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taskguard.ledger.tables import METADATA, SCHEMA, SCHEMA_VERSION
 
 __all__ = ["create", "ddl", "ddl_statements", "include_name"]
 
-_TRIES = 5  # of several that create tables at once MySQL lets one go on
+_TRIES = 5  # if several processes create tables at once, MySQL refuses all but one
 
 
 def create(database: Database) -> None:
@@ -52,9 +52,14 @@ def ddl(url: str) -> str:
 
 
 def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
-    """The same one by one; with `if_not_exists` they do no harm where the tables are there.
+    """The SQL that makes the ledger's tables, one statement after the other, for a migration.
 
-    Of the URL only the kind of database and the driver matter.
+    Args:
+        url: a SQLAlchemy URL, of which only the kind of database and the driver matter.
+        if_not_exists: the statements do no harm where the tables are there; by default they fail.
+
+    Raises:
+        ConfigurationError: the URL cannot be read.
     """
     dialect = read_url(url).get_dialect()()
     parts: list[Any] = []
@@ -74,10 +79,10 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """For Alembic's `context.configure(include_name=taskguard.include_name)`.
+    """False for the ledger's tables: `context.configure(include_name=taskguard.include_name)`.
 
-    The ledger's tables are no part of an application's models: `alembic revision --autogenerate`
-    would drop them. Everything else is included.
+    For Alembic. The ledger's tables are no part of an application's models: `alembic revision
+    --autogenerate` would drop them. Everything else is included.
     """
     del parent_names
     return type_ != "table" or name not in METADATA.tables

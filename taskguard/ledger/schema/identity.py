@@ -57,12 +57,12 @@ class Identity:
             with self._database.translated():
                 seen = db.execute(_select()).scalar()
         except (LedgerSchemaError, sa.exc.ProgrammingError):
-            return False  # it has no such tables
+            return False  # the database has no such tables
         if seen == self._mark:
             return True
-        # What was cached may be older than what is there: tables that were emptied, by tests.
+        # The cached mark may be out of date: tests empty the tables.
         self._mark = self._make()
-        # A locking read, for on MariaDB and MySQL that alone sees past the snapshot.
+        # A locking read: on MariaDB and MySQL only that sees past the snapshot.
         again = db.execute(_select().with_for_update(read=True)).scalar()
         return bool(again == self._mark)
 
@@ -101,7 +101,7 @@ def _file_of(db: sa.Connection) -> str | None:
 
 def _same_file(one: str | None, other: str | None) -> bool:
     if not one or not other:
-        return False  # in memory: nobody else's
+        return False  # a database in memory has one connection's alone
     try:
         return Path(one).samefile(other)
     except OSError:

@@ -1,8 +1,8 @@
 """Whether the ledger's user may do all that workers do, found out before one of them begins.
 
 Guarantees: each privilege is tried by a statement that uses it and changes nothing, on every kind
-of database; what is refused is named, all of it at once. A column that is missing is refused so,
-too. What only people's commands do (`taskguard purge` deletes) is not asked for.
+of database; the error names all that is refused. A missing column is found this way, too. What only
+people's commands do (`taskguard purge` deletes) is not asked for.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _refusal(database: Database, statement: Any) -> Exception | None:
 
 
 def _said(error: Exception) -> str:
-    """The driver's own words, which name neither user's password nor a value."""
+    """The driver's own words, which contain no password and no value."""
     cause: Any = error.__cause__
     origin = getattr(cause, "orig", None) or cause
     return str(origin.args[-1] if origin.args else origin).partition("\n")[0]

@@ -65,7 +65,7 @@ _MYSQL_TO_2 = (
         "WHERE right(id, char_length(message) + 8) = concat('message:', message)"
     ),
 )
-# The header that carries the number has another name: what is on its way would be behind it.
+# The number has a header of another name, so messages that are on their way count from 0 again.
 _BEGINS_ANEW = "UPDATE taskguard_messages SET deferrals = 0"
 
 
@@ -186,8 +186,13 @@ def statements_from(version: int, *, kind: str) -> list[str]:
 def upgrade_statements(url: str, *, version: int = 1) -> list[str]:
     """The SQL that makes tables of `version` those of today, one statement after the other.
 
-    Of the URL only the kind of database matters; of a MariaDB say `mariadb+pymysql://`. Raises
-    LedgerSchemaError where there is no way.
+    Args:
+        url: a SQLAlchemy URL, of which only the kind of database matters; for a MariaDB it begins
+            with `mariadb+pymysql://`.
+        version: the version that the tables have; 1 by default.
+
+    Raises:
+        LedgerSchemaError: there is no way from that version.
     """
     return statements_from(version, kind=sa.make_url(url).get_backend_name())
 

@@ -23,11 +23,11 @@ __all__ = [
 
 
 def statements_for(database: Database, *, one_statement: bool) -> Statements:
-    """Those of this database. What says `mysql://` may be MariaDB: then it is connected to.
+    """The statements for this database. A `mysql://` may be a MariaDB, so the server is asked.
 
     Args:
-        database: where, and by which Engine.
-        one_statement: False: the portable ones, whatever it is.
+        database: the database and its Engine.
+        one_statement: False: the portable statements, on every database.
     """
     dialect: Any = database.engine.dialect
     by = dialect.name, dialect.driver

@@ -29,7 +29,7 @@ from taskguard.states import Decision, State
 __all__ = ["Seen", "claim", "peek"]
 
 
-# Those that decide, and those that are told.
+# The columns that decide a claim, and those that its answer tells.
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
@@ -51,7 +51,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
-    """No sweep sends a message again whose own row says for good that there is nothing to do."""
+    """End the sweep's interest in work of which the user's row says for good that it is done."""
     row = found.row
     if request.row is None or row is None or row.due is None:
         return
@@ -68,9 +68,9 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
-    """A record that a worker with a former guard has overtaken, and ended, is sent no more.
+    """Bring the work's record up to that of a worker with a former guard, which ended the work.
 
-    Where that has done the work, it says so, too.
+    Its message is sent no more; where the work is DONE, this record says so, too.
     """
     mine, row = found.records.own, found.row
     ended = found.decision in (Decision.DONE, Decision.DEAD, Decision.REVOKED)
@@ -130,9 +130,9 @@ def _decide(request: ClaimRequest, records: Records, own: rows.Found | None) -> 
 def _read(
     database: Database, db: sa.Connection, request: ClaimRequest, *, lock: bool = False
 ) -> Records:
-    """The work's records, the message's numbers in them, and the clock, not that of a wait before.
+    """The work's records, the message's numbers in them, and the clock as of after any wait.
 
-    Locked in an order that all who lock several share.
+    With `lock` they are locked, in an order that all transactions share.
     """
     found: dict[str, tuple[Any, tuple[int, int]]] = {}
     now_us = 0
@@ -158,7 +158,7 @@ def _read_one(
 
 
 class _Statements(NamedTuple):
-    """What a claim asks; in `peek` and `read` one row, whatever there is."""
+    """The statements of a claim; `peek` and `read` give one row, also where there is no record."""
 
     peek: Prepared
     read: Prepared
@@ -242,7 +242,7 @@ class _Claim:
     def _grant(self, decision: Decision) -> Claimed:
         mine = all(key.owner == self.owner for key in self.keys)
         if mine and (decision is Decision.SAME or self.request.work is None):
-            fence = self.keys[0].fence  # asked again: the same grant
+            fence = self.keys[0].fence  # the same owner asks again and gets the same grant
         else:
             fence = max(self.now_us, *(key.fence + 1 for key in self.keys))
             if self.own is not None:
@@ -255,7 +255,7 @@ class _Claim:
         return self.records.claimed(self.request, fence, decision)
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
-        """The user's row is PROCESSING, with a fence above every one it had."""
+        """Move the user's row to PROCESSING; returns a fence above every one that it had."""
         assert self.request.row is not None  # noqa: S101
         fence = max(fence, (own.fence or 0) + 1)
         if not rows.claim(self.db, self.request.row, own, fence):
@@ -306,13 +306,13 @@ class _Claim:
             raise TransactionRetryError("Another claim of this work came first.") from error
 
     def _carried(self) -> dict[str, Any]:
-        """What a new record takes over from the one that speaks."""
+        """What a new record takes over from the record that counts."""
         row = self.row
         names = ("crashes", "crashed_owner", "rounds", "fingerprint", "progress")
         return {name: getattr(row, name) for name in names} | {"attempts": row.attempts + 1}
 
     def _counted(self, decision: Decision) -> dict[str, Any]:
-        """What the decision alone makes of a record."""
+        """The columns of a record that depend on the decision alone."""
         row = self.row
         if decision is Decision.TAKEOVER:
             return {"crashes": row.crashes + 1, "crashed_owner": row.owner}

@@ -33,7 +33,7 @@ WRITE_LOCK_S = 5.0
 
 
 class Statements:
-    """On one database, by one Engine."""
+    """The statements on one database, by one Engine."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -52,9 +52,9 @@ class Statements:
     # -- a holder's transaction ---------------------------------------------------------------
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
-        """The same bounds for a transaction that is open on a connection of the user's own.
+        """Set the bounds of the ledger's transactions on an open one of the user's connection.
 
-        Its isolation level, where that is asked for by the way, and whether it sees the claim.
+        Returns its isolation level, if that is known from this, and whether it sees the claim.
         """
         self.database.dialect.begun(db, idle_s=idle_s)
         return None, self.stands(db, claim)
@@ -66,7 +66,7 @@ class Statements:
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         """PROCESSING -> DONE in the transaction of `db`. False: the claim does not stand.
 
-        The user's row, the keys in order, then the work. Raises RowMovedError for the user's row.
+        In this order: the user's row, the keys, the work. Raises RowMovedError for the user's row.
         """
         if claim.row is not None:
             rows.complete(db, claim)
@@ -80,7 +80,7 @@ class Statements:
     def sees_the_end(self, claim: Claim) -> bool:
         """Whether `complete()` completes nothing where the body has ended its transaction.
 
-        Else that is asked for before.
+        If not, the caller asks before whether it has ended.
         """
         del claim
         return False
@@ -116,10 +116,10 @@ def _seeing(database: Database) -> Prepared:
 
 
 def _completing(database: Database) -> tuple[Prepared, Prepared]:
-    """Of a key, and of the work. A column's own name is taken by SET.
+    """The UPDATEs of a key and of the work. Parameters cannot have the names of columns in SET.
 
-    Not one UPDATE of both where there is one: MariaDB keeps the second row in a temporary table,
-    which takes five times as long as two statements.
+    Two statements also where one UPDATE could do both: MariaDB then keeps the second row in a
+    temporary table, which takes five times as long.
     """
     fence: Any = sa.bindparam("my_fence")
     owner: Any = sa.bindparam("my_owner")

@@ -26,7 +26,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
         states = {row.owner: row.state for row in db.execute(of_claims)}
         holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
         locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
-        # One that another holder got in between is none of ours: next round it is TAKEN.
+        # A key that another holder got in between is not renewed: the next round finds it TAKEN.
         free_keys = {
             row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
         }
@@ -44,7 +44,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
                     _renew_one(db, claim, now_us)
                     answer = Renewal.RENEWED
                 else:
-                    answer = Renewal.SKIPPED  # its holder, or a claimer, is at work on them
+                    answer = Renewal.SKIPPED  # its holder, or another claim, has locked them
             answers.append(answer)
         return answers
 
@@ -52,11 +52,11 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
 def _standing(
     claim: Claim, states: dict[str, str], holders: dict[str, tuple[str, int]]
 ) -> str | None:
-    """Why there is nothing to renew; None if there is."""
+    """Why there is nothing to renew; None if the lease is to be renewed."""
     owner = str(claim.owner)
     state = states.get(owner)
     if state == State.DONE.value:
-        return Renewal.SKIPPED  # by this very claim, a moment ago
+        return Renewal.SKIPPED  # completed by this very claim, a moment ago
     if claim.work is not None and state != State.PROCESSING.value:
         return Renewal.TAKEN
     if any(holders.get(key) != (owner, claim.fence) for key in claim.keys):

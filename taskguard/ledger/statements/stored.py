@@ -1,4 +1,4 @@
-"""Statements that stand in files, beside the modules that ask them."""
+"""Statements in .sql files, beside the modules that execute them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connect", "TransactionAdapter"]
 
-# Makes a connection of SQLAlchemy's of what another library has.
+# Makes a SQLAlchemy Connection of another library's connection.
 Connect = Callable[[Any], "sa.Connection"]
 
 
@@ -25,8 +25,8 @@ class TransactionAdapter(ABC):
 
     Attributes:
         kind: SQLAlchemy's name for the kind of database: "postgresql", "sqlite".
-        lent: it is the user's own, so that it may reach another database.
-        engine: SQLAlchemy's, that makes it; None: the ledger's own, or none.
+        lent: the connection is the user's own, so that it may reach another database.
+        engine: the user's Engine that it comes from; None: the ledger's own, or none.
     """
 
     kind: str
@@ -46,11 +46,11 @@ class TransactionAdapter(ABC):
 
     @property
     def broken(self) -> bool:
-        """Whether the connection is gone, as far as SQLAlchemy does not tell."""
+        """Whether the connection is gone, where SQLAlchemy does not know that."""
         return False
 
     def flush(self) -> None:  # noqa: B027  # most have nothing pending
-        """Before the ledger writes last: what is pending goes to the database.
+        """Write what is pending to the database, before the ledger's last statements.
 
         Raises TransactionUsageError where a COMMIT would not write what the block did.
         """
@@ -61,15 +61,15 @@ class TransactionAdapter(ABC):
 
     @abstractmethod
     def roll_back(self) -> None:
-        """Roll it back; does nothing if it has ended."""
+        """Roll the transaction back; does nothing if it has ended."""
 
     def lose(self) -> None:
-        """The COMMIT got no answer: nothing more goes by this connection, if that may be."""
+        """The COMMIT got no answer: use the connection no more, where that is possible."""
         self.roll_back()
 
     def close(self) -> None:  # noqa: B027  # what is lent stays open
-        """After the end, whatever that was."""
+        """Release the connection, after whatever end."""
 
     def origin(self, error: BaseException) -> BaseException | None:
-        """The driver's error beneath one of the library, or SQLAlchemy's for it; None: none."""
+        """The driver's error beneath one of the library or of SQLAlchemy; None: there is none."""
         return error

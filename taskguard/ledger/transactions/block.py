@@ -1,8 +1,8 @@
 """What the driver said on a connection while a body had it, and of whose connection an error is.
 
-Guarantees: what the database asked for in a guarded transaction is known at its end, whatever the
-body made of it; an error of another connection is not taken for the ledger's, where the driver is
-written in Python or SQLAlchemy is above it.
+Guarantees: what the database asked for in a guarded transaction is known at its end, also if the
+body caught the error; an error of another connection is not taken for the ledger's, where the
+driver is written in Python or SQLAlchemy is above it.
 
 Does not tell the errors of two connections of sqlite3 apart, past SQLAlchemy.
 """
@@ -34,10 +34,10 @@ class Block:
 
     Attributes:
         claim: whose transaction it is.
-        size: of the longest statement that failed, with its values, in bytes, roughly.
+        size: the size of the longest statement that failed, with its values, in bytes, roughly.
         lost: the error by which the connection broke.
-        asked: what the database asked for last, in taskguard's words: to run it again, or a lock
-            was not given.
+        asked: what the database asked for last, as an error of taskguard's: to run the body again,
+            or that a lock was not given.
     """
 
     def __init__(self, claim: Claim, database: Database) -> None:
@@ -53,7 +53,7 @@ class Block:
         """An error on this connection, as SQLAlchemy tells it."""
         error = context.original_exception
         if not isinstance(error, self._drivers_error):
-            return  # an interrupt, which is not the ledger's, whatever became of the connection
+            return  # an interrupt says nothing about the database
         self._errors.append(error)
         self.size = max(self.size, _size(context.statement) + _size(context.parameters))
         mapped = self._database.map(error)
@@ -66,13 +66,13 @@ class Block:
             self.lost = error
 
     def has(self, error: BaseException, driver: Any) -> bool:
-        """Whether it is an error of this connection; `driver` is the driver's own."""
+        """Whether an error is of this connection; `driver` is the driver's own connection."""
         origin = getattr(error, "orig", None) or error
         if any(origin is each for each in self._errors):
             return True
         if isinstance(error, sa.exc.DBAPIError) or not isinstance(origin, self._drivers_error):
             return False
-        # Past SQLAlchemy: by the connection in whose cursor it was raised, where that can be seen.
+        # An error past SQLAlchemy: known by the connection in whose cursor it was raised, if any.
         raised_on = connection_of(origin)
         return raised_on is None or raised_on is driver
 
@@ -83,12 +83,12 @@ _handed_out: WeakKeyDictionary[sa.Connection, Block] = WeakKeyDictionary()
 
 
 def hand_out(db: sa.Connection, block: Block) -> None:
-    """The body has it from here on: ends are refused, and errors noted."""
+    """From here on the body has the connection: COMMIT and ROLLBACK are refused, errors noted."""
     _handed_out[db] = block
 
 
 def take_back(db: sa.Connection) -> None:
-    """The body has it no more."""
+    """The body does not have the connection any more."""
     _handed_out.pop(db, None)
 
 
@@ -107,14 +107,14 @@ def _refuse_an_end(db: sa.Connection) -> None:
 
 
 def _note_error(context: sa.engine.ExceptionContext) -> None:
-    """Whatever the body makes of it: the connection tells first."""
+    """Note an error of the connection, before the body can catch it."""
     block = None if context.connection is None else _handed_out.get(context.connection)
     if block is not None:
         block.note(context)
 
 
 def _size(value: Any) -> int:
-    """Of a text, of bytes, or of the values of one statement."""
+    """The size of a text, of bytes, or of the values of one statement, in bytes, roughly."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace"))
     if isinstance(value, bytes | bytearray):
@@ -123,7 +123,7 @@ def _size(value: Any) -> int:
         return sum(map(_size, value.values()))
     if isinstance(value, tuple):
         return sum(map(_size, value))
-    if isinstance(value, list):  # one after the other
+    if isinstance(value, list):  # of several executions, one after the other
         return max(map(_size, value), default=0)
     return 0
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedTransaction", "Transactions"]
 
-_KEPT = "_taskguard_transactions"  # with an Engine, for its life
+_KEPT = "_taskguard_transactions"  # an attribute of an Engine, for its life
 _IN_TRANSACTION, _IN_ERROR = 2, 3  # psycopg.pq.TransactionStatus
 # A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
 _parents: list[Any] = []
@@ -71,7 +71,7 @@ class Transactions:
     """Holders' transactions on one database, by one Engine.
 
     Args:
-        database: where.
+        database: the ledger's database.
         one_statement: see `SqlLedger`.
         idle_in_transaction_s: see `SqlLedger`.
         resolve_timeout_s: see `SqlLedger`.
@@ -94,7 +94,7 @@ class Transactions:
 
     @functools.cached_property
     def statements(self) -> Statements:
-        """Those of this kind of database. Raises LedgerUnavailableError where that is not known."""
+        """The statements for this database. LedgerUnavailableError: its kind is not known yet."""
         return statements_for(self.database, one_statement=self._one_statement)
 
     def open(
@@ -103,10 +103,10 @@ class Transactions:
         """A transaction for a `with` block.
 
         Args:
-            claim: whose.
+            claim: whose transaction it is.
             on: the user's own session or connection to have it on; None: one of the ledger's.
             look_first: a claim that is seen to be stale is refused before the body writes anything.
-            of_body: False: on a connection that no body can use up.
+            of_body: False: on a connection from a pool that bodies do not use.
         """
         if on is not None:
             return GuardedTransaction(self, claim, adapter_of(on, claim))
@@ -116,7 +116,7 @@ class Transactions:
         return GuardedTransaction(self, claim, own, look_first=look_first)
 
     def elsewhere(self, engine: sa.Engine) -> Transactions:
-        """The same by way of another Engine, which may use another driver; made once for it."""
+        """Transactions on the same database by another Engine, whose driver may be another one."""
         if engine is self.database.engine:
             return self
         kept: WeakKeyDictionary[Transactions, Transactions]
@@ -132,7 +132,7 @@ class Transactions:
         return found
 
     def keeps_snapshot(self, db: sa.Connection) -> bool:
-        """Whether transactions on its Engine see the rows of their beginning."""
+        """Whether transactions on the Engine of `db` see the rows as of their beginning."""
         if self._snapshots is None:
             ours = self.database.begins_itself
             self._snapshots = not ours and self.database.dialect.keeps_snapshot(db)
@@ -144,7 +144,7 @@ class Transactions:
 
     @contextmanager
     def of_ledger(self) -> Iterator[None]:
-        """Statements on the ledger's own tables: what is refused there is no error of the body."""
+        """A block for statements on the ledger's tables, whose errors are not the body's."""
         try:
             yield
         except sa.exc.DBAPIError as error:
@@ -158,9 +158,9 @@ class GuardedTransaction:
     """One transaction of a holder, for the time of a `with` block.
 
     Args:
-        home: of the ledger's database.
+        home: makes transactions on the ledger's database.
         claim: whose transaction it is.
-        adapter: what it is on.
+        adapter: what the transaction is on.
         look_first: see `Transactions.open()`; what is lent is always looked at.
     """
 
@@ -180,7 +180,7 @@ class GuardedTransaction:
         self._adapter = adapter
         self._look_first = look_first
         self._mark: str | None = None
-        self._looked = False  # at the server, whose answer is had once
+        self._looked = False  # whether the server was asked if the claim stands; once is enough
         self.around: GuardedTransaction | None = None
         self.is_open = False
 
@@ -213,7 +213,7 @@ class GuardedTransaction:
             raise stale(self._claim)
 
     def _admit_lent(self) -> None:
-        """Nothing else begins here, and this claim is seen here."""
+        """Refuse a lent connection that does not see this claim: it is another database's."""
         db, dialect = self.db, self._transactions.database.dialect
         if dialect.autocommits(driver_of(db)):
             raise ConfigurationError(
@@ -225,7 +225,7 @@ class GuardedTransaction:
         dialect.check(db)
         level, seen = self._bound()
         if not seen:
-            self._adapter.roll_back()  # on SQLite its lock would keep everybody else away
+            self._adapter.roll_back()  # on SQLite its lock would stop all other writers
             with self._home.database.transaction() as home:
                 if self._home.statements.stands(home, self._claim):
                     raise self._another_database()
@@ -264,7 +264,7 @@ class GuardedTransaction:
     def _lock(self) -> None:
         """Keep keys and work ours until the transaction ends, or refuse.
 
-        On a snapshot a renewal in between would make the completion a serialization failure.
+        On a snapshot a renewal in between would make the completion fail to serialize.
         """
         db, claim = self.db, self._claim
         if claim.row is not None:
@@ -301,7 +301,7 @@ class GuardedTransaction:
         return True
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        """PROCESSING -> DONE: the user's row, the keys in order, then the work; or nothing."""
+        """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing."""
         self._flush(claim)
         if self.db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
@@ -327,7 +327,8 @@ class GuardedTransaction:
         with self._transactions.of_ledger():
             if claim.row is not None:
                 rows.confirm(self.db, claim)
-            # The keys, too: other work may hold them by now, and this work's row does not tell.
+            # The keys are checked, too: other work may hold them, which this work's row does not
+            # tell.
             self._lock_keys()
             stored, self._mark = dialect.mark(self.db, claim, progress_json)
             done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=stored))
@@ -335,8 +336,10 @@ class GuardedTransaction:
             raise stale(claim)
 
     def _flush(self, claim: Claim | None = None) -> None:
-        """What the body has pending goes before what the ledger writes, in a transaction that is
-        still the one. `claim`: it is to be completed now, by what may look itself."""
+        """Write what the body has pending, and check that its transaction has not ended.
+
+        `claim`: the claim that is completed next, by a statement that may check that itself.
+        """
         self._refuse_ended(claim)
         if self._adapter.lent:
             self._adapter.flush()
@@ -361,14 +364,14 @@ class GuardedTransaction:
                 ended = self._has_ended()
                 self._looked = True
             if ended and self._block.asked is not None:
-                raise self._block.asked  # the body swallowed it, and what came after is void
+                raise self._block.asked  # the body caught it, and what it wrote after that is void
             if status == _IN_ERROR:
                 raise failed_in_block(self._claim)
         if ended:
             raise ended_in_block(self._claim)
 
     def _has_ended(self) -> bool:
-        """Whether the server has ended the transaction, and the driver does not tell."""
+        """Whether the server has ended the transaction without the driver knowing."""
         try:
             return self._transactions.database.dialect.ended(self.db)
         except sa.exc.DBAPIError as error:
@@ -396,7 +399,7 @@ class GuardedTransaction:
         try:
             self._adapter.commit()
         except BaseException as error:
-            # Whoever has the connection next must not commit what is open there.
+            # The connection's next user must not commit what is open there.
             unknown = False
             try:
                 origin = self._origin(error)
@@ -409,13 +412,13 @@ class GuardedTransaction:
             self._home.resolve(self._claim, error, self._mark)
 
     def _roll_back(self, error: BaseException) -> None:
-        """Nothing is written. What the database asked for decides how the body goes on."""
+        """Roll back. What the database asked for decides which error is raised."""
         block, claim, database = self._block, self._claim, self._transactions.database
         origin = self._origin(error)
         mine = origin is not None and block.has(origin, self._driver)
         failed = _status(self._driver) in (None, _IN_ERROR) and not database.dialect.one_writer
         if getattr(self._driver, "broken", False) is True and block.lost is None:
-            block.lost = error  # psycopg's, by what the body did past SQLAlchemy
+            block.lost = error  # an error of psycopg's, by what the body did past SQLAlchemy
         broken = self.db.invalidated or self._adapter.broken
         broken = not self._undo(self._adapter.roll_back) or broken
         if isinstance(error, rows.RowMovedError):
@@ -434,12 +437,13 @@ class GuardedTransaction:
         return error if isinstance(error, sa.exc.DBAPIError) else self._adapter.origin(error)
 
     def _undo(self, roll_back: Any) -> bool:
-        """Roll back, whatever the body has done to it. False: the connection broke over it."""
+        """Roll back, whatever the body has done to the connection. False: that broke it."""
         db = self.db
         ended = self._root is None or not self._root.is_active
         try:
             if ended and not (db.closed or db.invalidated):
-                # Ended for SQLAlchemy, by a commit() that was refused, and open for the driver.
+                # A commit() that was refused has ended it for SQLAlchemy; for the driver it is
+                # open.
                 driver_of(db).rollback()
             roll_back()
             if ended and self._adapter.lent and not (db.closed or db.in_transaction()):
@@ -450,7 +454,7 @@ class GuardedTransaction:
         return True
 
     def _moved(self, error: rows.RowMovedError) -> Exception:
-        """By whom the user's row was moved: its body, whose doing is rolled back, or others."""
+        """The error that says who moved the user's row: the body, now rolled back, or others."""
         with self._home.database.transaction() as db:
             return rows.changed_by_body(db, self._claim, error) or stale(self._claim)
 
@@ -461,14 +465,14 @@ def _status(driver: Any) -> int | None:
     return status
 
 
-# The transaction around this call that was begun last. It may have ended since, in another context.
+# The innermost transaction around this call. It may have ended since, in another context.
 _innermost: ContextVar[GuardedTransaction | None] = ContextVar(
     "taskguard_transaction", default=None
 )
 
 
 def _open_one() -> GuardedTransaction | None:
-    """The innermost one around this call that is open."""
+    """The innermost transaction around this call that is open."""
     transaction = _innermost.get()
     while transaction is not None and not transaction.is_open:
         transaction = transaction.around

@@ -4,7 +4,7 @@ Guarantees: the block begins the transaction there and ends it; that the body en
 driver or by a statement, is seen at the end of the block by a savepoint that is gone, and nothing
 of what came after is written. Row factories of the user's own are left alone.
 
-Does not guarantee that what a body committed itself is taken back: it is told so.
+Does not undo what a body committed itself: the error at the end of the block says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def driver_connection(on: Any) -> DriverConnection | None:
 
 
 class DriverConnection(ExternalConnection):
-    """See above. For one transaction."""
+    """A connection of psycopg or sqlite3 as an `ExternalConnection`, for one transaction."""
 
     def __init__(self, connection: Any, kind: str) -> None:
         self.kind = kind
@@ -49,7 +49,7 @@ class DriverConnection(ExternalConnection):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether one is open, as the driver knows."""
+        """Whether a transaction is open, as far as the driver knows."""
         if self.kind == "sqlite":
             return bool(self._connection.in_transaction)
         return bool(self._connection.pgconn.transaction_status != _IDLE)
@@ -60,7 +60,7 @@ class DriverConnection(ExternalConnection):
         return getattr(self._connection, "closed", False) is True
 
     def open(self) -> None:
-        """BEGIN, and the savepoint by which the end is known."""
+        """BEGIN, and the savepoint whose absence shows that the body ended the transaction."""
         if self.in_transaction:
             raise TransactionUsageError(
                 "guard.transaction() was handed a connection whose transaction has begun (reading "
@@ -96,17 +96,17 @@ class DriverConnection(ExternalConnection):
         self._connection.execute(statement)
 
     def commit(self) -> None:
-        """COMMIT, and what waits for it."""
+        """COMMIT, then call what was registered by `after_commit()`."""
         self._connection.commit()
         then, self._then = self._then, []
         for function in then:
             function()
 
     def roll_back(self) -> None:
-        """ROLLBACK, if there is something to."""
+        """ROLLBACK, if a transaction is open."""
         self._then.clear()
         if self._is_interrupted:
-            self._connection.close()  # psycopg would refuse a ROLLBACK, and all that comes after
+            self._connection.close()  # psycopg would refuse a ROLLBACK and every later statement
         elif not self.broken and self.in_transaction:
             self._connection.rollback()
 
@@ -117,7 +117,7 @@ class DriverConnection(ExternalConnection):
         return pgconn is not None and pgconn.transaction_status == _ACTIVE
 
     def after_commit(self, function: Callable[[], None]) -> None:
-        """Called by `commit()`."""
+        """Register a function that `commit()` calls after the COMMIT."""
         self._then.append(function)
 
     def origin(self, error: BaseException) -> BaseException | None:

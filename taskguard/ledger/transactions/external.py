@@ -78,12 +78,12 @@ class ExternalConnection(TransactionAdapter):
         return self._db
 
     def driver_of(self, db: sa.Connection) -> Any:
-        """Not what SQLAlchemy has on loan."""
+        """The driver's connection itself, not the wrapper that SQLAlchemy has."""
         del db
         return self.driver
 
     def close(self) -> None:
-        """SQLAlchemy's; the library's own stays open."""
+        """Close SQLAlchemy's connection; the library's own stays open."""
         db, self._db = self._db, None
         if db is not None:
             db.close()
@@ -100,7 +100,7 @@ class _Kept:
         return getattr(self._driver, name)
 
     def cursor(self, *args: Any, **options: Any) -> Any:
-        """One whose rows are tuples, whatever the connection's are."""
+        """A cursor whose rows are tuples, whatever the connection's row factory is."""
         if self._tuples is not None:
             options.setdefault("row_factory", self._tuples)
             return self._driver.cursor(*args, **options)
@@ -109,26 +109,26 @@ class _Kept:
         return cursor
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """As the driver's own, in a cursor of these."""
+        """Like the driver's `execute()`, with a cursor whose rows are tuples."""
         return self.cursor().execute(*args, **options)
 
     def commit(self) -> None:
-        """Not by SQLAlchemy."""
+        """Does nothing: the library ends its transaction and its connection, not SQLAlchemy."""
 
     def rollback(self) -> None:
-        """Not by SQLAlchemy."""
+        """Does nothing: the library ends its transaction and its connection, not SQLAlchemy."""
 
     def close(self) -> None:
-        """Not by SQLAlchemy."""
+        """Does nothing: the library ends its transaction and its connection, not SQLAlchemy."""
 
 
-# One for each of the ledger's Engines, so that statements are compiled once.
+# One Engine for each of the ledger's, so that statements are compiled once.
 _engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
-_handed_in: ContextVar[ExternalConnection] = ContextVar("taskguard_foreign_connection")
+_handed_in: ContextVar[ExternalConnection] = ContextVar("taskguard_external_connection")
 
 
 def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
-    """An Engine that speaks as the ledger's own does; `on_foreign()` connects it."""
+    """An Engine that speaks as the ledger's own does; `on_external()` connects it."""
     engine = _engines.get(ledgers)
     if engine is None:
         import sqlalchemy as sa

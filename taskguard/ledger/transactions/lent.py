@@ -28,7 +28,7 @@ __all__ = ["adapter_of"]
 
 
 def adapter_of(on: Any, claim: Claim) -> TransactionAdapter:
-    """For what was handed to `guard.transaction()`. Raises ConfigurationError for anything else."""
+    """The adapter for what `guard.transaction()` was given. Raises ConfigurationError."""
     external = on if isinstance(on, TransactionAdapter) else driver_connection(on)
     if external is not None:
         return external

@@ -1,8 +1,8 @@
 """What became of a holder's transaction: of one that an error ended, and of an unanswered COMMIT.
 
-Guarantees: what the database asked for, or refused, is raised in taskguard's words, whatever the
-body made of it; an error of the body's own goes on. A COMMIT that got no answer is either known to
-have happened, or known not to, or CommitUnknownError.
+Guarantees: what the database asked for, or refused, is raised as an error of taskguard's, also if
+the body caught it; an error of the body's own goes on. A COMMIT that got no answer is either known
+to have happened, or known not to, or CommitUnknownError.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def explain(
     failed: bool,
     idle_s: float,
 ) -> None:
-    """Raise what befell the transaction, after which nothing is written, if that was the end.
+    """Raise the error that says why the transaction was not committed, if the database ended it.
 
     Args:
-        database: where.
-        block: what the driver has said.
-        error: by what the body left; its own goes on, unless the connection was lost, or the
-            database had asked to run it again and the transaction is `failed`.
-        mine: it is an error of this connection.
+        database: the ledger's database.
+        block: what the driver said during the transaction.
+        error: the error by which the body left; it goes on by itself, unless the connection was
+            lost, or the database had asked to run it again and the transaction is `failed`.
+        mine: the error is of this connection.
         broken: the connection is lost, also if that was not by an error of the driver.
         failed: the database takes no more statements until this transaction is rolled back.
-        idle_s: for how long it may idle, for the hint.
+        idle_s: for how long the transaction may idle, in seconds, for the error's hint.
     """
     claim = block.claim
     if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
@@ -79,7 +79,7 @@ def explain(
 
 
 def _refuse_too_long(database: Database, block: Block, error: BaseException) -> None:
-    """What the server takes from nobody is no trouble of the ledger's."""
+    """Refuse a statement that is too long for the server: the body's error, not an outage."""
     if not block.size or not isinstance(error, Exception):
         return
     try:
@@ -92,7 +92,7 @@ def _refuse_too_long(database: Database, block: Block, error: BaseException) -> 
 
 
 def is_unknown(database: Database, error: BaseException) -> bool:
-    """Whether nobody knows what became of the COMMIT that failed with it.
+    """Whether it is unknown what became of the COMMIT that failed with this error.
 
     Raises TransactionRetryError where the database asks for it. False: the database, or the body,
     said no (a deferred constraint, an interrupt, a listener of the user's).
@@ -114,11 +114,11 @@ def resolve(
     """Learn what became of a COMMIT that got no answer, which `error` says; returns if it happened.
 
     Args:
-        database: where.
+        database: the ledger's database.
         claim: whose transaction it was.
         error: what came instead of an answer.
-        timeout_s: for how long to ask.
-        mark: of a checkpoint, by what its outcome can be asked for.
+        timeout_s: for how long to ask, in seconds.
+        mark: the mark of a checkpoint, by which its outcome can be asked for; None: a completion.
 
     Raises:
         TransactionRetryError: it did not happen, and the claim stands.

@@ -16,13 +16,13 @@ __all__ = ["OwnConnection"]
 
 
 class OwnConnection(TransactionAdapter):
-    """A connection of a share, which is as it was before when it goes back.
+    """A connection of a share, which returns in the state that it was taken in.
 
     Args:
-        database: by which it begins.
-        share: whose connections these are.
-        idle_s: for how long the transaction may idle.
-        of_body: a body has it, which may change its session.
+        database: begins the transaction.
+        share: where the connection comes from.
+        idle_s: for how long the transaction may idle, in seconds.
+        of_body: a body uses the connection, and may change its session.
     """
 
     lent = False
@@ -54,7 +54,7 @@ class OwnConnection(TransactionAdapter):
         self._db.rollback()
 
     def lose(self) -> None:
-        self._db.invalidate()  # its row locks, and whatever its session has
+        self._db.invalidate()  # closing it frees its row locks
         self._db.close()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from taskguard.ledger.tables import MESSAGES
 __all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "recorded_below"]
 
 
-# Half of what the widest of columns hold: a statement carries it with all else.
+# Half of what the widest columns hold: a statement carries the call and all else.
 MOST_CALL_BYTES: Final = 500_000_000
 SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
 
@@ -29,7 +29,7 @@ class Fault(enum.Enum):
     RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
     LOCKED = enum.auto()  # a row lock was not given in time
     NO_TABLE = enum.auto()
-    REFUSED = enum.auto()  # a privilege or a column is missing: of its own table a person mends it
+    REFUSED = enum.auto()  # a privilege or a column is missing, which a person has to mend
     CANNOT_WRITE = enum.auto()  # a full disk, read-only
     AWAY = enum.auto()  # no answer, no connection, shutting down
 
@@ -77,9 +77,9 @@ class Dialect(ABC):
     def waiting(
         self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
     ) -> Iterator[None]:
-        """Statements within wait for row locks no longer than so.
+        """Statements in the block wait for row locks no longer than `lock_timeout_s`.
 
-        `apart`: on a connection that no body can have, so that the limit may stay.
+        `apart`: the connection is never a body's, so that the limit may stay in its session.
         """
         del db, lock_timeout_s, apart
         yield
@@ -90,9 +90,9 @@ class Dialect(ABC):
         return len(call) <= MOST_CALL_BYTES
 
     def stores_unicode(self, db: sa.Connection) -> bool:
-        """Whether its texts hold every character, and the connection brings them there.
+        """Whether the database's texts hold every character, and the connection transfers them.
 
-        Where the tables and the driver say so themselves, they do.
+        True without a question where the tables and the driver define that themselves.
         """
         del db
         return True
@@ -103,7 +103,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
-        """Rows are made unless there are some with these primary keys; nothing is changed."""
+        """An INSERT that skips rows whose primary keys exist; nothing is changed."""
 
     @abstractmethod
     def raise_deferrals(
@@ -115,7 +115,7 @@ class Dialect(ABC):
         """
 
     def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
-        """Nobody else makes tables until the transaction ends, where that would fail."""
+        """Keep others from making tables until the transaction ends, if two at once would fail."""
 
     def create_index(self, db: sa.Connection, index: sa.Index) -> None:
         """Create it unless it is there."""

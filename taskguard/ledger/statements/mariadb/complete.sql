@@ -1,6 +1,6 @@
 -- PROCESSING -> DONE while key and work both still carry this claim's fence and owner; the key
--- first, as everybody does. It answers how many records of work are done, or nothing, if the key is not this
--- claim's; the transaction goes on, and is to be rolled back where that is not one.
+-- first, as everybody does. It answers how many records of work are done,
+-- or nothing, if the key is not this claim's; the transaction goes on, and is to be rolled back where that is not one.
 --
 -- Without variables: a body may have changed its session to sql_mode = 'ORACLE', which declares
 -- them elsewhere.

@@ -109,5 +109,5 @@ select
 from found
 left join granted on true
 left join claimed on true
--- As it was before: this statement's own changes are not in its snapshot.
+-- The record as it was before: this statement's own changes are not in its snapshot.
 left join taskguard_keys holder on holder.key = %(key)s::text

@@ -31,5 +31,5 @@ select
     end as flush
 from asked
 left join granted on true
--- As it was before: this statement's own changes are not in its snapshot.
+-- The key as it was before: this statement's own changes are not in its snapshot.
 left join taskguard_keys holder on holder.key = %(key)s::text
