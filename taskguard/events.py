@@ -15,7 +15,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | claimed | the ledger granted the work | debug |
 | takeover | the ledger granted work whose holder's lease had run out | warning |
 | duplicate | a delivery was answered from the record, or superseded | info; of DEAD work: warning |
-| deferred | a delivery was put off; a live copy was published first | info |
+| deferred | a delivery was put off; it was published again first | info |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |

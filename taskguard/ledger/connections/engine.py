@@ -144,9 +144,9 @@ def _refuse_async(url: sa.URL, dialect: Any) -> None:
     if getattr(dialect, "is_async", False):
         usable = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
         raise ConfigurationError(
-            f"The ledger is not reached by {url.drivername}, whose calls have to be awaited: give "
-            f"it {usable.render_as_string(hide_password=True)}. The application's own Engine may "
-            "stay as it is."
+            f"The ledger is not reached by an Engine for asyncio (here {url.drivername}): give it "
+            f"the URL {usable.render_as_string(hide_password=True)}. The application's own Engine "
+            "may stay as it is."
         )
 
 
