@@ -2,6 +2,8 @@
 #   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter
+#   make docs    the documentation, into docs/_build
+#   make build   the wheel and the source distribution into dist, checked
 #   make model   the design itself, checked by TLC (needs Java)
 #   make bench   the figures of the README
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
@@ -57,7 +59,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test explore lint format bench simulate storm foreign fuzz model debian-servers clean
+.PHONY: setup demo test explore lint format docs build bench simulate storm foreign fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -98,6 +100,21 @@ format: setup
 model: setup
 	@"$(BIN)/python" tests/model/check.py $(MODEL_ARGS)
 
+# A warning is an error.
+docs:
+	@$(MAKE) --no-print-directory setup VENV=.venv-docs EXTRAS=postgresql GROUP=docs
+	@"$(CURDIR)/.venv-docs/bin/python" -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
+# The wheel is made of the source distribution, so that neither lacks anything, and is tried as users
+# install it.
+build: setup debian-servers
+	@rm -rf dist
+	@"$(BIN)/python" -m build --no-isolation --outdir dist . >/dev/null
+	@"$(BIN)/python" -m twine check --strict dist/*
+	@TASKGUARD_WHEEL="$$(ls dist/*.whl)" $(PYTEST) -n $(WORKERS) tests/packaging $(PYTEST_ARGS)
+	@ls -l dist
+
 # In an environment of its own, for the libraries it compares with want other versions.
 bench:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
@@ -129,4 +146,4 @@ debian-servers:
 	@sh .ci/unpack-servers
 
 clean:
-	@rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz .foreign
+	@rm -rf .venv .venv-* build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .fuzz .foreign

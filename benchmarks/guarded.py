@@ -50,7 +50,7 @@ def _measure(disk: str, *, quick: bool, **settings: int) -> None:
         url = postgres.create_database("bench")
         by_hand = ByHand(valkey.url, url.replace("+psycopg", ""))
         by_hand.db.execute("create table effects (item text)")
-        with house(valkey.url, url) as tg:
+        with runtime(valkey.url, url) as tg:
             found = compare(_cases(tg, by_hand), reference=REFERENCE, quick=quick)
         by_hand.close()
     title = f"A guarded call: lock, claim, one effect with DONE, release; fsync on, {disk}"
@@ -58,7 +58,7 @@ def _measure(disk: str, *, quick: bool, **settings: int) -> None:
 
 
 @contextmanager
-def house(locks: str, database: str) -> Iterator[taskguard.TaskGuard]:
+def runtime(locks: str, database: str) -> Iterator[taskguard.TaskGuard]:
     """Locks and an empty ledger, which nobody listens to."""
     ledger = SqlLedger(database)
     ledger.create_schema()
@@ -92,7 +92,7 @@ def shipping(
 ) -> Callable[[int], None]:
     """A guarded function with this effect, or none."""
     name = "nothing" if effect is None else effect.__name__
-    work = f"{name} {sorted(options)} <order>"  # each has works of its own
+    work = f"{name} {sorted(options)} <order>"  # each has work of its own
 
     @tg.guarded(key="order:<order>", work=work, **options)
     def ship(order: int, guard: Guard) -> None:

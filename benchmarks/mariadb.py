@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 
 import taskguard
-from benchmarks.guarded import EFFECT, by_driver, by_sqlalchemy, compare, house, shipping
+from benchmarks.guarded import EFFECT, by_driver, by_sqlalchemy, compare, runtime, shipping
 from benchmarks.hand_written import HandLock
 from benchmarks.measure import CONSOLE, show
 from taskguard_sandbox.servers import MariaDB, Valkey
@@ -66,7 +66,7 @@ def main(*, quick: bool) -> None:
     with Valkey() as valkey, MariaDB() as mariadb:
         url = mariadb.create_database("bench")
         by_hand = _ByHand(valkey.url, mariadb.port, "bench")
-        with house(valkey.url, url) as tg:
+        with runtime(valkey.url, url) as tg:
             found = compare(_cases(tg, by_hand), reference=REFERENCE, quick=quick)
         by_hand.close()
     show("A guarded call on MariaDB: lock, claim, one effect with DONE, release", "µs", found)

@@ -1,4 +1,4 @@
-"""Large tables: what a claim costs among ten million works."""
+"""Large tables: what a claim costs among ten million work items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW = 10_000
 MANY = 10_000_000
 
 _WORKS = """
-insert into taskguard_works (
+insert into taskguard_work (
     id, task, key, message, retries, state, final, fence, owner, lease_until, attempts, crashes,
     crashed_owner, call, due, created, started, finished
 )
@@ -36,7 +36,7 @@ def main(*, quick: bool) -> None:
     """Print it, beside the same among few."""
     few, many = FEW, MANY // 10 if quick else MANY
     with Valkey() as valkey, Postgres(shared_buffers="512MB", max_wal_size="8GB") as postgres:
-        names = {rows: f"taskguard among {rows:,} works" for rows in (few, many)}
+        names = {rows: f"taskguard among {rows:,} work items" for rows in (few, many)}
         guards, cases = [], {}
         for number, (rows, name) in enumerate(names.items()):
             url = postgres.create_database(f"scale{number}")
@@ -67,7 +67,7 @@ def _call(tg: taskguard.TaskGuard) -> Callable[[], Any]:
 
 
 def fill(url: str, rows: int, **values: Any) -> None:
-    """Works and keys, so many; `__n__` in a stored call is the work's number."""
+    """Work and keys, so many of each; `__n__` in a stored call is the work's number."""
     engine = sa.create_engine(url)
     with engine.begin() as db:
         db.execute(sa.text(_WORKS), {"rows": rows, **values})

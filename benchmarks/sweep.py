@@ -1,4 +1,4 @@
-"""How fast a sweep sends overdue works, beside the queue's own loop."""
+"""How fast a sweep sends overdue work, beside the queue's own loop."""
 
 from __future__ import annotations
 
@@ -79,17 +79,17 @@ def _sweep_to(
         tg.close()
     there = waiting()
     by_hand, rate = alone[0], _rate(alone[1], count // 10)
-    CONSOLE.print(f"[bold]a sweep of {count:,} overdue works to {title} on Valkey[/bold]")
+    CONSOLE.print(f"[bold]a sweep of {count:,} overdue work items to {title} on Valkey[/bold]")
     CONSOLE.print(f"  sent: {swept.sent:,}, in the queue: {there:,}, refused: {swept.refused}")
-    CONSOLE.print(f"  {took_s:.1f} s, {swept.sent / took_s:,.0f} works/s")
+    CONSOLE.print(f"  {took_s:.1f} s, {swept.sent / took_s:,.0f} items/s")
     CONSOLE.print(f"  {title} alone, by {by_hand}() in a loop: {rate:,.0f} messages/s")
     longest_ms, most = locked.longest_s * 1e3, locked.most
-    CONSOLE.print(f"  rows are locked for {longest_ms:.0f} ms at most, {most} works at a time")
+    CONSOLE.print(f"  rows are locked for {longest_ms:.0f} ms at most, {most} items at a time")
     CONSOLE.print()
 
 
 class _Locked:
-    """For how long transactions that lock rows last at most, and how many works they are about."""
+    """How long transactions that lock rows last at most, and of how much work they are."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.lease import Lease
-    from taskguard.ledger.foreign import ForeignConnection
-    from taskguard.ledger.guarded_row import GuardedRow
-    from taskguard.ledger.sql import SqlLedger, ddl_statements, include_name
-    from taskguard.ledger.upgrades import upgrade_statements
+    from taskguard.ledger.own_rows.guarded_row import GuardedRow
+    from taskguard.ledger.schema.creation import ddl_statements, include_name
+    from taskguard.ledger.schema.upgrades import upgrade_statements
+    from taskguard.ledger.sql import SqlLedger
+    from taskguard.ledger.transactions.external import ExternalConnection
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
+    from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
-    from taskguard.substitutes import Substitutes, substituted
     from taskguard.sweep import Sweeper, Swept
 
 __version__ = "0.1.0"
@@ -53,11 +54,11 @@ _HOMES = {
     "Deferred": "delivery",
     "Delivery": "delivery",
     "Dropped": "delivery",
-    "ForeignConnection": "ledger.foreign",
+    "ExternalConnection": "ledger.transactions.external",
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
-    "GuardedRow": "ledger.guarded_row",
+    "GuardedRow": "ledger.own_rows.guarded_row",
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
@@ -67,20 +68,20 @@ _HOMES = {
     "Queue": "delivery",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
-    "Substitutes": "substitutes",
+    "Overrides": "overrides",
     "Sweeper": "sweep",
     "Swept": "sweep",
     "TaskGuard": "api",
     "UNSET": "settings",
     "connect": "api",
-    "ddl_statements": "ledger.sql",
+    "ddl_statements": "ledger.schema.creation",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
-    "include_name": "ledger.sql",
+    "include_name": "ledger.schema.creation",
     "current_guard": "guard",
     "key": "keys",
-    "substituted": "substitutes",
-    "upgrade_statements": "ledger.upgrades",
+    "overridden": "overrides",
+    "upgrade_statements": "ledger.schema.upgrades",
 }
 
 __all__ = [
@@ -93,7 +94,7 @@ __all__ = [
     "Deferred",
     "Delivery",
     "Dropped",
-    "ForeignConnection",
+    "ExternalConnection",
     "Former",
     "Guard",
     "GuardedFunction",
@@ -102,11 +103,11 @@ __all__ = [
     "MemoryLocks",
     "MessageRef",
     "Outcome",
+    "Overrides",
     "Policy",
     "Queue",
     "Runner",
     "SqlLedger",
-    "Substitutes",
     "Sweeper",
     "Swept",
     "TaskGuard",
@@ -119,8 +120,8 @@ __all__ = [
     "fenced",
     "include_name",
     "key",
+    "overridden",
     "set_defaults",
-    "substituted",
     "upgrade_statements",
 ]
 

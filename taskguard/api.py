@@ -22,12 +22,12 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Ledger
+from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
+from taskguard.overrides import Overrides, overrides
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
-from taskguard.substitutes import Substitutes, substitutes
 from taskguard.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def connect(
             stale write. By default the environment's TASKGUARD_LEDGER_URL.
         namespace: what every key and work of this application begins with, so that several can
             share a ledger and a lock server; by default the environment's TASKGUARD_NAMESPACE,
-            else nothing.
+            or "" where that is not set.
         listeners: called with every event, beside the one that logs (to the logger `taskguard`).
         codec: how results become JSON.
         clock: time, for tests.
@@ -65,7 +65,7 @@ def connect(
         ConfigurationError: what is missing or wrong, and what to do; never with a password.
     """
     others = [each for each in listeners if each is not log_event]
-    house = TaskGuard(
+    runtime = TaskGuard(
         locks=locks,
         ledger=ledger,
         namespace=namespace,
@@ -74,12 +74,12 @@ def connect(
         clock=clock,
     )
     # What is missing or wrong is said here.
-    _ = house.runner, house.namespace
-    return house
+    _ = runtime.runner, runtime.namespace
+    return runtime
 
 
 class _Calls:
-    """Names for plain calls, unlike any other's: random by process, counted within it."""
+    """Unique names for plain calls: a random part for the process, then a counter."""
 
     def __init__(self) -> None:
         self.begin()
@@ -122,12 +122,12 @@ class TaskGuard:
         self._codec = codec
         self._clock = clock
         self._runner: Runner | None = None
-        self._substitute: tuple[Substitutes, Runner] | None = None
+        self._overridden_runner: tuple[Overrides, Runner] | None = None
 
     @property
     def runner(self) -> Runner:
         """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
-        by = substitutes()
+        by = overrides()
         if by is not None:
             return self._runner_on(by)
         if self._runner is None:
@@ -136,9 +136,14 @@ class TaskGuard:
             )
         return self._runner
 
+    @property
+    def ledger(self) -> DatabaseLedger | None:
+        """The runner's, with what people and the outbox ask of it; None: locks only."""
+        return cast("DatabaseLedger | None", self.runner.ledger)  # as it was made
+
     @functools.cached_property
     def namespace(self) -> str:
-        """What this application's keys and works begin with; "" for nothing."""
+        """What this application's keys and work begin with; "" for nothing."""
         return make_namespace(self._namespace)
 
     def delivery(
@@ -154,21 +159,21 @@ class TaskGuard:
         """
         return compiled.delivery(args, kwargs, namespace=self.namespace, **values)
 
-    def _runner_on(self, by: Substitutes) -> Runner:
-        found = self._substitute
+    def _runner_on(self, by: Overrides) -> Runner:
+        found = self._overridden_runner
         if found is None or found[0] is not by:
             events = Events(self.events.emit, by.listener)
             locks = None if self._locks is None else by.locks
             ledger = None if self._ledger is None else by.ledger
             clock = by.clock or self._clock
             runner = self._make(locks, ledger, events, clock, renewing=by.renewing)
-            found = self._substitute = by, runner
+            found = self._overridden_runner = by, runner
         return found[1]
 
     def _make(
         self,
         locks: LockProvider | None,
-        ledger: Ledger | None,
+        ledger: DatabaseLedger | None,
         events: Events,
         clock: Clock,
         *,
@@ -207,8 +212,8 @@ class TaskGuard:
             KeyBusyError: on entering, when the keys are taken for longer than `wait_s`.
             KeyAlreadyHeldError: this thread's own guarded body holds one of them.
             LeaseLostError: on leaving, when the lease was lost meanwhile: what was done in the
-                block may have overlapped with another holder's doing. Not where the block is left
-                by an exception of its own; the event `lost` tells of it in either case.
+                block may have overlapped with what another holder did. Not raised where the block
+                is left by an exception of its own. The event `lost` is emitted in either case.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
@@ -277,7 +282,7 @@ class TaskGuard:
         *,
         task: str | None = None,
     ) -> Any:
-        """Run a compiled function as a plain call: a message of its own, nothing to put off to.
+        """Run a compiled function as a plain call: a message of its own, which cannot be put off.
 
         `task` is the name under which a queue knows it, so that a call and a message are the same
         work; by default the function's own.
@@ -292,9 +297,10 @@ class TaskGuard:
     def release(self, key: str, *, fence: int, owner: str) -> bool:
         """Take a key from a holder that is known to be gone, before its lease has run out.
 
-        For an operator: it is ended in the ledger, then at the lock server. Safe if it is wrong: a
-        holder that lives renews its lease, and only if somebody else has claimed meanwhile is its
-        commit refused. The next delivery is a takeover, which counts towards `max_crashes`.
+        For an operator: the lease is ended in the ledger, then at the lock server. Safe if the
+        holder is alive after all: it renews its lease, and its commit is refused only if somebody
+        else has claimed meanwhile. The next delivery is a takeover, which counts towards
+        `max_crashes`.
 
         Args:
             key: the key, with its namespace.
@@ -302,12 +308,11 @@ class TaskGuard:
             owner: the holder, as the ledger has it.
 
         Returns:
-            False if that is not, or no more, the holder.
+            False if that owner does not hold the key by that fence.
         """
-        ledger: Any = self.runner.ledger
-        if not hasattr(ledger, "release"):
-            raise ConfigurationError("Holders are on record in a ledger in a database.")
-        if not ledger.release(key, fence=fence, owner=owner):
+        if self.ledger is None:
+            raise ConfigurationError("Holders are on record in a ledger, and ledger=None.")
+        if not self.ledger.release(key, fence=fence, owner=owner):
             return False
         if self.runner.locks is not None:
             try:

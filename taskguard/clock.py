@@ -8,7 +8,9 @@ key; it only tells a holder when to stop trusting its lease.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
@@ -31,21 +33,21 @@ class Clock(Protocol):
 
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+_monotonic_s: Callable[[], float] = time.monotonic
+if _BOOTTIME is not None:
+    _monotonic_s = functools.partial(time.clock_gettime, _BOOTTIME)
 
 
 class SystemClock:
     """The machine's clock: CLOCK_BOOTTIME where there is one, else CLOCK_MONOTONIC."""
 
-    def monotonic_s(self) -> float:
-        if _BOOTTIME is not None:
-            return time.clock_gettime(_BOOTTIME)
-        return time.monotonic()
+    monotonic_s = staticmethod(_monotonic_s)
 
     def wall_s(self) -> float:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        # Looked up at each call: gevent and eventlet put their own in its place.
+        # `time.sleep` is looked up at each call: gevent and eventlet replace it.
         time.sleep(seconds)
 
 

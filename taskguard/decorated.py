@@ -110,7 +110,8 @@ class _Named4(Protocol[R_co]):
 class Decorator(Protocol):
     """What `guarded_task(…)`, `guarded_job(…)` and `tg.guarded(…)` are for a type checker."""
 
-    # What takes any object last, or has no types: not by its guard's place.
+    # A function whose last parameter takes any object, or that has no types, is not recognised by
+    # it.
     @overload
     def __call__(self, function: Callable[[Unpack[Ts], object], R], /) -> Callable[..., R]: ...
     @overload

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from taskguard.ledger.base import MessageRef, RowRef
+from taskguard.ledger.protocol import MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
@@ -29,24 +29,25 @@ class Queue(Protocol):
     """How a delivery is put off.
 
     Attributes:
-        max_delay_s: no copy may be delayed by more: a quarter of the visibility timeout.
-        numbers_copies: whether a copy is a message of its own, which carries its number. False
-            where all copies share one record, and the broker keeps one of those put off.
+        max_delay_s: no message may be delayed by more: a quarter of the visibility timeout.
+        new_message_per_deferral: whether a message that is put off becomes another message of the
+            broker's, which carries its number of deferrals; the ledger then records that number.
+            False where all deliveries share one record, and the broker keeps one entry of them.
     """
 
     max_delay_s: float
-    numbers_copies: bool
+    new_message_per_deferral: bool
 
     @property
     def longest_wait_s(self) -> float:
         """How long the delivery may wait for its key where it is.
 
-        Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+        In seconds. So long the broker does not deliver it again, and no time limit ends it.
         """
         ...
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Publish this message again, with copy number `copy`, to come in `delay_s` seconds.
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        """Publish this message again, as put off `deferrals` times, to come in `delay_s` seconds.
 
         Must raise unless the broker took it: the delivery is acknowledged once this returned.
         """
@@ -55,7 +56,12 @@ class Queue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How results and progress become JSON text, by the queue's own rules where it has some."""
+    """How results and progress become JSON text, by the queue's own rules where it has some.
+
+    Attributes:
+        dumps: from a value to JSON text; raises TypeError or ValueError for what has none.
+        loads: from JSON text to a value.
+    """
 
     dumps: Callable[[Any], str]
     loads: Callable[[str], Any]
@@ -68,11 +74,11 @@ class Delivery:
     Attributes:
         keys: the keys to hold, sorted; the former ones, too.
         work: the id of the work; None for the plain lock.
-        formerly: the ids that it had before its guard was changed.
+        formerly: the ids that the work had before its guard was changed.
         task: the task's name.
-        message: identity, retry number and copy number.
+        message: its identity, its retries and deferrals.
         policy: the task's options.
-        published_at_s: when the message was first published, in seconds since 1970, if known.
+        published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         by_message: whether each message is work of its own (`once_per="message"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
@@ -106,32 +112,38 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The body ran and DONE is committed. Acknowledge."""
+    """The body ran and DONE is committed; `value` is its result. Acknowledge."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The work was done before; this is its stored result. Acknowledge."""
+    """The work was done before; `value` is the stored result, or None. Acknowledge."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Acknowledge without a result: `reason` is superseded, revoked, skipped, or of its own row
-    missing or ineligible."""
+    """Acknowledge without a result.
+
+    `reason` is "superseded", "revoked" or "skipped", or, of the user's own row, "missing" or
+    "ineligible".
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A copy is published. Acknowledge without a result."""
+    """The message is published again, to come in `delay_s` seconds. Acknowledge without a result.
+
+    `deferrals` is how often it has been put off now.
+    """
 
     delay_s: float
-    copy: int
+    deferrals: int
 
 
 Outcome = Completed | Answered | Dropped | Deferred

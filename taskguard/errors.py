@@ -25,7 +25,7 @@
   - RowIneligibleError             the row is in a state that is not this task's
   - StoredCallError                a stored call cannot be read, or does not fit its task any more
   - WorkDeadError                  this work has killed its workers too often
-    + WorkStillDeadError           as it was known before this delivery: no new failure
+    + WorkStillDeadError           it was DEAD before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
   - LockServerUnavailableError     the lock server gave no answer in time
   - LedgerUnavailableError         the database is away, nothing is known to have happened
@@ -152,10 +152,10 @@ class KeyArgumentError(TaskguardError, ValueError):
 
 
 class CallTooLargeError(TaskguardError):
-    """A call is to be stored with its work, and is larger than the database takes.
+    """A call that is to be stored with its work is larger than the database takes.
 
     `enqueue()` raises it where it is called. A delivery (`recoverable=True`) raises it before it
-    has claimed anything; it would be no smaller the next time.
+    has claimed anything; trying again does not help.
     """
 
 
@@ -188,7 +188,7 @@ class StaleTokenError(TaskguardError):
     would write over is a newer holder's.
 
     Attributes:
-        newer_fence: the newer holder's fence, where the one that refused has told it; else None.
+        newer_fence: the newer holder's fence; None where the database did not tell it.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class TransactionRetryError(TaskguardError):
 
 
 class TransactionFailedError(TaskguardError):
-    """The database ended the body's transaction in several deliveries in a row. It is FAILED."""
+    """The database ended the body's transaction in several deliveries in a row: work is FAILED."""
 
 
 class TransactionUsageError(TaskguardError):
@@ -231,9 +231,9 @@ class TransactionAbandonedError(TransactionUsageError):
 
 
 class BodyCancelledError(TaskguardError):
-    """The body raised asyncio's CancelledError, its cause: the work is FAILED.
+    """The body raised asyncio's CancelledError, which is the cause: the work is FAILED.
 
-    Told to queues in its place, which take it for the end of their worker: it is no Exception.
+    Queues are told this in its place: a CancelledError is no Exception, and would end their worker.
     """
 
 
@@ -242,7 +242,7 @@ class ResultError(TaskguardError, TypeError):
 
 
 class MessageTooOldError(TaskguardError):
-    """A message older than `retention_s` whose work has no record: it may have been done."""
+    """The message is older than `retention_s` and its work has no record: it may have been done."""
 
 
 class FingerprintMismatchError(TaskguardError):

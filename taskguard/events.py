@@ -15,7 +15,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | claimed | the ledger granted the work | debug |
 | takeover | the ledger granted work whose holder's lease had run out | warning |
 | duplicate | a delivery was answered from the record, or superseded | info; of DEAD work: warning |
-| deferred | a delivery was put off; a live copy was published first | info |
+| deferred | a delivery was put off; it was published again first | info |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
@@ -195,7 +195,10 @@ class StillDead(Duplicate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferred(Event):
-    """A copy was published, to come in `delay_s`; then this delivery was acknowledged."""
+    """The message was published again, to come in `delay_s`; then this delivery was acknowledged.
+
+    `deferrals` is how often the message has been put off now.
+    """
 
     name: ClassVar[str] = "deferred"
     level: ClassVar[int] = logging.INFO
@@ -204,7 +207,7 @@ class Deferred(Event):
     )
     reason: str = ""
     delay_s: float = 0.0
-    copy: int = 0
+    deferrals: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +257,7 @@ class Dead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockUnavailable(Event):
-    """The lock server gave no answer within `took_s`."""
+    """The lock server gave no answer; it was waited for `took_s` seconds."""
 
     name: ClassVar[str] = "lock_unavailable"
     level: ClassVar[int] = logging.WARNING
@@ -267,10 +270,10 @@ class LockUnavailable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOverruled(Event):
-    """The lock server has a value that is no lease, or outlives every one, and stays there.
+    """The lock server has a value that is no lease, or outlives every lease; the value stays.
 
-    The ledger knew no live holder, and granted the key. `holder` is a message's id, where it is a
-    lease; `remaining_s` says when the value ends, a day where it never does.
+    The ledger knew no live holder, and granted the key. `holder` is a message's id if the value
+    is a lease; `remaining_s` says when the value ends, and is a day if it never does.
     """
 
     name: ClassVar[str] = "lock_overruled"
@@ -287,8 +290,8 @@ class LockOverruled(Event):
 class DoneElsewhere(Event):
     """A message that was delivered before has done `other`, another work of the same task.
 
-    Now it does `work`: its effect is there twice, unless the body saw to that. Mostly the guard was
-    changed (key, once_per, namespace), and does not say what it was `formerly`.
+    Now it does `work`: its effect is there twice, unless the body prevents that. The usual cause is
+    a guard that was changed (key, once_per, namespace) without saying what it was by `formerly=`.
     """
 
     name: ClassVar[str] = "done_elsewhere"

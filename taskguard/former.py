@@ -1,7 +1,7 @@
 """What a guard was before a deploy changed it: `formerly=`.
 
 A work's id is made of the task's name, `once_per` (by default the key) and the namespace. A deploy
-that changes one of them gives all works new ids, under which nothing is on record: a message that
+that changes one of them gives all work new ids, under which nothing is on record: a message that
 was done before, and is delivered again, would have its effect twice.
 
     @guarded_task(key="shop:<shop>:order:<order_id>", formerly=Former(key="order:<order_id>"))
@@ -11,7 +11,7 @@ writes there, too, all in its own transaction. So it excludes, and is excluded b
 still run with the former guard, and each finds what the other has done.
 
 Read next: `states.speaking_record()` for which of several records counts, and
-`docs/changing-a-guard.md` for what to do when.
+`docs/how-to/changing-a-guard.md` for what to do when.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def work_id(task: str, value: str) -> str:
 
 
 def prefix_of(namespace: str) -> str:
-    """What a namespace puts before keys and works."""
+    """What a namespace puts before keys and work ids."""
     return f"{namespace}:" if namespace else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Former:
-    """How a guard was declared before. What is left out was as it is now.
+    """How a guard was declared before. An argument that is left out was as it is now.
 
     Attributes:
         task: the task's name, or its `work=` where it had one.
-        key: its `key=`, in terms of the arguments that the function has now. Arguments of which it
-            makes no key have no former work.
+        key: its `key=`, in terms of the arguments that the function has now. A call of whose
+            arguments it makes no key has no former work.
         once_per: its `once_per=`.
         namespace: its namespace, the application's where the task had none of its own; "": none.
     """
@@ -126,7 +126,7 @@ class Shape:
         found = self.keys.found(args, kwargs)
         value = prefix + found.name
         if self.by_message:
-            # And by its keys: an id may be used twice, for two of them.
+            # The keys are part of the id, too: one message id may be used for several keys.
             value = f"{prefix}message:{message.id} {value}"
         elif self.once_per is not None:
             value = prefix + self.once_per.found(args, kwargs).name
@@ -147,7 +147,7 @@ def formers_of(
     if len(formers) > _MOST:
         raise ConfigurationError(
             f"{task}: formerly= has {len(formers)} shapes, and each is looked at by every claim: "
-            f"at most {_MOST}. Leave out those whose works are older than retention_s."
+            f"at most {_MOST}. Leave out those whose work is older than retention_s."
         )
     return tuple(
         Shape.of(
@@ -173,5 +173,5 @@ def former_ids(
         try:
             found.append(shape.ids(args, kwargs, **values))
         except KeyArgumentError:
-            continue  # nor had it then
+            continue  # no key then, so there is no former work
     return found

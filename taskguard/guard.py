@@ -7,6 +7,7 @@ effects elsewhere (mails, HTTP calls): pass `idempotency_key` or `fence` to them
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -27,7 +28,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.lease import Lease
-from taskguard.ledger.base import Claim, Claimed, Ledger, LedgerTransaction
+from taskguard.ledger.protocol import Claim, Claimed, Ledger, LedgerTransaction
 from taskguard.progress import Progress
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def current_guard() -> Guard:
     Raises:
         TransactionUsageError: no guarded body is running in this thread or greenlet.
     """
-    # `with tg.lock()` within a body is none.
+    # `with tg.lock()` within a body has a guard that is no body's.
     guard = next((each for each in _around() if not each.is_lock), None)
     if guard is None:
         raise TransactionUsageError(
@@ -78,9 +79,9 @@ def guard_with(db: Any) -> Guard | None:
 def _around() -> Iterator[Guard]:
     """The guards of the bodies and locks around this call, innermost first.
 
-    A context is copied (asyncio does for a task, `to_thread` for a thread), and its copy may
-    outlive the body: those that have ended are none of them. Nor are those of another task, which
-    goes on while this one runs.
+    A context is copied (asyncio does for a task, `to_thread` for a thread), and the copy may
+    outlive the body: guards that have ended are left out. So are those of another asyncio task,
+    which goes on while this one runs.
     """
     guard = _standing(_running.get())
     task = _current_task()
@@ -91,14 +92,14 @@ def _around() -> Iterator[Guard]:
 
 
 def _standing(guard: Guard | None) -> Guard | None:
-    """It, or the first one around it that has not ended."""
+    """This guard, or the innermost one around it that has not ended."""
     while guard is not None and guard.ended:
         guard = guard.enclosing
     return guard
 
 
 def _current_task() -> Any:
-    """The task of asyncio's that runs here; None where there is none, or no asyncio."""
+    """The asyncio task that runs here; None where there is none, or no asyncio."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # exported
         return None
@@ -107,10 +108,10 @@ def _current_task() -> Any:
 
 @contextmanager
 def running(guard: Guard) -> Iterator[None]:
-    """For the runner: `guard` is the current one in here.
+    """For the runner: `guard` is the current guard within the block.
 
     A lock may be left in another context than it was entered in (a `yield` dependency of FastAPI),
-    or before one that was entered after it.
+    or before a lock that was entered after it.
     """
     guard.ended = False
     _running.set(guard)
@@ -130,7 +131,7 @@ def held_keys() -> set[str]:
 
 
 def _size(text: str) -> int:
-    """Of JSON, in bytes of UTF-8; if that were too much, without what is escaped."""
+    """The bytes of a JSON text in UTF-8; where those are too many, counted without escapes."""
     size = len(text.encode("utf-8"))
     if size <= MAX_RESULT_BYTES:
         return size
@@ -177,10 +178,10 @@ class Guard:
         attempt: 1 for the first holder of this work, higher for later ones.
         completed: whether DONE is committed.
         answered: whether the record says what the body returned.
-        ended: whether its body, or its lock, was left.
+        ended: whether the body, or the block of a lock, was left.
         enclosing: the guard that was around this one when it began, perhaps ended since.
-        interrupt_by: for who runs the body in an event loop: takes what cancels it there, which
-            `on_lost="interrupt"` calls, from another thread.
+        interrupt_by: set by integrations that run the body in an event loop: what cancels the body
+            there. `on_lost="interrupt"` calls it, from another thread.
     """
 
     def __init__(
@@ -210,11 +211,10 @@ class Guard:
         self._result: Any = _UNSET
         self._result_json: str | None = None
         self.attempt = claimed.attempt if claimed is not None else 1
-        self._progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self._called: dict[str, Any] = {}
         self.completed = False
         self.answered = False
-        # By what a transaction was left, and which: until a later one of the body's commits.
+        # The error by which a transaction was left, until a later one of the body commits.
         self._left: tuple[str, BaseException] | None = None
 
     def __repr__(self) -> str:
@@ -256,13 +256,17 @@ class Guard:
         return _digest(self._work)
 
     def idempotency_key_for(self, step: str) -> str:
-        """The same for one step of the work. 32 hex digits."""
+        """Like `idempotency_key`, for one step of the work. 32 hex digits."""
         return _digest(f"{self._work}\0{step}")
 
     @property
     def _work(self) -> str:
         began_as = None if self._claimed is None else self._claimed.began_as
         return began_as or self._delivery.work or f"{self._delivery.task} {self.key}"
+
+    @functools.cached_property
+    def _progress(self) -> Progress:
+        return Progress(None if self._claimed is None else self._claimed.progress_json, self._codec)
 
     @property
     def progress(self) -> Any:
@@ -387,7 +391,9 @@ class Guard:
             TypeError: the name is no text, or the function is async.
         """
         self._refuse_transaction("step")
-        if not isinstance(name, str):  # JSON makes a text of it, under which nobody would find it
+        if not isinstance(
+            name, str
+        ):  # JSON makes a text of it, and the step would not be found again
             raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
         if iscoroutinefunction(function):
             raise TypeError(
@@ -413,7 +419,7 @@ class Guard:
     def after_commit(self, function: Callable[[], None]) -> None:
         """Call `function` once the open transaction is committed; not if it is rolled back.
 
-        Raises TransactionUsageError outside of one.
+        Raises TransactionUsageError outside of a transaction.
         """
         _ = self.db
         self._then.append(function)
@@ -461,7 +467,7 @@ class Guard:
         return self._claimed
 
     def _refuse_transaction(self, name: str) -> None:
-        """Where none can begin."""
+        """Raise TransactionUsageError or ConfigurationError where no transaction can begin."""
         _ = self._standing
         if self.completed:
             raise TransactionUsageError(
@@ -503,7 +509,8 @@ class Guard:
             self._result, self._result_json = result
             raise
         else:
-            # A step's result is none of the writes that are gone with the body's own transaction.
+            # A step's result is committed by itself: it is not lost with the body's own
+            # transaction.
             if name != "step" or (self._left is not None and self._left[0] == "step"):
                 self._left = None
         finally:
@@ -528,7 +535,7 @@ class Guard:
         return _standing(self.enclosing)
 
     def forget_ended(self) -> None:
-        """Let go of those around this one that have ended before it."""
+        """Drop the references to enclosing guards that have ended."""
         guard: Guard | None = self
         while guard is not None:
             following = guard.outer
@@ -536,16 +543,16 @@ class Guard:
             guard = following
 
     def is_around(self, task: Any) -> bool:
-        """Whether a call in `task` would wait for this guard's body to go on: None is no task.
+        """Whether a call in the asyncio task `task` runs within this guard's body.
 
-        A call without one does: of a thread that the body waits for, by `to_thread`.
+        None stands for no task: then it does, as in a thread that the body waits for (`to_thread`).
         """
         mine = None if self._task is None else self._task()
         return mine is None or task is None or mine is task
 
     @property
     def said_by_ledger(self) -> TaskguardError | None:
-        """By what the ledger ended a transaction of the body's, which no later one made good."""
+        """The error by which the ledger ended the body's transaction, if no later one committed."""
         error = None if self._left is None or self.completed else self._left[1]
         if isinstance(error, TaskguardError) and error.key in (None, self.key):
             return error
@@ -554,7 +561,8 @@ class Guard:
     def refuse_end(self) -> None:
         """Raise unless the body's end may be taken for DONE.
 
-        A body that catches what ended its transaction is no body that had nothing to write.
+        A body that caught the error that ended its transaction is not one that had nothing to
+        write.
         """
         if self._left is None or self.completed:
             return
@@ -580,7 +588,7 @@ class Guard:
     def may_have_committed(self, error: BaseException) -> bool:
         """Whether DONE may be committed though nobody has heard of it.
 
-        That is, whether the body ended by what interrupted the COMMIT, and by nothing of its own.
+        That is, whether the body ended by what interrupted the COMMIT, not by an error of its own.
         """
         if self._left is None:
             return True
@@ -589,7 +597,7 @@ class Guard:
         return name == "transaction" and interrupted
 
     def note_committed_unheard(self) -> None:
-        """DONE is committed, as the record says: what an interrupt kept from being done."""
+        """Note that DONE is committed, which an interrupt kept this process from noting."""
         self.note_completed()
         self._call_then()
 

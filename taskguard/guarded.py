@@ -22,7 +22,7 @@ from taskguard.keys import KeyFunction, compile_key
 from taskguard.policy import Policy, make_policy
 
 if TYPE_CHECKING:
-    from taskguard.ledger.guarded_row import RowId
+    from taskguard.ledger.own_rows.guarded_row import RowId
 
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
@@ -98,7 +98,7 @@ class GuardedFunction:
                 f"{self.name}: row={type(self.row).__name__}: give a taskguard.GuardedRow."
             )
         names = [] if self.by_message else [self._shape.once_per or self._shape.keys]
-        compiled: RowId = self.row.compile_id(self._signature, task=self.name, works=names)
+        compiled: RowId = self.row.compile_id(self._signature, task=self.name, templates=names)
         return compiled
 
     def delivery(
@@ -117,8 +117,8 @@ class GuardedFunction:
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
 
-        `call` is how its message is sent again, as JSON; the message's id goes with it, and whose
-        it is: the application's `namespace`, which its keys have, too, unless the task says one.
+        `call` is how its message is sent again, as JSON. The message's id is stored with it, and
+        the application's `namespace`, which the keys begin with unless the task has one of its own.
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
@@ -146,7 +146,7 @@ class GuardedFunction:
         )
 
     def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """Of the fingerprint's texts: they may be long, and secret. 32 hex digits."""
+        """A digest of the fingerprint's texts, which may be long or secret. 32 hex digits."""
         if self._fingerprint is None:
             return None
         texts = self._fingerprint.found(args, kwargs).name
@@ -155,8 +155,8 @@ class GuardedFunction:
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
         """Run the function, with `guard` if it takes one.
 
-        Raises ConfigurationError where that only made something that somebody else would have to
-        run: what a decorator hid from the constructor must not count as done.
+        Raises ConfigurationError if the call only made a coroutine or a generator, which nobody
+        runs: a decorator may have hidden that from the constructor, and it must not count as done.
         """
         if self._wants_guard:
             kwargs = {**kwargs, GUARD_PARAMETER: guard}
@@ -168,7 +168,7 @@ class GuardedFunction:
         return value
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
-        """What the body comes to that the function made. For queues that await it: not here."""
+        """Run the coroutine that the function returned. Only for queues that await coroutines."""
         del guard
         coroutine.close()
         raise self._never_runs(f"a function that returns a {type(coroutine).__name__}")
@@ -181,7 +181,7 @@ class GuardedFunction:
 
 
 def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str) -> str | None:
-    """A call as the ledger has it: with its message, and with whose it is."""
+    """A call as the ledger stores it: with its message's id and its application's namespace."""
     if call is None:
         return None
     owned = {"app": namespace} if namespace else {}

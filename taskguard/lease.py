@@ -37,7 +37,7 @@ class Owner:
     """Who holds a key: a nonce, fresh for every attempt, and the message it works for.
 
     The text `nonce/message` stands as the value in the lock server and in the ledger's
-    `owner` columns, so that each can tell who the other means.
+    `owner` columns, so that the two can be compared.
     """
 
     nonce: str
@@ -79,8 +79,8 @@ class Lease:
         owner: who holds them.
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
-        taken_at_s: when it was asked for, on the clock's monotonic scale.
-        is_lost: whether it was lost; `lost` is the same as an Event to wait for.
+        taken_at_s: when the lease was asked for, on the clock's monotonic scale.
+        is_lost: whether the lease was lost; `lost` is the same as an Event to wait for.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Lease:
 
     @property
     def trusted_until_s(self) -> float:
-        """On the clock's monotonic scale."""
+        """Until when the lease may be trusted, on the clock's monotonic scale."""
         return self._trusted_until_s
 
     @property
@@ -137,7 +137,7 @@ class Lease:
 
     @property
     def is_parents(self) -> bool:
-        """Whether it was taken before a fork: the child holds nothing, and ends nothing."""
+        """Whether the lease was taken before a fork: the child neither holds nor ends it."""
         return self._pid != os.getpid()
 
     def extend(self, trusted_until_s: float) -> None:

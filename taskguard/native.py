@@ -61,5 +61,5 @@ class Wakeup:
 
     def set(self) -> None:
         """Set the alarm off."""
-        with contextlib.suppress(RuntimeError):  # it is ringing already
+        with contextlib.suppress(RuntimeError):  # the alarm is set off already
             self._closed_gate.release()

@@ -1,4 +1,4 @@
-"""The transactional outbox: a work is written in the user's transaction, its message sent after it.
+"""The transactional outbox: work is written in the user's transaction, its message sent after it.
 
 Guarantees: rolled back, nothing is sent; committed, the message is sent by this process at once, or
 by a sweep if this process dies, or the broker is away, in between.
@@ -20,7 +20,8 @@ from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
-from taskguard.ledger.foreign import ForeignConnection
+from taskguard.ledger.protocol import OutboxLedger
+from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
 
@@ -35,12 +36,12 @@ AGAIN_AFTER_S = 3_600.0
 NOT_BEFORE = "not_before_s"
 """In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
-# The message of a work that was just committed is sent by its process; from then on by a sweep.
+# For so long the message of work that was just committed is its process's to send; then a sweep's.
 _DUE_IN_S = 5.0
 
 
 def enqueue_in(
-    session: Any, house: TaskGuard, delivery: Delivery, send: Send
+    session: Any, runtime: TaskGuard, delivery: Delivery, send: Send
 ) -> Callable[[], None]:
     """Write a delivery's work as NEW in the user's transaction, and send its message after it.
 
@@ -50,9 +51,9 @@ def enqueue_in(
 
     Args:
         session: a SQLAlchemy Session or Connection to the ledger's database, or a
-            `ForeignConnection`, whose library hears of the COMMIT; None: the work is committed by
+            `ExternalConnection`, whose library hears of the COMMIT; None: the work is committed by
             itself, and its message is sent at once.
-        house: locks and ledger.
+        runtime: locks and ledger.
         delivery: with its `call`.
         send: how to send it.
 
@@ -62,20 +63,20 @@ def enqueue_in(
     import sqlalchemy as sa
     from sqlalchemy import orm
 
-    if isinstance(session, ForeignConnection):
-        return _enqueue_in_foreign(session, house, delivery, send)
+    if isinstance(session, ExternalConnection):
+        return _enqueue_external(session, runtime, delivery, send)
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
-        session.flush()  # its own row tells whether there is anything to do
+        session.flush()  # the flushed row of the user's tells whether there is anything to do
     if not isinstance(session, orm.Session | sa.Connection | None):
         raise ConfigurationError(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
             "the work is to be part of."
         )
-    ledger = outbox_of(house)
+    ledger = outbox_of(runtime)
     db = session.connection() if isinstance(session, orm.Session) else session
-    ledger.enqueue(db, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+    ledger.enqueue(db, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
@@ -89,21 +90,21 @@ def enqueue_in(
     return publish
 
 
-def _enqueue_in_foreign(
-    foreign: ForeignConnection, house: TaskGuard, delivery: Delivery, send: Send
+def _enqueue_external(
+    external: ExternalConnection, runtime: TaskGuard, delivery: Delivery, send: Send
 ) -> Callable[[], None]:
-    ledger = outbox_of(house)
-    if not foreign.in_transaction:
+    ledger = outbox_of(runtime)
+    if not external.in_transaction:
         raise ConfigurationError(
             f"{delivery.work} was enqueued outside a transaction: begin the one that writes what "
             "it is about, and enqueue it there."
         )
-    ledger.enqueue_in_foreign(foreign, house.runner.request(delivery), due_in_s=_DUE_IN_S)
+    ledger.enqueue_external(external, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
     def publish() -> None:
         _send_if_committed(ledger, delivery, send)
 
-    foreign.after_commit(publish)
+    external.after_commit(publish)
     return publish
 
 
@@ -113,10 +114,10 @@ class _AfterCommit:
     def __init__(self, session: Any) -> None:
         import sqlalchemy as sa
 
-        # Each with the transaction or savepoint that it was said in.
+        # Each function stands with the transaction or savepoint in which it was registered.
         self._then: list[tuple[Any, Callable[[], None]]] = []
         self._committed = False
-        # For the life of the Session: its events do not let go of a listener while they call it.
+        # For the life of the Session: a listener cannot be removed while it is called.
         sa.event.listen(session, "after_commit", self._note)
         sa.event.listen(session, "after_soft_rollback", self._forget)
         sa.event.listen(session, "after_transaction_end", self._end)
@@ -126,11 +127,11 @@ class _AfterCommit:
         self._then.append((said_in, function))
 
     def _note(self, session: Any) -> None:
-        """Of a savepoint, too: what it kept is committed only with the rest."""
+        """A savepoint has ended, too: what was registered in it is committed only with the rest."""
         self._committed = not session.in_nested_transaction()
 
     def _forget(self, session: Any, rolled_back: Any) -> None:
-        """What was said in a savepoint that is rolled back, or in one within."""
+        """Forget what was registered in a savepoint that is rolled back, or in one within it."""
         del session
         self._then = [each for each in self._then if not _is_within(each[0], rolled_back)]
 
@@ -158,13 +159,13 @@ def _after_commit(session: Any) -> _AfterCommit:
     return found  # type: ignore[no-any-return]
 
 
-def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
+def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> None:
     """Never raises: what could not be sent now is sent by a sweep."""
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
         own = bool(found) and found[0].message.name == delivery.message.name
-        # Somebody else's, or done: this message gets its answer all the same. None: rolled back.
-        if not own and ledger.view(delivery.work) is None:
+        # The work is another message's, or done: this one is answered. None: it was rolled back.
+        if not own and ledger.view(str(delivery.work)) is None:
             return
         call = json.loads(delivery.call or "null")
         send(call, delivery.message)
@@ -175,16 +176,15 @@ def _send_if_committed(ledger: Any, delivery: Delivery, send: Send) -> None:
 
 
 def waits_s(call: Any) -> float:
-    """How long a message that was sent now is not to be taken by anybody, in seconds."""
+    """For how many seconds nobody may take a message that is sent now: until its `eta`."""
     until_s = call.get(NOT_BEFORE) if isinstance(call, dict) else None
     return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 
 
-def outbox_of(house: TaskGuard) -> Any:
-    """The house's ledger, where it stores calls. Raises ConfigurationError if it does not."""
-    ledger = house.runner.ledger
-    if not hasattr(ledger, "overdue"):
+def outbox_of(runtime: TaskGuard) -> OutboxLedger:
+    """The runtime's ledger. Raises ConfigurationError where it has none."""
+    if runtime.ledger is None:
         raise ConfigurationError(
             "Calls are stored in a ledger in a database: configure one (TASKGUARD_LEDGER_URL)."
         )
-    return ledger
+    return runtime.ledger

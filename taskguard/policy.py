@@ -15,7 +15,7 @@ Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
-# A hundred years: what is longer fits into no database's or lock server's clock.
+# A hundred years: a longer time does not fit into the clocks of databases and lock servers.
 MOST_S = 36_500 * DAY_S
 MOST_ROWS = 2**31 - 1
 _MAX_NAMESPACE_BYTES = 100
@@ -27,7 +27,7 @@ class Policy:
 
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
-            (a copy later), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
+            (put off), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
             (KeyBusyError). A delivery that is part of the work in progress, or whose work was
             started before, is always put off: dropping it could lose work.
         wait_s: how long "wait" waits, in seconds; 0 by default.

@@ -22,7 +22,7 @@ class Progress:
 
     @property
     def value(self) -> Any:
-        """The body's own; None if there is none."""
+        """The body's own progress, as JSON gives it; None if there is none."""
         return self._record()["progress"]
 
     @property
@@ -42,11 +42,12 @@ class Progress:
         return record
 
     def committed(self, text: str) -> None:
-        """This is the record now."""
+        """Note that this text is the record now."""
         self._text = text
 
     def _record(self) -> dict[str, Any]:
-        # Read anew each time: what a body does to what it got is not committed.
+        # Read anew each time, so that a body that changes a value it got does not change the
+        # record.
         if self._text is None:
             return {"progress": None, "steps": {}}
         record: dict[str, Any] = self._codec.loads(self._text)

@@ -8,7 +8,7 @@ the delivery can be put off, even if the body swallows them.
 
 Does not guarantee exactly one run of the body: at least one, and one commit.
 
-Read next: `ledger/base.py` for what a claim is, `watchdog.py` for how a lease is kept.
+Read next: `ledger/protocol.py` for what a claim is, `watchdog.py` for how a lease is kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
-from taskguard.entry import Entered, Entry
 from taskguard.errors import (
     BodyCancelledError,
     ConfigurationError,
@@ -59,19 +59,19 @@ from taskguard.events import (
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.base import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.shutdown import is_cancellation, is_shutdown
-from taskguard.states import State
-from taskguard.watchdog import Kept, Watchdog
+from taskguard.states import Decision, State
+from taskguard.watchdog import TrackedLease, Watchdog
 
 __all__ = ["Runner"]
 
 logger = logging.getLogger("taskguard")
 
-# Under one lease: after deadlocks and serialization failures, which come and go with whoever else
-# writes, and after connections that broke.
+# So often a body runs under one lease: after deadlocks and serialization failures, which depend on
+# what others write, and, less often, after connections that broke.
 _BODY_RUNS, _BODY_RUNS_ON_BROKEN = 10, 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Deliveries in a row whose body ran, and whose transaction the database ended while the ledger
@@ -84,9 +84,9 @@ _LATE_ANSWER_S = 3_600.0
 _MOST_UNREPORTED = 1_000
 _ERROR_CHARS = 500
 _LOOKING_SHARE = 100
-# As JSON, stored where a body has ended and duplicates have nothing else to know it by.
+# A null result, stored where duplicates could not tell otherwise that the body has ended.
 _NO_RESULT = "null"
-# Without tables it is as if the database were away: a person has to mend it.
+# Missing tables are treated as a database that is away: a person has to mend either.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 _LOST = (StaleTokenError, LeaseLostError)
 _TROUBLE = (*_NO_LEDGER, TransactionRetryError)
@@ -120,7 +120,7 @@ class Runner:
         self._rng = rng or random.SystemRandom()
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
-        self._entry = Entry(
+        self._admission = Admission(
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
 
@@ -142,19 +142,19 @@ class Runner:
             )
         self._report_late()
         try:
-            entered = self._enter(delivery)
+            admitted = self._enter(delivery)
         except _NO_LEDGER as error:
             logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
             return self._defer_blindly(delivery, error)
-        if isinstance(entered, Entered):
-            return self._run(delivery, entered, body)
-        return entered
+        if isinstance(admitted, Admitted):
+            return self._run(delivery, admitted, body)
+        return admitted
 
     def _warn_of_done_elsewhere(self, delivery: Delivery, claimed: Claimed | None) -> None:
-        """Whether a message that is delivered again does, as new work, what it has done before.
+        """Warn of a message that was delivered before and has done another work of this task.
 
-        That reads every record of the ledger: only where the queue says that it knows the message,
-        and for no more than a hundredth of the time.
+        The look-up reads every record of the ledger. So it is made only where the queue says that
+        the message is redelivered, and takes no more than a hundredth of the time.
         """
         first = claimed is not None and claimed.attempt == 1
         started_s = self.clock.monotonic_s()
@@ -165,121 +165,126 @@ class Runner:
         try:
             other = self.ledger.done_elsewhere(self.request(delivery))
         except TaskguardError as error:
-            logger.debug("%s: other works of it are not known: %s", delivery.key, error)
+            logger.debug("%s: other work of the message is not known: %s", delivery.key, error)
             other = None
         now_s = self.clock.monotonic_s()
         self._looks_again_at_s = now_s + _LOOKING_SHARE * (now_s - started_s)
         if other is not None:
-            self._entry.emit(DoneElsewhere, delivery, work=delivery.work, other=other)
+            self._admission.emit(DoneElsewhere, delivery, work=delivery.work, other=other)
 
     @contextmanager
     def hold(self, delivery: Delivery) -> Iterator[Lease]:
         """The plain lock: a lease for the time of a `with` block."""
         _refuse_reentry(delivery)
-        entered = self._enter(delivery)
-        if not isinstance(entered, Entered):
+        admitted = self._enter(delivery)
+        if not isinstance(admitted, Admitted):
             raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
-        kept = entered.kept
-        guard = self._guard(delivery, entered)
+        tracked = admitted.tracked
+        guard = self._guard(delivery, admitted)
         try:
-            self.watchdog.keep(kept)
+            self.watchdog.track(tracked)
             with running(guard):
-                yield kept.lease
+                yield tracked.lease
         except BaseException:
-            self._let_go_of_lock(delivery, kept)  # what is on its way is told, and not this
+            self._release_lock(
+                delivery, tracked
+            )  # an exception is on its way; the caller gets that one
             raise
-        if not self._let_go_of_lock(delivery, kept):
+        if not self._release_lock(delivery, tracked):
             raise LeaseLostError(
                 f"The lease on {delivery.key} was lost before its block was left: "
-                f"{kept.lease.lost_reason}. What was done in it may have overlapped with another "
-                "holder's doing. Call lease.check() in the block before what matters, and hand "
-                "lease.fence to what can refuse an older one.",
+                f"{tracked.lease.lost_reason}. What was done in it may have overlapped with "
+                "another holder's doing. Call lease.check() in the block before what matters, and "
+                "hand lease.fence to what can refuse an older one.",
                 key=delivery.key,
-                fence=kept.lease.fence or None,
+                fence=tracked.lease.fence or None,
             )
 
-    def _let_go_of_lock(self, delivery: Delivery, kept: Kept) -> bool:
-        """End the plain lock's lease; whether it stood until now, as far as that is known."""
-        lease = kept.lease
+    def _release_lock(self, delivery: Delivery, tracked: TrackedLease) -> bool:
+        """End the plain lock's lease. False if it is known not to have stood until now."""
+        lease = tracked.lease
         ran_out = lease.remaining_s <= 0.0
         ended: list[bool] = []
-        self._end_claim(kept, lambda ledger, claim: ended.append(ledger.give_back(claim)))
-        released = self._release(delivery, kept)
+        self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.give_back(claim)))
+        released = self._release(delivery, tracked)
         if lease.is_parents:
-            return True  # it ended nothing, and has lost nothing
+            return True  # the child of a fork ends nothing, and has lost nothing
         if ran_out:
-            self.watchdog.lose(kept, "it ran out")
-        elif ended == [False] or (not kept.decided_by_ledger and released is False):
-            self.watchdog.lose(kept, "another holder took it over")
+            self.watchdog.lose(tracked, "it ran out")
+        elif ended == [False] or (not tracked.decided_by_ledger and released is False):
+            self.watchdog.lose(tracked, "another holder took it over")
         return not lease.is_lost
 
     def request(self, delivery: Delivery) -> ClaimRequest:
-        """What a delivery would ask the ledger for, by nobody."""
-        return self._entry.request(delivery, Owner("", ""))
+        """What a delivery would ask the ledger for, with an owner that holds nothing."""
+        return self._admission.request(delivery, Owner("", ""))
 
     # -- enter --------------------------------------------------------------------------------
 
-    def _enter(self, delivery: Delivery) -> Entered | Outcome:
+    def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         started_s = self.clock.monotonic_s()
         wait_until_s = started_s + _wait_s(delivery)
         while True:
             left_s = max(0.0, wait_until_s - self.clock.monotonic_s())
-            found = self._entry.ask(delivery, wait_s=left_s, started_s=started_s)
-            if isinstance(found, Entered):
+            found = self._admission.ask(delivery, wait_s=left_s, started_s=started_s)
+            if isinstance(found, Admitted):
                 return found
             if isinstance(found, Answer):
                 return self._answer(delivery, found)
-            self._entry.emit_contended(delivery, found)
+            self._admission.emit_contended(delivery, found)
             left_s = wait_until_s - self.clock.monotonic_s()
             if left_s <= 0.0:
                 return self._turn_away(delivery, found)
-            self._entry.wait(delivery, found, left_s)
+            self._admission.wait(delivery, found, left_s)
 
     # -- not to be run ------------------------------------------------------------------------
 
     def _answer(self, delivery: Delivery, found: Answer) -> Outcome:
         """The record speaks for this delivery."""
-        if found.superseded:
+        decision = found.decision
+        if decision is Decision.SUPERSEDED:
             return self._drop(delivery, "superseded")
-        if found.mismatch:
+        if decision is Decision.MISMATCH:
             raise self._mismatch(delivery, found)
-        if found.missing or found.ineligible:
+        if decision in (Decision.MISSING, Decision.INELIGIBLE):
             return self._unfit(delivery, found)
-        if found.too_old:
+        if decision is Decision.TOO_OLD:
             raise MessageTooOldError(
                 f"{delivery.task} {delivery.key}: this message is older than retention_s "
                 f"({delivery.policy.retention_s:g} s) and the record of its work may have been "
                 "purged, so it may have been done. Check, and send a new message if it was not.",
                 key=delivery.key,
             )
-        if found.state is State.DEAD:
+        if decision in (Decision.DEAD, Decision.BURY):
             raise self._dead(delivery, found)
-        if found.state is State.FAILED:
+        if decision is Decision.REVOKED:
             if delivery.queue is not None:
                 return self._drop(delivery, "revoked")
             raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)
-        self._entry.emit(Duplicate, delivery, reason="done", age_s=found.age_s)
+        self._admission.emit(Duplicate, delivery, reason="done", age_s=found.age_s)
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
         return Answered(None if json_text is None else self.codec.loads(json_text))
 
     def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
-        """Its own row is missing, or in a state that is not this task's: its declaration decides.
+        """The user's row is missing, or in a state that is not this task's; `row=` says what to do.
 
         A message is not put off for longer than records are kept.
         """
         row = delivery.row
         assert row is not None  # noqa: S101
         declared, name = row.declared, row.declared.describe(row)
-        how = declared.on_missing if found.missing else declared.on_ineligible
-        reason = "missing" if found.missing else "ineligible"
-        if delivery.queue is not None and how == "defer" and not found.too_old:
-            state = "is missing" if found.missing else f"is {found.row_state!r}"
+        missing = found.decision is Decision.MISSING
+        how = declared.on_missing if missing else declared.on_ineligible
+        reason = found.decision.value
+        lasting = self.request(delivery).may_create
+        if delivery.queue is not None and how == "defer" and lasting:
+            state = "is missing" if missing else f"is {found.row_state!r}"
             return self._defer(delivery, self._delay_s(delivery, None), f"{name} {state}")
         if delivery.queue is not None and how == "skip":
             return self._drop(delivery, reason)
-        self._entry.emit(Duplicate, delivery, reason=reason)
-        if found.missing:
+        self._admission.emit(Duplicate, delivery, reason=reason)
+        if missing:
             raise RowMissingError(
                 f"{delivery.task} {delivery.key}: there is no row {name}. Nothing was run. If its "
                 'message may come before its row is committed, say on_missing="defer".',
@@ -294,30 +299,31 @@ class Runner:
         )
 
     def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
-        """A failure once, by whom it became DEAD; then it is known."""
-        if found.buried:
-            self._entry.emit(Dead, delivery, crashes=found.crashes)
+        """The error of the delivery that made the work DEAD; later ones get WorkStillDeadError."""
+        buried = found.decision is Decision.BURY
+        if buried:
+            self._admission.emit(Dead, delivery, crashes=found.crashes)
         else:
             age_s, crashes = found.age_s, found.crashes
-            self._entry.emit(StillDead, delivery, age_s=age_s, crashes=crashes)
-        kind = WorkDeadError if found.buried else WorkStillDeadError
+            self._admission.emit(StillDead, delivery, age_s=age_s, crashes=crashes)
+        kind = WorkDeadError if buried else WorkStillDeadError
         return kind(
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
             f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
             "why it kills its workers, then let it run again: "
-            f"taskguard works requeue {(found.recorded_as or delivery.work)!r} --reason …",
+            f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,
         )
 
     def _mismatch(self, delivery: Delivery, found: Answer) -> FingerprintMismatchError:
-        self._entry.emit(Duplicate, delivery, reason="mismatch")
+        self._admission.emit(Duplicate, delivery, reason="mismatch")
         work = found.recorded_as or delivery.work
         return FingerprintMismatchError(
             f"{delivery.task} {delivery.key}: another message asked for this work with other "
             "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
             "name it by once_per=. If these arguments are the right ones and the work failed, "
-            f"taskguard works requeue {work!r} --reason …, and send this message again.",
+            f"taskguard work requeue {work!r} --reason …, and send this message again.",
             key=delivery.key,
         )
 
@@ -333,11 +339,11 @@ class Runner:
             )
 
     def _drop(self, delivery: Delivery, reason: str) -> Dropped:
-        self._entry.emit(Duplicate, delivery, reason=reason)
+        self._admission.emit(Duplicate, delivery, reason=reason)
         return Dropped(reason)
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
-        """The key stays taken: the policy decides, but nothing that has started is dropped."""
+        """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
         untouched = not busy.same_work and not busy.started
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
@@ -357,82 +363,84 @@ class Runner:
     # -- put off ------------------------------------------------------------------------------
 
     def _delay_s(self, delivery: Delivery, retry_after_s: float | None) -> float:
-        """Doubling from half a second, with jitter, no later than the lease in the way ends."""
-        doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.copy, 10)
+        """Doubles from half a second, with jitter; no longer than the other lease lasts."""
+        doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.deferrals, 10)
         delay_s = min(doubled_s, _MAX_DELAY_S) * self._rng.uniform(0.5, 1.0)
         if retry_after_s is not None:
             delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
-        """A live copy first, then its number in the record, then this delivery may go."""
+        """Publish the message again, then record that; only then is this delivery acknowledged."""
         queue = delivery.queue
         assert queue is not None  # noqa: S101
-        copy = delivery.message.copy + 1
+        deferrals = delivery.message.deferrals + 1
         published = False
 
         def publish(number: int) -> None:
             nonlocal published
-            queue.publish_copy(number, delay_s)
+            queue.publish_again(number, delay_s)
             published = True
 
         try:
-            if self.ledger is None or delivery.work is None or not queue.numbers_copies:
-                publish(copy)
+            if self.ledger is None or delivery.work is None or not queue.new_message_per_deferral:
+                publish(deferrals)
             elif not self.ledger.defer(self.request(delivery), publish):
                 return self._drop(delivery, "superseded")
         except _TROUBLE:
             if not published:
-                publish(copy)
-        self._entry.emit(DeferredEvent, delivery, reason=reason, delay_s=delay_s, copy=copy)
-        return Deferred(delay_s, copy)
+                publish(deferrals)
+        self._admission.emit(
+            DeferredEvent, delivery, reason=reason, delay_s=delay_s, deferrals=deferrals
+        )
+        return Deferred(delay_s, deferrals)
 
     def _defer_blindly(self, delivery: Delivery, error: TaskguardError) -> Outcome:
-        """Without the ledger nothing runs, nothing is known and nothing is lost."""
+        """Put a delivery off while the ledger gives no answer: nothing runs without it."""
         if delivery.queue is None:
             raise error
         return self._defer(delivery, self._delay_s(delivery, None), str(error))
 
     # -- the body -----------------------------------------------------------------------------
 
-    def _run(self, delivery: Delivery, entered: Entered, body: Callable[[Guard], Any]) -> Outcome:
-        kept = entered.kept
-        guard = self._guard(delivery, entered)
+    def _run(self, delivery: Delivery, admitted: Admitted, body: Callable[[Guard], Any]) -> Outcome:
+        tracked = admitted.tracked
+        guard = self._guard(delivery, admitted)
         try:
-            self.watchdog.keep(kept)
-            self._warn_of_done_elsewhere(delivery, entered.claimed)
-            return Completed(self._body(delivery, kept, guard, body))
+            self.watchdog.track(tracked)
+            self._warn_of_done_elsewhere(delivery, admitted.claimed)
+            return Completed(self._body(delivery, tracked, guard, body))
         except _LOST as error:
-            if kept.lease.is_parents or (guard.completed and error.key != guard.key):
-                raise  # in a forked child; or that of a guarded function which the body called
-            return self._after_loss(delivery, kept, guard, error)
+            if tracked.lease.is_parents or (guard.completed and error.key != guard.key):
+                raise  # in a forked child, or the error of a guarded function that the body called
+            return self._after_loss(delivery, tracked, guard, error)
         except _TROUBLE as error:
             if guard.completed:
                 raise
-            return self._after_trouble(delivery, kept, error)
+            return self._after_trouble(delivery, tracked, error)
         except Exception as error:
-            done = self._after_failure(delivery, kept, guard, error)
+            done = self._after_failure(delivery, tracked, guard, error)
             if done is not None:
                 return done
             raise
         except BaseException as error:
-            self._after_exit(delivery, kept, guard, error)
+            self._after_exit(delivery, tracked, guard, error)
             raise
         finally:
-            self._end_answer(delivery, kept, guard)
-            self._release(delivery, kept)
+            self._end_answer(delivery, tracked, guard)
+            self._release(delivery, tracked)
 
     def _body(
-        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
         """The body's value once DONE is committed; run again after a deadlock."""
         broken = 0
         for run in range(1, _BODY_RUNS + 1):
             try:
                 with running(guard):
-                    value = self._value(delivery, kept, guard, body)
+                    value = self._value(delivery, tracked, guard, body)
                 guard.refuse_end()
-                return self._complete(delivery, kept, guard, value)
+                return self._complete(delivery, tracked, guard, value)
             except TransactionRetryError as error:
                 broken += isinstance(error, ConnectionBrokenError)
                 if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
@@ -443,15 +451,15 @@ class Runner:
         raise AssertionError("unreachable")
 
     def _value(
-        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
-        """What the body returns. One that fails of what the ledger said raises that.
+        """What the body returns. If the ledger ended its transaction, the ledger's error is raised.
 
-        By whatever name: wrapped in the shop's own error, among others in a group, or as what it
-        then missed. A body that means to give up says so by another transaction.
+        That holds whatever error the body raises from it: one of its own, a group, or an error that
+        only follows from it. A body that means to give up commits another transaction first.
         """
         try:
-            return self._call(delivery, kept, guard, body)
+            return self._call(delivery, tracked, guard, body)
         except Exception as error:
             said = guard.said_by_ledger
             obeyed = isinstance(error, delivery.orders)
@@ -460,9 +468,9 @@ class Runner:
             raise said from error
 
     def _call(
-        self, delivery: Delivery, kept: Kept, guard: Guard, body: Callable[[Guard], Any]
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
     ) -> Any:
-        kept.enter_body()
+        tracked.enter_body()
         error: BaseException | None = None
         try:
             if not delivery.policy.atomic:
@@ -476,14 +484,14 @@ class Runner:
             error = raised
             raise
         finally:
-            kept.leave_body()
-            if kept.lease.is_parents and delivery.queue is not None:
+            tracked.leave_body()
+            if tracked.lease.is_parents and delivery.queue is not None:
                 _end_child(delivery, error)
 
-    def _complete(self, delivery: Delivery, kept: Kept, guard: Guard, value: Any) -> Any:
+    def _complete(self, delivery: Delivery, tracked: TrackedLease, guard: Guard, value: Any) -> Any:
         """DONE for a body that did not commit it, and its value for one that did."""
-        if kept.lease.is_parents:
-            kept.lease.check()  # raises: a forked child has done nobody's work
+        if tracked.lease.is_parents:
+            tracked.lease.check()  # raises: a forked child has done nobody's work
         if guard.has_result:
             value = guard.result
         claim = guard.claim
@@ -493,7 +501,7 @@ class Runner:
             return value
         if not guard.completed:
             text = self._storable(delivery, value)
-            if text is None and not kept.at_lock_server:
+            if text is None and not tracked.at_lock_server:
                 text = _NO_RESULT
             self.ledger.complete(claim, text)
             guard.answered = True
@@ -505,14 +513,14 @@ class Runner:
                 guard.answered = True
         return value
 
-    def _end_answer(self, delivery: Delivery, kept: Kept, guard: Guard) -> None:
-        """No result will come for a body that committed DONE and has ended.
+    def _end_answer(self, delivery: Delivery, tracked: TrackedLease, guard: Guard) -> None:
+        """Record that no result will come for a body that committed DONE and has ended.
 
-        A lock server knows that, by the lease; without one duplicates wait for the record.
+        A lock server tells that by the lease; without one duplicates wait for the record.
         """
         claim = guard.claim
-        told = guard.answered or guard.has_result or kept.at_lock_server
-        if guard.completed and not told and claim is not None and not kept.lease.is_parents:
+        told = guard.answered or guard.has_result or tracked.at_lock_server
+        if guard.completed and not told and claim is not None and not tracked.lease.is_parents:
             self._store_late(delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
@@ -532,32 +540,34 @@ class Runner:
             logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
             return None
 
-    def _note_completed(self, delivery: Delivery, kept: Kept, claimed: Claimed | None) -> None:
+    def _note_completed(
+        self, delivery: Delivery, tracked: TrackedLease, claimed: Claimed | None
+    ) -> None:
         """DONE is committed, and with it the ledger's lease has ended."""
-        kept.claim = None
+        tracked.claim = None
         if claimed is not None:
-            self._entry.emit(
+            self._admission.emit(
                 CompletedEvent,
                 delivery,
                 fence=claimed.claim.fence,
                 attempt=claimed.attempt,
-                held_s=self.clock.monotonic_s() - kept.lease.taken_at_s,
+                held_s=self.clock.monotonic_s() - tracked.lease.taken_at_s,
             )
 
     # -- endings ------------------------------------------------------------------------------
 
     def _after_loss(
-        self, delivery: Delivery, kept: Kept, guard: Guard, error: TaskguardError
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, error: TaskguardError
     ) -> Outcome:
         """The lease or the commit was lost: the record answers, or the delivery is put off."""
-        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         if isinstance(error, StaleTokenError):
-            self._entry.emit(StaleRefused, delivery, fence=kept.lease.fence, held_s=held_s)
-        self._end_claim(kept, self._report_in)
-        self._release(delivery, kept)
+            self._admission.emit(StaleRefused, delivery, fence=tracked.lease.fence, held_s=held_s)
+        self._end_claim(tracked, self._uncount_crash)
+        self._release(delivery, tracked)
         if self.ledger is not None and guard.claim is not None and delivery.work is not None:
             try:
-                found = self.ledger.look(self._entry.request(delivery, kept.lease.owner))
+                found = self.ledger.peek(self._admission.request(delivery, tracked.lease.owner))
             except _NO_LEDGER as unavailable:
                 return self._defer_blindly(delivery, unavailable)
             if isinstance(found, Answer):
@@ -566,69 +576,77 @@ class Runner:
             raise error
         return self._defer(delivery, self._delay_s(delivery, None), str(error))
 
-    def _after_trouble(self, delivery: Delivery, kept: Kept, error: TaskguardError) -> Outcome:
-        """The ledger's trouble, not the body's; but not for ever, if the ledger answers."""
+    def _after_trouble(
+        self, delivery: Delivery, tracked: TrackedLease, error: TaskguardError
+    ) -> Outcome:
+        """The database failed, not the body: the delivery is put off; after several, FAILED."""
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            crowded = isinstance(error, NoConnectionError)  # by others, who will end
+            crowded = isinstance(
+                error, NoConnectionError
+            )  # other threads have all connections, and will end
             if delivery.queue is None or claim.work is None or crowded:
-                ledger.give_back(claim)  # a caller is told, and need not call again
+                ledger.give_back(claim)  # a plain call gets the error; the round is not counted
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
 
-        self._end_claim(kept, end)
-        self._release(delivery, kept)
+        self._end_claim(tracked, end)
+        self._release(delivery, tracked)
         if found != [State.FAILED]:
             return self._defer_blindly(delivery, error)
-        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+        held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         kind = TransactionFailedError.__name__
-        self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+        self._admission.emit(Failed, delivery, fence=tracked.lease.fence, error=kind, held_s=held_s)
         raise TransactionFailedError(
             f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
             f"and each time its transaction came to nothing, the last time so: {error} The work is "
-            "FAILED. Mend what ends the transaction, then let it run again: taskguard works "
+            "FAILED. Mend what ends the transaction, then let it run again: taskguard work "
             f"requeue {delivery.work!r} --reason …",
             key=delivery.key,
-            fence=kept.lease.fence,
+            fence=tracked.lease.fence,
         ) from error
 
     @staticmethod
-    def _report_in(ledger: Ledger, claim: Claim) -> None:
-        """Still ours: give it back. Taken over: its holder is alive after all, no crash."""
+    def _uncount_crash(ledger: Ledger, claim: Claim) -> None:
+        """Give the claim back if it stands; if it was taken over, uncount the crash."""
         if not ledger.give_back(claim):
-            ledger.report_in(claim)
+            ledger.uncount_crash(claim)
 
     def _after_failure(
-        self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, error: BaseException
     ) -> Completed | None:
         """FAILED, unless DONE is committed; the exception goes on to the queue.
 
-        But one that came between COMMIT and its answer, as a time limit may, is no failure.
+        An exception that came between COMMIT and its answer, as a time limit may, is no failure.
         """
         if guard.completed:
             return None
         text = _error_text(error)
         ended: list[bool] = []
-        self._end_claim(kept, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+        self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
         if ended == [False] and guard.may_have_committed(error):
-            done = self._committed_unheard(delivery, kept, guard)
+            done = self._committed_unheard(delivery, tracked, guard)
             if done is not None:
                 return done
-        self._emit_failed(delivery, kept, error)
+        self._emit_failed(delivery, tracked, error)
         return None
 
-    def _committed_unheard(self, delivery: Delivery, kept: Kept, guard: Guard) -> Completed | None:
-        """What this very holder completed, by the record; None if it did not."""
+    def _committed_unheard(
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard
+    ) -> Completed | None:
+        """The outcome, if the record says that this very holder completed the work; else None."""
         assert self.ledger is not None  # noqa: S101
-        owner = kept.lease.owner
+        owner = tracked.lease.owner
         try:
-            found = self.ledger.look(self._entry.request(delivery, owner))
+            found = self.ledger.peek(self._admission.request(delivery, owner))
         except TaskguardError as error:
-            logger.warning("%s: whether it is DONE got no answer: %s", kept.lease.key, error)
+            logger.warning("%s: whether it is DONE got no answer: %s", tracked.lease.key, error)
             return None
-        if not isinstance(found, Answer) or (found.state, found.owner) != (State.DONE, owner):
+        if not isinstance(found, Answer) or found.decision is not Decision.DONE:
+            return None
+        if found.owner != owner:
             return None
         text = found.result_json
         guard.answered = text is not None
@@ -636,15 +654,15 @@ class Runner:
         return Completed(None if text is None else self.codec.loads(text))
 
     def _after_exit(
-        self, delivery: Delivery, kept: Kept, guard: Guard, error: BaseException
+        self, delivery: Delivery, tracked: TrackedLease, guard: Guard, error: BaseException
     ) -> None:
-        """What is no Exception: a shutdown gives the work back, any other exit is a crash.
+        """After a BaseException: a shutdown gives the work back, any other exit is a crash.
 
         Where there is a queue, a cancelled body is its failure: queues take CancelledError for
         the end of their worker, and would deliver this message again and again.
         """
         if is_cancellation(error):
-            self._after_failure(delivery, kept, guard, error)
+            self._after_failure(delivery, tracked, guard, error)
             if delivery.queue is not None:
                 raise BodyCancelledError(
                     f"The body of {delivery.task} {delivery.key} was cancelled by itself "
@@ -654,17 +672,17 @@ class Runner:
         elif guard.completed:
             return
         elif is_shutdown(error):
-            # Revoke and GreenletExit, too: another worker is to do it, at once.
-            self._end_claim(kept, lambda ledger, claim: ledger.give_back(claim))
+            # Also for a revoke and GreenletExit: another worker is to do the work, at once.
+            self._end_claim(tracked, lambda ledger, claim: ledger.give_back(claim))
         else:
-            self._after_crash(delivery, kept, error)
+            self._after_crash(delivery, tracked, error)
 
-    def _after_crash(self, delivery: Delivery, kept: Kept, error: BaseException) -> None:
-        """The body ends its process, as it will the next one's: it is taken over, and counted."""
+    def _after_crash(self, delivery: Delivery, tracked: TrackedLease, error: BaseException) -> None:
+        """The body ends its process, and would end the next one's: counted as a crash."""
         text = _error_text(error)
-        # Without an answer the lease runs out, which counts the same.
-        self._end_claim(kept, lambda ledger, claim: ledger.crash(claim, text), late=False)
-        self._emit_failed(delivery, kept, error)
+        # If the ledger does not answer, the lease runs out, which counts the same.
+        self._end_claim(tracked, lambda ledger, claim: ledger.crash(claim, text), late=False)
+        self._emit_failed(delivery, tracked, error)
         logger.warning(
             "%s %s: the body raised %s, and nobody told this process to stop: that counts as a "
             "crash. Let the body return, or raise an Exception.",
@@ -673,81 +691,81 @@ class Runner:
             text,
         )
 
-    def _emit_failed(self, delivery: Delivery, kept: Kept, error: BaseException) -> None:
-        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
+    def _emit_failed(self, delivery: Delivery, tracked: TrackedLease, error: BaseException) -> None:
+        held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         kind = type(error).__name__
-        self._entry.emit(Failed, delivery, fence=kept.lease.fence, error=kind, held_s=held_s)
+        self._admission.emit(Failed, delivery, fence=tracked.lease.fence, error=kind, held_s=held_s)
 
     def _end_claim(
-        self, kept: Kept, end: Callable[[Ledger, Claim], object], *, late: bool = True
+        self, tracked: TrackedLease, end: Callable[[Ledger, Claim], object], *, late: bool = True
     ) -> None:
-        """End the ledger's lease, once; without an answer it ends by itself.
+        """End the ledger's lease, once; if the ledger does not answer, it runs out by itself.
 
-        `late`: that was no crash, so the ledger is told once it answers again.
+        `late`: this is no crash, so the ledger is told so once it answers again.
         """
-        claim, kept.claim = kept.claim, None
-        self.watchdog.drop(kept)
-        if claim is None or self.ledger is None or kept.lease.is_parents:
+        claim, tracked.claim = tracked.claim, None
+        self.watchdog.untrack(tracked)
+        if claim is None or self.ledger is None or tracked.lease.is_parents:
             return
         try:
             end(self.ledger, claim)
         except TaskguardError as error:
-            logger.warning("%s: ending the lease got no answer: %s", kept.lease.key, error)
+            logger.warning("%s: ending the lease got no answer: %s", tracked.lease.key, error)
             if late:
                 self._unreported.append(claim)
 
     def _report_late(self) -> None:
-        """Claims whose end the ledger never heard of: it would take their holders for crashed.
+        """Tell the ledger of claims whose end it never heard of, so that they count as no crash.
 
-        Other threads and greenlets do the same at the same time: each takes what is there.
+        Other threads and greenlets may do this at the same time: each claim is taken by one.
         """
         if self.ledger is None:
             return
-        self._entry.settle_late()
+        self._admission.settle_late()
         while True:
             try:
                 claim = self._unreported.popleft()
             except IndexError:
                 return
             try:
-                self._report_in(self.ledger, claim)
+                self._uncount_crash(self.ledger, claim)
             except TaskguardError:
                 self._unreported.append(claim)
                 return
 
-    def _release(self, delivery: Delivery, kept: Kept) -> bool | None:
-        """The lock server's lease ends last. Asked again it does nothing.
+    def _release(self, delivery: Delivery, tracked: TrackedLease) -> bool | None:
+        """End the lock server's lease, after all else. Asked again it does nothing.
 
-        False if the lock server knew of none; None where nobody was asked, or knew.
+        False if the lock server knew of no such lease; None if it was not asked or did not tell.
         """
-        if kept.released:
+        if tracked.released:
             return None
-        kept.released = True
-        self.watchdog.drop(kept)
-        known = self.watchdog.let_go(kept, handed=kept.decided_by_ledger)
-        held_s = self.clock.monotonic_s() - kept.lease.taken_at_s
-        self._entry.emit(Released, delivery, fence=kept.lease.fence, held_s=held_s)
+        tracked.released = True
+        self.watchdog.untrack(tracked)
+        known = self.watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
+        self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
         return known
 
-    def _guard(self, delivery: Delivery, entered: Entered) -> Guard:
-        kept = entered.kept
+    def _guard(self, delivery: Delivery, admitted: Admitted) -> Guard:
+        tracked = admitted.tracked
 
         def completed() -> None:
-            self._note_completed(delivery, kept, entered.claimed)
+            self._note_completed(delivery, tracked, admitted.claimed)
 
         return Guard(
-            lease=kept.lease,
+            lease=tracked.lease,
             delivery=delivery,
             ledger=self.ledger,
-            claimed=entered.claimed,
+            claimed=admitted.claimed,
             codec=self.codec,
             on_completed=completed,
-            interrupt_by=kept.interrupt_by,
+            interrupt_by=tracked.interrupt_by,
         )
 
 
 def _wait_s(delivery: Delivery) -> float:
-    """How long it waits for a taken key before it is turned away."""
+    """How long a delivery waits for a taken key before it is put off, in seconds."""
     policy, queue = delivery.policy, delivery.queue
     if policy.busy != "wait":
         return 0.0
@@ -755,7 +773,7 @@ def _wait_s(delivery: Delivery) -> float:
 
 
 def _error_text(error: BaseException) -> str:
-    """What the record says of it; its own words may fail, or be none."""
+    """What the record says of an error, whose `__str__` may fail or give nothing."""
     name = type(error).__name__
     try:
         said = f"{error}"
@@ -765,9 +783,9 @@ def _error_text(error: BaseException) -> str:
 
 
 def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
-    """The body has forked, and its child leaves it: what called the body is its parent's.
+    """End a process that the body forked, and which leaves the body.
 
-    What a worker does next (it tells of a result, it takes the next message) is done once, there.
+    What comes next (reporting a result, taking the next message) is for the parent alone.
     """
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.base import Ledger
+from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 from taskguard.policy import check_namespace
 
@@ -50,15 +50,15 @@ def set_defaults(
 ) -> None:
     """What this process's locks and ledger are made of where nothing else is said.
 
-    For a framework that has settings of its own: it stands before the environment, and behind what
-    is given to `connect()` or `configure()`, or set in a Celery app.
+    For a framework that has settings of its own. These defaults win over the environment; what is
+    given to `connect()` or `configure()`, or set in a Celery app, wins over them.
 
     Args:
         locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
         ledger: the same for the ledger.
         namespace: the same for the namespace.
 
-    What is left out has no default any more.
+    An argument that is left out has no default any more.
     """
     given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger, NAMESPACE_VARIABLE: namespace}
     _defaults.clear()
@@ -93,8 +93,8 @@ def make_locks(
         )
     if isinstance(chosen, str):
         return _locks_for_url(chosen)
-    if hasattr(chosen, "give_back"):
-        return cast("LockProvider", chosen)
+    if isinstance(chosen, LockProvider):
+        return chosen
     if hasattr(chosen, "execute_command"):
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
@@ -114,7 +114,7 @@ def _locks_for_url(url: str) -> LockProvider:
         from taskguard.locks.redis import RedisLocks  # the driver is optional
 
         return RedisLocks(url)
-    # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+    # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
     start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
     raise ConfigurationError(
         f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
@@ -123,7 +123,7 @@ def _locks_for_url(url: str) -> LockProvider:
 
 
 def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
-    """What an application's keys and works begin with; "" where nobody says anything.
+    """What an application's keys and work begin with; "" where none is set.
 
     Raises ConfigurationError if a key cannot begin with it.
     """
@@ -131,7 +131,9 @@ def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = No
     return "" if chosen is UNSET else check_namespace(chosen)
 
 
-def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> Ledger | None:
+def make_ledger(
+    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+) -> DatabaseLedger | None:
     """The ledger for a SQLAlchemy URL, an Engine or a ledger; None for None.
 
     Raises:
@@ -148,8 +150,10 @@ def make_ledger(given: Any = UNSET, *, environ: Mapping[str, str] | None = None)
             'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
             "say so: ledger=None."
         )
-    if hasattr(chosen, "store_result"):
-        return cast("Ledger", chosen)
+    if callable(
+        getattr(chosen, "store_result", None)
+    ):  # a stand-in for a ledger need not be of a class of ours
+        return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
 

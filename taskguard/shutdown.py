@@ -2,7 +2,7 @@
 
 A shutdown comes from outside: a signal's handler raises SystemExit in whatever it interrupts (as in
 Celery's pool children, RQ's workers and gunicorn), Ctrl-C is KeyboardInterrupt, a greenlet that is
-killed gets GreenletExit. Then another worker is to do the work, at once, and nobody is to blame.
+killed gets GreenletExit. Then another worker is to do the work, at once, and it counts as no crash.
 `sys.exit()` in the body (argparse and click call it) ends every process that runs it, so it counts
 as a crash.
 
@@ -27,7 +27,7 @@ __all__ = ["is_cancellation", "is_shutdown"]
 
 def is_cancellation(error: BaseException) -> bool:
     """Whether it is asyncio's CancelledError, which in a body without a loop is a failure."""
-    # Not imported for this: who raises one has it loaded.
+    # asyncio is not imported for this: a body that raises its error has it loaded.
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
@@ -38,7 +38,7 @@ def is_shutdown(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """It, and what it was raised from: click makes SystemExit of Ctrl-C."""
+    """The error, and those that it was raised from: click makes SystemExit of Ctrl-C."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -93,7 +93,7 @@ def _handlers() -> set[Any]:
 def _takes_signal(frame: FrameType) -> bool:
     """Whether a function was called as a handler is: with a number and a frame.
 
-    Handlers that put another one in their place before they raise are known by this.
+    This finds handlers that install another one in their place before they raise.
     """
     code = frame.f_code
     known = code.co_argcount + code.co_kwonlyargcount
@@ -101,7 +101,7 @@ def _takes_signal(frame: FrameType) -> bool:
     if code.co_flags & inspect.CO_VARARGS:
         rest = frame.f_locals.get(code.co_varnames[known])
         values += rest if type(rest) is tuple else ()
-    # By type(): isinstance() would ask somebody's proxy what it stands for.
+    # By type(): isinstance() would ask a proxy object for the class of what it stands for.
     kinds = [type(value) for value in values]
     return any(
         interrupted is FrameType and issubclass(number, int)

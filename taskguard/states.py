@@ -1,7 +1,7 @@
-"""The state machine of a work, as data, and the pure decision about who may claim it.
+"""The state machine of work, as data, and the pure decision about who may claim it.
 
-Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD absorb, until a person
-says otherwise, by a requeue or by setting the user's own row back; a claim is decided from one
+Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD stay, unless a person
+requeues the work or sets the user's own row back; a claim is decided from one
 snapshot of the work and never from two readings of a clock.
 """
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class State(StrEnum):
-    """Where a work stands in the ledger."""
+    """The state of work in the ledger."""
 
     NEW = "NEW"
     PROCESSING = "PROCESSING"
@@ -70,7 +70,7 @@ copied by the next claim.
 
 
 class Decision(StrEnum):
-    """What a claim does with a work, given its row."""
+    """What a claim does with work, given its row."""
 
     CREATE = "create"
     CLAIM = "claim"
@@ -91,7 +91,7 @@ class Decision(StrEnum):
 
 
 class Place(StrEnum):
-    """Where the user's own row stands, as one task sees it."""
+    """The state of the user's own row, as one task sees it."""
 
     NEW = "new"
     HELD = "held"  # PROCESSING, or where a burial left it, with the fence of this work's record
@@ -125,10 +125,10 @@ def is_superseded(
 ) -> bool:
     """Whether a live copy of this message with a higher number is known to exist.
 
-    `recorded` is the message's number in this very work: an id may be used twice, for two works,
-    and a copy of the one is no copy of the other. A number is (retries, copy): a later retry comes
-    after every copy of an earlier one. By the copy alone a retry could be dropped for a copy that
-    is itself dropped for the retry.
+    `recorded` is the message's number in this very work: an id may be used for two work items, and
+    a deferral of the one is none of the other. A number is (retries, deferrals): a later retry
+    comes after every deferral of an earlier one. By deferrals alone a retry could be dropped for a
+    message that is itself dropped for the retry.
     """
     if number < recorded:
         return True
@@ -138,12 +138,13 @@ def is_superseded(
 def speaking_record(records: Sequence[tuple[State, int] | None]) -> int | None:
     """Which of a work's records a claim is decided by: its number; None if there are none.
 
-    Each is a state and a fence. The first is the work's own; the others stand under ids that it
-    had before its guard was changed, where workers with the former guard look and write. Who has
-    held the key last has written last, so the highest fence speaks. Equal ones are of one claim;
-    of those the first that is PROCESSING no more speaks, for a worker with the former guard buries
-    and revokes what it knows alone. But what is DONE under any of them is done: under another rule
-    one work may have been several, and one of several must not bring its effect back.
+    Each record is a state and a fence. The first is the work's own; the others stand under ids that
+    it had before its guard was changed, where workers with the former guard look and write. Whoever
+    held the key last has written last, so the record with the highest fence counts. Records with
+    equal fences are of one claim; of those the first that is not PROCESSING counts, for a worker
+    with the former guard buries and revokes the former record alone. But work that is DONE under
+    any id is done: the former guard may have known as several what is one now, and one of several
+    that is not done must not bring the effect back.
     """
     known = [(number, each) for number, each in enumerate(records) if each is not None]
     if not known:
@@ -196,13 +197,13 @@ def decide_by_row(recorded: Decision, work: State | None, place: Place) -> Decis
 
     It alone may leave DONE and DEAD: where the row's owner has set it back to NEW.
 
-    `recorded` is what `decide()` says by the record alone, `work` the record's state; by the
-    first rule that fits.
+    `recorded` is what `decide()` says by the record alone, `work` the record's state. The first
+    rule that fits decides.
     """
     ended = work in (State.DONE, State.DEAD)
     overdue = recorded in (Decision.SAME, Decision.TAKEOVER, Decision.BURY)
     if place is Place.NEW and (ended or overdue):
-        return Decision.AGAIN  # set back by its owner
+        return Decision.AGAIN  # the row's owner has set it back
     if recorded is Decision.MISMATCH:
         return recorded
     if place is Place.DONE:

@@ -1,10 +1,10 @@
-"""Sending again: the messages of works that nobody is at any more.
+"""Sending again: the messages of work that is overdue.
 
-    Sweeper(house, {"celery": send}).sweep()
+    Sweeper(runtime, {"celery": send}).sweep()
 
-Guarantees: a work whose call is stored is sent again until somebody claims it, ends it or revokes
+Guarantees: work whose call is stored is sent again until somebody claims it, ends it or revokes
 it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
-sweeps at once send nothing twice: a lease of the house keeps them apart.
+sweeps at once send nothing twice: a lease of the runtime keeps them apart.
 
 A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
 FAILED with the reason, and holds up no other. Only an error of the connection means that the broker
@@ -44,8 +44,8 @@ logger = logging.getLogger("taskguard")
 
 KEY = "taskguard:sweep"
 _TTL_S = 30.0
-# A broker whose connection fails so many times in a row is away. What was refused goes behind the
-# rest.
+# A broker whose connection fails so many times in a row is away. Calls that were refused are tried
+# again after the others.
 _REFUSALS = 10
 _REFUSED_AGAIN_S = 30.0
 _LONGEST_PAUSE_S = 86_400.0
@@ -59,7 +59,7 @@ class Swept:
     Attributes:
         sent: messages sent.
         refused: calls that could not be sent; see the log. They are tried again in half a minute.
-        failed: works that are FAILED now, for their calls cannot be sent, or were sent in vain.
+        failed: work that is FAILED now, for its call cannot be sent, or was sent in vain.
         strange: calls of a queue that this sweep cannot send to, or of another application, by its
             namespace.
     """
@@ -71,20 +71,21 @@ class Swept:
 
 
 class Sweeper:
-    """Sends the messages of overdue works again.
+    """Sends the messages of overdue work again.
 
     Args:
-        house: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries. One that has
-            `batch()`, a context manager, gives by it a faster sender: what that was given was
-            taken if the block ends without an error. `is_away(error)`, where it has that, tells
-            that the connection failed; StoredCallError that nobody can send this call.
+        runtime: locks and ledger.
+        senders: how to send, by the name of the queue that a stored call carries. A sender may have
+            `batch()`, a context manager that gives a faster sender: the broker has taken all that
+            this one was given if the block ends without an error. It may have `is_away(error)`,
+            which tells that the connection failed. StoredCallError says that nobody can send a
+            call.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
-            least 1; then, up to a day, twice as long after each sending: a queue that is behind
-            would get each message once more at every sweep. Not much shorter than messages wait
-            in their queue.
-        batch: works read, sent together, and noted as sent, at a time.
-        max_sends: a work whose message was sent so often without a claim is FAILED: its task is
+            least 1; after each sending twice as long, up to a day: a queue that is behind would
+            get each message once more at every sweep. It should not be much shorter than messages
+            wait in their queue.
+        batch: work items read, sent together, and noted as sent, at a time.
+        max_sends: work whose message was sent so often without a claim is FAILED: its task is
             gone, or refuses its arguments. With `again_after_s` of an hour 10 are six days.
 
     Raises:
@@ -93,7 +94,7 @@ class Sweeper:
 
     def __init__(
         self,
-        house: TaskGuard,
+        runtime: TaskGuard,
         senders: Mapping[str, Send],
         *,
         again_after_s: float = AGAIN_AFTER_S,
@@ -107,7 +108,7 @@ class Sweeper:
             raise ConfigurationError(
                 f"again_after_s={again_after_s!r}: a sweep would find what it has just sent."
             )
-        self._house = house
+        self._runtime = runtime
         self._senders = senders
         self._again_after_s = again_after_s
         self._batch = batch
@@ -117,14 +118,14 @@ class Sweeper:
         """Once over everything that is overdue now.
 
         Raises:
-            KeyBusyError: another sweep is at it.
-            LeaseLostError: this one was paused, and another may be at it.
+            KeyBusyError: another sweep is running.
+            LeaseLostError: this one was paused, and another may be running.
             LedgerUnavailableError: the database is away.
         """
-        ledger = outbox_of(self._house)
+        ledger = outbox_of(self._runtime)
         after: Overdue | None = None
         tally = _Tally()
-        with self._house.lock(KEY, ttl_s=_TTL_S) as lease:
+        with self._runtime.lock(KEY, ttl_s=_TTL_S) as lease:
             while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
                 lease.check()
                 after = found[-1]
@@ -140,16 +141,16 @@ class Sweeper:
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
     def _send_all(
-        self, works: Sequence[Overdue], tally: _Tally
+        self, items: Sequence[Overdue], tally: _Tally
     ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
-        """Those that were sent, those that were refused, and those never to be tried again."""
-        calls, hopeless = _calls_of(works)
+        """What was sent, what was refused, and what is never to be tried again, with the reason."""
+        calls, hopeless = _calls_of(items)
         tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
         refused: list[Overdue] = []
         for name, those in calls.items():
             send = self._senders.get(name)
-            if send is None:  # another sweep's
+            if send is None:  # a call for a queue that another sweep sends to
                 tally.strange += len(those)
                 continue
             in_vain = [work for work, _ in those if work.sends >= self._max_sends]
@@ -164,8 +165,8 @@ class Sweeper:
         return sent, refused, hopeless
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
-        """Take other applications' calls out: these are for brokers of theirs."""
-        namespace, left = self._house.namespace, 0
+        """Take other applications' calls out, which go to their own brokers. Returns how many."""
+        namespace, left = self._runtime.namespace, 0
         for name, those in calls.items():
             ours = [each for each in those if each[1].get("app", namespace) == namespace]
             left += len(those) - len(ours)
@@ -173,15 +174,15 @@ class Sweeper:
         return left
 
 
-def _by_pause(works: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
-    """Works by how long after this sending their messages count as lost again.
+def _by_pause(items: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
+    """Work by how long after this sending its message counts as lost again.
 
-    How long a message waits before anybody may take it, mostly not at all, and then twice as long
-    as after the last one that nobody claimed: a queue that is behind has it still.
+    That is how long the message waits before anybody may take it (mostly not at all), and then
+    twice as long as after the last sending: a queue that is behind still has it.
     """
     longest_s = max(again_after_s, _LONGEST_PAUSE_S)
     found: dict[float, list[Overdue]] = {}
-    for work in works:
+    for work in items:
         pause_s = min(again_after_s * 2.0 ** min(work.sends, _MOST_DOUBLINGS), longest_s)
         found.setdefault(pause_s + waits_s(json.loads(work.call)), []).append(work)
     return list(found.items())
@@ -191,7 +192,7 @@ class _Outcome(enum.Enum):
     """What became of a call that could be read."""
 
     SENT = enum.auto()
-    REFUSED = enum.auto()  # by its queue, or whatever is wrong with this one
+    REFUSED = enum.auto()  # by its queue, or for what is wrong with this call
     AWAY = enum.auto()  # the connection failed
 
 
@@ -222,11 +223,11 @@ def _sent_in_vain(work: Overdue) -> str:
     )
 
 
-def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
-    """By queue; and those that cannot be read, with the reason."""
+def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
+    """The calls by queue, and the work whose call cannot be read, with the reason."""
     calls: dict[str, _Calls] = {}
     unreadable: list[tuple[Overdue, str]] = []
-    for work in works:
+    for work in items:
         try:
             call = json.loads(work.call)
             calls.setdefault(call["queue"], []).append((work, call))
@@ -238,15 +239,15 @@ def _calls_of(works: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[O
 def _send_together(
     calls: _Calls, send: Send, in_a_row: int
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """In a batch. Where that fails nobody knows what arrived, so each is sent by itself.
+    """Send calls in a batch. Where that fails nobody knows what arrived: each is sent by itself.
 
-    So one that can never be sent holds up no other, and some are sent twice.
+    So a call that can never be sent holds up no other, and some are sent twice.
     """
     is_away = _away_of(send)
     try:
         with _batch_of(send) as together:
             outcomes = _send_each(calls, together, in_a_row, is_away)
-    except Exception as error:  # noqa: BLE001  # one by one it is told of which
+    except Exception as error:  # noqa: BLE001  # sending one by one tells which
         reason = error.__cause__ or error
         logger.warning("%d messages are sent one by one: %s", len(calls), reason)
         outcomes = _send_each(calls, send, in_a_row, is_away)
@@ -254,7 +255,7 @@ def _send_together(
 
 
 def _away_of(send: Any) -> _IsAway:
-    """How to tell that an error is the connection's; of a plain function by the error's class."""
+    """How to tell that the connection failed: by the sender, or else by the error's class."""
     told: _IsAway | None = getattr(send, "is_away", None)
     return told or (lambda error: isinstance(error, OSError))
 
@@ -262,7 +263,7 @@ def _away_of(send: Any) -> _IsAway:
 def _send_each(
     calls: _Calls, send: Send, in_a_row: int, is_away: _IsAway
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """What became of each, until the broker is thought to be away; a text: never to be sent."""
+    """What became of each, until the broker seems to be away; a text says why it cannot be sent."""
     outcomes: list[tuple[Overdue, _Outcome | str]] = []
     for work, call in calls:
         if in_a_row >= _REFUSALS:

@@ -3,8 +3,8 @@
 Guarantees: every lease is renewed at a third of its ttl, all that are due in one batch, on
 connections of the providers' own; a renewal that gets no answer leaves the old deadline
 standing and is tried again until it passes; then, by the local clock, whatever the servers do,
-the lease is marked lost, the body is told,
-an event is emitted, and the lock server's lease is let go. The thread starts with the first
+the lease is marked lost, the body is told, an event is emitted, and the lock server's lease is
+released. The thread starts with the first
 lease, in the process that took it; a forked child starts with none. It never dies silently.
 
 Does not guarantee anything while the process is paused. See `lease.py`.
@@ -29,11 +29,11 @@ from taskguard.errors import (
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, trusted_until_s
-from taskguard.ledger.base import Claim, Ledger, LedgerHold
+from taskguard.ledger.protocol import Claim, Ledger
 from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
 
-__all__ = ["Kept", "Watchdog"]
+__all__ = ["TrackedLease", "Watchdog"]
 
 logger = logging.getLogger("taskguard")
 
@@ -45,8 +45,8 @@ _RETRY_SHARE = 0.1
 _LONGEST_PATIENCE_S = 1.0  # leases that are taken meanwhile may be short
 
 
-class Kept:
-    """One lease under the watchdog's eyes.
+class TrackedLease:
+    """One lease that the watchdog renews.
 
     Attributes:
         claim: what the ledger granted; None with locks only, and once it has ended.
@@ -74,7 +74,8 @@ class Kept:
         self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
         self.ended = False
         self.released = False
-        # Held while the lease is taken again or let go: the former must never follow the latter.
+        # Held while the lease is taken again or released: it must not be taken again after a
+        # release.
         self.mutex = allocate_lock()
         self._interruptible = interrupt and greenlets() is None
         self._thread: int | None = None
@@ -87,9 +88,9 @@ class Kept:
             self._thread, self._cancel = threading.get_ident(), None
 
     def interrupt_by(self, cancel: Callable[[], None]) -> None:
-        """The body is run by an event loop: there an error is raised by cancelling its task.
+        """The body is run by an event loop: it is interrupted by cancelling its task.
 
-        One that came between two steps of the loop would be its own, and could be swallowed.
+        An error that is raised between two steps of the loop would hit the loop, not the body.
         """
         if self._interruptible:
             with self.mutex:
@@ -150,9 +151,9 @@ class Watchdog:
         self._reset()
 
     def _reset(self) -> None:
-        """Hold nothing: at the start, and in a child after a fork."""
+        """Forget all leases: at the start, and in a child after a fork."""
         self._pid = os.getpid()
-        self._kept: dict[int, Kept] = {}
+        self._tracked: dict[int, TrackedLease] = {}
         self._mutex = allocate_lock()
         self._wakeup = Wakeup()
         self._running = False
@@ -160,53 +161,53 @@ class Watchdog:
         self._wakes_at_s = float("inf")
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._tracked)
 
-    def keep(self, kept: Kept) -> None:
+    def track(self, tracked: TrackedLease) -> None:
         """Renew this lease from now on."""
         if self._pid != os.getpid():
             self._reset()
         with self._mutex:
-            self._kept[id(kept)] = kept
+            self._tracked[id(tracked)] = tracked
             self._used = True
             start = self._threaded and not self._running
             self._running = self._running or start
-            wake = not start and _due_s(kept) < self._wakes_at_s
+            wake = not start and _due_s(tracked) < self._wakes_at_s
         if start:
             try:
                 start_thread(self._run)
             except BaseException:
-                self._running = False  # the next lease tries again
+                self._running = False  # the next lease tries again to start the thread
                 raise
         elif wake:
             self._wakeup.set()
 
-    def drop(self, kept: Kept) -> None:
+    def untrack(self, tracked: TrackedLease) -> None:
         """Renew this lease no more. Asked again it does nothing."""
         if self._pid != os.getpid():
             self._reset()  # the parent's mutex may have been held at the fork
         with self._mutex:
-            self._kept.pop(id(kept), None)
+            self._tracked.pop(id(tracked), None)
 
-    def let_go(self, kept: Kept, *, handed: bool = False) -> bool | None:
+    def release_lock(self, tracked: TrackedLease, *, handed: bool = False) -> bool | None:
         """End the lease at the lock server; an unknown outcome is left to its expiry.
 
-        `handed`: also where it was not taken there, for whoever was turned away by the ledger may
-        have handed it to us, and waits for its end.
+        `handed`: also if we did not take it there, for a delivery that the ledger turned away may
+        have handed its lease over to us, and waits for its end.
 
-        False if the lock server knew of none; None where it was not asked, or gave no answer.
+        False if the lock server knew of no such lease; None if it was not asked or did not answer.
         """
-        if kept.lease.is_parents:
+        if tracked.lease.is_parents:
             return None
-        with kept.mutex:
-            kept.ended = True
-            if not (kept.at_lock_server or handed) or self._locks is None:
+        with tracked.mutex:
+            tracked.ended = True
+            if not (tracked.at_lock_server or handed) or self._locks is None:
                 return None
-            kept.at_lock_server = False
+            tracked.at_lock_server = False
             try:
-                return self._locks.release(kept.lease.keys, kept.lease.owner)
+                return self._locks.release(tracked.lease.keys, tracked.lease.owner)
             except LockServerUnavailableError as error:
-                logger.debug("release of %s got no answer: %s", kept.lease.key, error)
+                logger.debug("release of %s got no answer: %s", tracked.lease.key, error)
                 return None
 
     # -- the thread ---------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Watchdog:
     def _round(self) -> None:
         """`tick()`, but with renewals in a thread of their own.
 
-        Leases expire by the local clock, also while somebody who is asked gives no answer.
+        Leases expire by the local clock, also while a lock server or ledger gives no answer.
         """
         now_s = self._clock.monotonic_s()
         due = self._due(now_s)
@@ -256,20 +257,20 @@ class Watchdog:
     def _patience_s(self) -> float:
         """For how long renewals may take before a lease is to be looked at."""
         now_s = self._clock.monotonic_s()
-        ends_s = (kept.lease.trusted_until_s for kept in self._everything())
+        ends_s = (tracked.lease.trusted_until_s for tracked in self._everything())
         return min(_LONGEST_PATIENCE_S, max(0.01, min(ends_s, default=now_s + 1.0) - now_s))
 
-    def _everything(self) -> list[Kept]:
+    def _everything(self) -> list[TrackedLease]:
         with self._mutex:
-            return list(self._kept.values())
+            return list(self._tracked.values())
 
     def _pause_s(self) -> float | None:
         with self._mutex:
             now_s = self._clock.monotonic_s()
-            if self._kept:
-                self._wakes_at_s = min(map(_due_s, self._kept.values()))
+            if self._tracked:
+                self._wakes_at_s = min(map(_due_s, self._tracked.values()))
             elif self._used:
-                # More will come: bodies shorter than this need not wake the thread, each of them.
+                # Stay awake for leases to come: short bodies need not wake the thread one by one.
                 self._used = False
                 self._wakes_at_s = now_s + _LINGER_S
             else:
@@ -286,66 +287,70 @@ class Watchdog:
         if due:
             self._renew(due, now_s)
 
-    def _due(self, now_s: float) -> list[Kept]:
-        """Those to be renewed, after marking what is lost."""
+    def _due(self, now_s: float) -> list[TrackedLease]:
+        """The leases to be renewed, after those that are lost were marked."""
         everything = self._everything()
         self._expire(everything)
         return [
-            kept
-            for kept in everything
-            if kept.renew_at_s <= now_s + kept.lease.ttl_s * _SLACK_SHARE and not kept.lease.is_lost
+            tracked
+            for tracked in everything
+            if tracked.renew_at_s <= now_s + tracked.lease.ttl_s * _SLACK_SHARE
+            and not tracked.lease.is_lost
         ]
 
-    def _renew(self, due: list[Kept], now_s: float) -> None:
-        self._renew_ledger([kept for kept in due if kept.claim is not None])
-        self._renew_locks([kept for kept in due if kept.at_lock_server])
+    def _renew(self, due: list[TrackedLease], now_s: float) -> None:
+        self._renew_ledger([tracked for tracked in due if tracked.claim is not None])
+        self._renew_locks([tracked for tracked in due if tracked.at_lock_server])
         self._schedule(due, asked_at_s=now_s)
         self._expire(due)
 
-    def _schedule(self, due: Iterable[Kept], *, asked_at_s: float) -> None:
+    def _schedule(self, due: Iterable[TrackedLease], *, asked_at_s: float) -> None:
         """Next renewal a third of a ttl after one that succeeded, sooner after one that did not."""
         now_s = self._clock.monotonic_s()
-        for kept in due:
-            ttl_s = kept.lease.ttl_s
-            renewed = kept.asked_at_s >= asked_at_s or (kept.decided_by_ledger and not kept.claim)
-            kept.renew_at_s = (
+        for tracked in due:
+            ttl_s = tracked.lease.ttl_s
+            renewed = tracked.asked_at_s >= asked_at_s or (
+                tracked.decided_by_ledger and not tracked.claim
+            )
+            tracked.renew_at_s = (
                 asked_at_s + ttl_s / _RENEWALS_PER_TTL if renewed else now_s + ttl_s * _RETRY_SHARE
             )
 
-    def _renew_ledger(self, due: list[Kept]) -> None:
+    def _renew_ledger(self, due: list[TrackedLease]) -> None:
         if not due or self._ledger is None:
             return
-        claims = [(kept, claim) for kept in due if (claim := kept.claim) is not None]
+        claims = [(tracked, claim) for tracked in due if (claim := tracked.claim) is not None]
         asked_at_s = self._clock.monotonic_s()
-        holds = [LedgerHold(claim, kept.lease.ttl_s) for kept, claim in claims]
         ledger = self._ledger
-        answers = self._ask(due, lambda: ledger.renew(holds))
-        for (kept, _), answer in zip(claims, answers, strict=False):
+        answers = self._ask(due, lambda: ledger.renew([claim for _, claim in claims]))
+        for (tracked, _), answer in zip(claims, answers, strict=False):
             if answer == Renewal.RENEWED:
-                self._extend(kept, asked_at_s)
-            elif answer == Renewal.TAKEN and kept.claim is not None and not kept.ended:
-                self.lose(kept, "another holder took it over")
+                self._extend(tracked, asked_at_s)
+            elif answer == Renewal.TAKEN and tracked.claim is not None and not tracked.ended:
+                self.lose(tracked, "another holder took it over")
 
-    def _renew_locks(self, due: list[Kept]) -> None:
+    def _renew_locks(self, due: list[TrackedLease]) -> None:
         if not due or self._locks is None:
             return
         asked_at_s = self._clock.monotonic_s()
-        holds = [Hold(kept.lease.keys, kept.lease.owner, kept.lease.ttl_s) for kept in due]
+        holds = [
+            Hold(tracked.lease.keys, tracked.lease.owner, tracked.lease.ttl_s) for tracked in due
+        ]
         locks = self._locks
         answers = self._ask(due, lambda: locks.renew(holds))
-        for kept, answer in zip(due, answers, strict=False):
+        for tracked, answer in zip(due, answers, strict=False):
             if answer == Renewal.RENEWED:
-                if not kept.decided_by_ledger:
-                    self._extend(kept, asked_at_s)
-            elif kept.ended:
+                if not tracked.decided_by_ledger:
+                    self._extend(tracked, asked_at_s)
+            elif tracked.ended:
                 continue
-            elif not kept.decided_by_ledger:
-                kept.at_lock_server = False
-                self.lose(kept, "the lock server no longer knows it")
+            elif not tracked.decided_by_ledger:
+                tracked.at_lock_server = False
+                self.lose(tracked, "the lock server no longer knows it")
             else:
-                self._take_again(kept)
+                self._take_again(tracked)
 
-    def _ask(self, due: list[Kept], renew: Callable[[], list[str]]) -> list[str]:
+    def _ask(self, due: list[TrackedLease], renew: Callable[[], list[str]]) -> list[str]:
         """One batch; no answer leaves every deadline as it was."""
         started_s = self._clock.monotonic_s()
         first = due[0]
@@ -376,16 +381,16 @@ class Watchdog:
         )
         return answers
 
-    def _extend(self, kept: Kept, asked_at_s: float) -> None:
-        kept.asked_at_s = asked_at_s
-        until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=kept.lease.ttl_s)
-        kept.lease.extend(until_s)
+    def _extend(self, tracked: TrackedLease, asked_at_s: float) -> None:
+        tracked.asked_at_s = asked_at_s
+        until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=tracked.lease.ttl_s)
+        tracked.lease.extend(until_s)
 
-    def _take_again(self, kept: Kept) -> None:
+    def _take_again(self, tracked: TrackedLease) -> None:
         """The lock server forgot a lease that the ledger still holds: same nonce, new hold."""
-        lease = kept.lease
-        with kept.mutex:
-            if kept.ended or self._locks is None:
+        lease = tracked.lease
+        with tracked.mutex:
+            if tracked.ended or self._locks is None:
                 return
             try:
                 self._locks.acquire(
@@ -394,38 +399,40 @@ class Watchdog:
             except LockServerUnavailableError as error:
                 logger.debug("taking %s again got no answer: %s", lease.key, error)
 
-    def _expire(self, everything: Iterable[Kept]) -> None:
+    def _expire(self, everything: Iterable[TrackedLease]) -> None:
         now_s = self._clock.monotonic_s()
-        for kept in everything:
-            lease = kept.lease
-            if kept.ended or (kept.decided_by_ledger and kept.claim is None):
+        for tracked in everything:
+            lease = tracked.lease
+            if tracked.ended or (tracked.decided_by_ledger and tracked.claim is None):
                 continue
             if lease.max_hold_until_s is not None and now_s >= lease.max_hold_until_s:
-                self.lose(kept, "it was held for longer than max_hold_s")
+                self.lose(tracked, "it was held for longer than max_hold_s")
             elif now_s >= lease.trusted_until_s:
-                self.lose(kept, "it could not be renewed in time")
+                self.lose(tracked, "it could not be renewed in time")
 
-    def lose(self, kept: Kept, reason: str) -> None:
-        """The lease can no longer be trusted: say so, once, and let it go."""
-        if not kept.lease.mark_lost(reason):
+    def lose(self, tracked: TrackedLease, reason: str) -> None:
+        """The lease can no longer be trusted: tell the body, emit an event, release it; once."""
+        if not tracked.lease.mark_lost(reason):
             return
-        self.drop(kept)
+        self.untrack(tracked)
         self._events.emit(
             Lost(
-                key=kept.lease.key,
-                task=kept.task,
-                message=kept.message,
-                fence=kept.lease.fence,
+                key=tracked.lease.key,
+                task=tracked.task,
+                message=tracked.message,
+                fence=tracked.lease.fence,
                 reason=reason,
-                held_s=self._clock.monotonic_s() - kept.lease.taken_at_s,
+                held_s=self._clock.monotonic_s() - tracked.lease.taken_at_s,
             )
         )
-        kept.interrupt()
-        self.let_go(kept)
+        tracked.interrupt()
+        self.release_lock(tracked)
 
 
-def _due_s(kept: Kept) -> float:
+def _due_s(tracked: TrackedLease) -> float:
     """When this lease wants the watchdog's attention next."""
     return min(
-        kept.renew_at_s, kept.lease.trusted_until_s, kept.lease.max_hold_until_s or float("inf")
+        tracked.renew_at_s,
+        tracked.lease.trusted_until_s,
+        tracked.lease.max_hold_until_s or float("inf"),
     )

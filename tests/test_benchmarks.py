@@ -43,6 +43,12 @@ def test_many_leases_are_kept_by_three_threads_in_few_round_trips(output: str) -
     assert 0 < int(trips[1]) <= 100
 
 
+def test_a_delivery_leads_through_no_more_files_than_it_did() -> None:
+    """Who makes the way of a first delivery longer raises these, and knows why."""
+    files = re.findall(r"(\d+) files", _run("route"))
+    assert [int(each) for each in files] <= [36, 38]
+
+
 def test_mariadb_is_measured_beside_the_same_by_hand() -> None:
     """Where it is installed; a line says so where it is not."""
     output = _run("mariadb")
@@ -59,7 +65,7 @@ def test_a_sweep_puts_each_overdue_work_into_its_queue_once() -> None:
     """To Celery and to RQ; no transaction is about more than one page of them."""
     output = _run("sweep")
     assert output.count("sent: 5,000, in the queue: 5,000, refused: 0") == 2
-    assert output.count("at most, 500 works at a time") == 2
+    assert output.count("at most, 500 items at a time") == 2
 
 
 def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:

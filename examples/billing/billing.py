@@ -53,14 +53,14 @@ def main() -> int:
     from pathlib import Path
 
     from taskguard.errors import FingerprintMismatchError
-    from taskguard_sandbox.stage import celery_answers, stage
+    from taskguard_sandbox.examples import celery_answers, example_servers
     from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes twice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")
     os.environ["PROVIDER_SECONDS"] = parser.parse_args().seconds
 
-    with stage("billing") as (valkey, database):
+    with example_servers("billing") as (valkey, database):
         os.environ["PROVIDER_BOOK"] = str(valkey.folder / "provider.sqlite")
         with database.begin() as db:  # no unique index: a second payment would be seen
             db.execute(text("create table payments (invoice_id int, receipt text)"))

@@ -48,14 +48,14 @@ def main() -> int:
     import argparse
     from pathlib import Path
 
-    from taskguard_sandbox.stage import celery_answers, stage
+    from taskguard_sandbox.examples import celery_answers, example_servers
     from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order comes three times and ships once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
 
-    with stage("shop") as (valkey, database):
+    with example_servers("shop") as (valkey, database):
         with database.begin() as db:  # no unique index: a second shipment would be seen
             db.execute(text("create table shipments (order_id int, fence bigint)"))
 

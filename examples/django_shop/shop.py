@@ -74,8 +74,8 @@ def main() -> int:
     from django.core.management import call_command
     from django.db import connection as database
 
+    from taskguard_sandbox.examples import celery_answers
     from taskguard_sandbox.servers import Postgres, Valkey
-    from taskguard_sandbox.stage import celery_answers
     from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order comes three times and ships once.")

@@ -55,14 +55,14 @@ def main() -> int:
     import redis
     from rq import Queue
 
-    from taskguard_sandbox.stage import rq_answers, stage, started
+    from taskguard_sandbox.examples import example_servers, rq_answers, started
     from taskguard_sandbox.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every invoice comes thrice and is charged once.")
     parser.add_argument("--seconds", default="0.3", help="how long the provider takes")
     os.environ["PROVIDER_SECONDS"] = parser.parse_args().seconds
 
-    with stage("invoices") as (valkey, database):
+    with example_servers("invoices") as (valkey, database):
         with database.begin() as db:  # no unique index: a second payment would be seen
             db.execute(text("create table payments (invoice_id int, payment text)"))
 

@@ -59,8 +59,8 @@ def main() -> int:
     from rq import Queue, Retry
 
     from taskguard.cli import main as taskguard
+    from taskguard_sandbox.examples import rq_answers, started
     from taskguard_sandbox.servers import Valkey
-    from taskguard_sandbox.stage import rq_answers, started
     from taskguard_sandbox.workers import RQWorker
 
     parser = argparse.ArgumentParser(description="Every file comes twice and is imported once.")

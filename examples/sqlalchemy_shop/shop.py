@@ -86,14 +86,14 @@ def main() -> int:
     import argparse
     from pathlib import Path
 
-    from taskguard_sandbox.stage import celery_answers, stage
+    from taskguard_sandbox.examples import celery_answers, example_servers
     from taskguard_sandbox.workers import CeleryWorker
 
     parser = argparse.ArgumentParser(description="Every order is shipped once, then billed once.")
     parser.add_argument("--seconds", default="0.3", help="how long packing takes")
     os.environ["SHOP_SECONDS"] = parser.parse_args().seconds
 
-    with stage("shop") as (_, database):
+    with example_servers("shop") as (_, database):
         Base.metadata.create_all(database)
         with Session(database) as session:
             session.add_all(Order(id=number, status="PAID") for number in ORDERS)

@@ -36,7 +36,7 @@ __all__ = ["CrashReport", "Crashed", "EffectsError", "LostLease", "Memory"]
 
 
 def __getattr__(name: str) -> Any:
-    """pytest loads every plugin that is installed: this one loads nothing until it is used."""
+    """Load names on first use: pytest imports every plugin that is installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'pytest_taskguard' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pytest_taskguard.{_HOMES[name]}"), name)

@@ -2,7 +2,7 @@
 
     crashes = Crashes()
     runner = Runner(locks=crashes.locks(locks), ledger=crashes.ledger(ledger))
-    crashes.at = "ledger.claim done"         # the next time that it comes by, `strike()` is called
+    crashes.at = "ledger.claim done"         # the next time it is reached, `strike()` is called
 
 Every call of the lock server, the ledger and the queue is two boundaries, asked and done; so is
 every statement inside `guard.transaction()`, and its COMMIT. The names come from the methods of
@@ -26,23 +26,23 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.delivery import Queue
-from taskguard.ledger.base import Ledger, LedgerTransaction
-from taskguard.ledger.foreign import ForeignConnection
+from taskguard.ledger.protocol import DatabaseLedger, Ledger, LedgerTransaction
+from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
-# Not on the way of a delivery.
+# Methods that no delivery calls.
 _BESIDE = frozenset({"check_schema", "close", "create_schema", "revoke", "view", "warnings"})
 _MOMENTS = ("asked", "done")
 
 
 class Killed(BaseException):
-    """The process is thought to be dead from here on."""
+    """Raised to stop a delivery whose process counts as dead from here on."""
 
 
 def kill_process() -> None:
-    """As `kill -9` does."""
+    """End this process at once, as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -60,7 +60,7 @@ _INTERFACES: dict[str, type[Any]] = {
 
 
 def boundaries() -> list[str]:
-    """Every boundary there is, read off the interfaces."""
+    """The names of all boundaries, taken from the methods of the interfaces."""
     calls = [
         f"{port}.{name}" for port, interface in _INTERFACES.items() for name in _calls(interface)
     ]
@@ -71,14 +71,15 @@ def boundaries() -> list[str]:
 
 
 class Crashes:
-    """Counts the boundaries that come by, and strikes at one of them, once.
+    """Counts the boundaries that a delivery reaches, and strikes at one of them, once.
 
-    `strike` ends the process, or raises Killed; or it returns, and the delivery goes on: a pause.
+    `strike` ends the process or raises Killed. If it returns, the delivery goes on, as after a
+    pause.
 
     Attributes:
         at: the boundary to strike at; `"ledger.renew asked#2"` is its second time. None: nowhere.
-        seen: the boundaries that came by, in their order.
-        struck: whether `at` came by.
+        seen: the boundaries that were reached, in their order.
+        struck: whether `at` was reached.
     """
 
     def __init__(self, strike: Callable[[], None] = kill_process) -> None:
@@ -90,14 +91,14 @@ class Crashes:
         self._dead = False
 
     def reset(self, at: str | None = None) -> None:
-        """For the next delivery."""
+        """Forget what was seen, for the next delivery."""
         self.at, self.seen, self.struck, self._dead = at, [], False, False
         self._times.clear()
 
     def reach(self, boundary: str) -> None:
-        """A boundary comes by."""
+        """Note that a boundary was reached, and strike if it is `at`."""
         if self._dead:
-            raise Killed  # what a dead process would like to do does not happen
+            raise Killed  # a dead process does nothing more
         self._times[boundary] += 1
         times = self._times[boundary]
         name = boundary if times == 1 else f"{boundary}#{times}"
@@ -112,7 +113,7 @@ class Crashes:
 
     @contextmanager
     def around(self, call: str) -> Iterator[None]:
-        """`call` is asked, and done."""
+        """Make a call between its two boundaries, asked and done."""
         self.reach(f"{call} asked")
         yield
         self.reach(f"{call} done")
@@ -120,20 +121,20 @@ class Crashes:
     # -- ports --------------------------------------------------------------------------------
 
     def locks(self, locks: LockProvider) -> LockProvider:
-        """The same lock provider, with boundaries."""
+        """The lock provider, with boundaries around its calls."""
         return _Port(locks, "locks", _calls(LockProvider), self)
 
-    def ledger(self, ledger: Ledger) -> Ledger:
-        """The same ledger, with boundaries."""
+    def ledger(self, ledger: DatabaseLedger) -> DatabaseLedger:
+        """The ledger, with boundaries around its calls."""
         return _PortLedger(ledger, "ledger", _calls(Ledger), self)
 
     def queue(self, queue: Queue) -> Queue:
-        """The same queue, with boundaries."""
+        """The queue, with boundaries around its calls."""
         return _Port(queue, "queue", _calls(Queue), self)
 
 
 class _Port:
-    """Something of which some calls are boundaries."""
+    """Stands in for an object, with boundaries around some of its methods."""
 
     def __init__(self, target: Any, name: str, calls: list[str], crashes: Crashes) -> None:
         self._target = target
@@ -154,7 +155,7 @@ class _Port:
 
 
 class _PortLedger(_Port):
-    """A ledger: its transactions have boundaries within."""
+    """Stands in for a ledger, with boundaries also within its transactions."""
 
     @contextmanager
     def transaction(self, *args: Any, **kwargs: Any) -> Iterator[_Port]:
@@ -183,9 +184,9 @@ class _PortLedger(_Port):
 
 
 def _listen(db: Any, on: Any, crashes: Crashes) -> Callable[[], None]:
-    """Each statement of the body's own."""
+    """Boundaries around each statement of the body's own."""
     statement = "transaction.statement"
-    if isinstance(on, ForeignConnection):
+    if isinstance(on, ExternalConnection):
         return on.watch_statements(
             lambda: crashes.reach(f"{statement} asked"), lambda: crashes.reach(f"{statement} done")
         )

@@ -1,4 +1,4 @@
-"""One message of a task, as often as it takes, in the process of the test.
+"""One message of a task, delivered as often as a test wants, in the process of the test.
 
 A Celery task goes the way of `.apply()`: with its id, retries, `bind`, `autoretry_for`. An RQ job
 is a real `Job` in a Redis in memory, performed here. A function under `@tg.guarded` is called.
@@ -38,7 +38,7 @@ class Message:
 def _way_of(
     task: Any, message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any]:
-    # Whoever has a task or a job at hand has its queue's package loaded.
+    # A test that has a Celery task or an RQ job has that package loaded.
     if "taskguard_celery" in sys.modules:
         from celery import Task
 
@@ -59,7 +59,7 @@ def _celery_message(
 ) -> Callable[[], Any]:
     from celery.signals import task_prerun
 
-    # `.apply()` runs retries at once. Delivered again after one had begun it is that one's message.
+    # `.apply()` runs retries at once; a later delivery is then of the last retry's message.
     begun = 0
 
     def note(task_id: str | None = None, task: Any = None, **_: Any) -> None:
@@ -80,7 +80,7 @@ def _celery_message(
 def _job(
     function: Callable[..., Any], message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any]:
-    import fakeredis  # with RQ here, no server is there
+    import fakeredis  # RQ's jobs need a Redis
     from rq.job import Job
 
     redis = fakeredis.FakeRedis()

@@ -14,7 +14,7 @@ __all__ = ["is_wanted", "taskguard_ledger"]
 
 
 def is_wanted(config: pytest.Config) -> bool:
-    """Whether the tests at hand are those of a Django project with guards."""
+    """Whether the tests are those of a Django project with `taskguard_django`."""
     if not config.pluginmanager.hasplugin("django"):
         return False
     django = sys.modules.get("django.apps")

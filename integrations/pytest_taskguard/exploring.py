@@ -1,8 +1,8 @@
 """A task killed, or overtaken, at each boundary of its delivery, and delivered again.
 
 Guarantees: every call of lock server and ledger, and every statement inside `guard.transaction()`,
-is tried, asked and done, as an undisturbed delivery comes by them. What is dead writes nothing
-more through its guard.
+is tried, asked and done, in the order in which an undisturbed delivery reaches them. A delivery
+that was killed writes nothing more through its guard.
 
 Does not guarantee what a real SIGKILL shows: the process lives on here, so that `finally:` blocks
 of the task run as it "dies". Effects that such a block has outside of `guard.transaction()` count.
@@ -67,7 +67,7 @@ class LostLease:
 
     Attributes:
         result: what the late holder's caller got.
-        overtaker: what the other's got.
+        overtaker: what the other holder's caller got.
         refused: whether the late holder tried to commit and was refused.
     """
 
@@ -77,7 +77,7 @@ class LostLease:
 
 
 class EffectsError(AssertionError):
-    """A task's effects are lost or double. `report` has all lines."""
+    """The effects of a task are lost or double. `report` has all lines."""
 
     def __init__(self, report: CrashReport) -> None:
         self.report = report
@@ -102,7 +102,7 @@ class EffectsError(AssertionError):
 
 
 class _PausedClock(SystemClock):
-    """What a process sees that was paused: its lease ran out meanwhile, and it can tell."""
+    """A paused process goes on: its lease ran out meanwhile, which it can tell by its clock."""
 
     paused_s = 0.0
 
@@ -115,7 +115,7 @@ def _die() -> None:
 
 
 class Explorer:
-    """What the fixtures do."""
+    """The functions behind the fixtures."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -145,10 +145,10 @@ class Explorer:
             args: its positional arguments.
             kwargs: its keyword arguments.
             at: the boundary; by default just before the body. `explore_crashes` lists them.
-                On SQLite none inside a transaction: nobody else can write there meanwhile.
+                On SQLite not inside a transaction, for no other holder can write then.
 
         Raises:
-            ValueError: the delivery does not come by `at`.
+            ValueError: the delivery does not reach `at`.
         """
         message = Message(task, args, kwargs)
         answers: list[Any] = []
@@ -193,16 +193,16 @@ class Explorer:
             task: a Celery task, an RQ job or a guarded function.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            effects: counts the effects that there are: rows, mails, calls of a fake. What counts
-                is by how many they grow.
+            effects: returns how many effects there are now (rows, mails, calls of a fake). What
+                counts is by how many they grow.
             expected: how many effects one run of the task has.
-            before_each: called before each line: puts back what the task finds changed.
+            before_each: called before each line, to put back what the task changes.
 
         Returns:
             The table of boundaries and effects.
 
         Raises:
-            EffectsError: a line has more or fewer; with the table.
+            EffectsError: a line has more or fewer effects than `expected`; it carries the table.
         """
         undisturbed = Crashes(_die)
         lines = []
@@ -257,7 +257,7 @@ def _in_a_thread(call: Callable[[], Any]) -> Any:
             if "taskguard_django" in sys.modules:
                 from django.db import connections
 
-                connections.close_all()  # this thread's own
+                connections.close_all()  # Django's connections of this thread
 
     thread = threading.Thread(target=run, name="taskguard-overtaker")
     thread.start()

@@ -18,11 +18,11 @@ from pytest_taskguard.crashes import Crashes
 from taskguard.clock import Clock
 from taskguard.errors import ConfigurationError
 from taskguard.events import Event
-from taskguard.ledger.engine import make_engine
+from taskguard.ledger.connections.engine import make_engine
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORKS
+from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORK
 from taskguard.locks.redis import RedisLocks
-from taskguard.substitutes import Substitutes, substituted
+from taskguard.overrides import Overrides, overridden
 
 __all__ = ["Memory"]
 
@@ -41,7 +41,7 @@ class Memory:
     events: list[Event]
 
     def __init__(self, database: Any) -> None:
-        import fakeredis  # an extra: only those who test with it need it
+        import fakeredis  # an optional package, needed for tests alone
 
         _refuse_in_memory(database)
         self.redis = fakeredis.FakeRedis()
@@ -65,30 +65,30 @@ class Memory:
 
     @contextmanager
     def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
-        """Guards run on these for a `with` block, as in a new process; `crashes` sees each call."""
+        """In the block guards use these, as in a new process; `crashes` gets each call."""
         locks, ledger = self._locks, self._ledger
-        by = Substitutes(
+        by = Overrides(
             locks if crashes is None else crashes.locks(locks),
             ledger if crashes is None else crashes.ledger(ledger),
             self.events.append,
             renewing=crashes is None,
             clock=clock,
         )
-        with substituted(by):
+        with overridden(by):
             yield
 
     def expire_leases(self) -> None:
-        """Time passes: whoever holds a lease now is too late from here on."""
+        """Let all leases that are held now run out."""
         self.redis.flushall()
         with self.engine.begin() as db:
             if db.dialect.name == "postgresql":  # a holder that is paused may have locked them
                 db.exec_driver_sql("set local lock_timeout = '1s'")
-            for table in (KEYS, WORKS):
+            for table in (KEYS, WORK):
                 held = sa.update(table).where(table.c.lease_until > 0)
                 db.execute(held.values(lease_until=1))
 
     def forget(self) -> None:
-        """No work was ever done, no key was ever held."""
+        """Empty the ledger, as if no work was ever done and no key was ever held."""
         self.redis.flushall()
         with self.engine.begin() as db:
             for table in METADATA.sorted_tables:
@@ -104,18 +104,18 @@ class Memory:
     def _close(self) -> None:
         self._locks.close()
         self.redis.close()
-        self._ledger.close()  # on an Engine that is given it has pools of its own, too
+        self._ledger.close()  # beside an Engine that was given it has pools of its own
         if self._own:
             self.engine.dispose()
 
     def _refuse_a_ledger_in_use(self) -> None:
         with self.engine.connect() as db:
-            found = db.execute(sa.select(WORKS.c.id).limit(1)).scalar()
+            found = db.execute(sa.select(WORK.c.id).limit(1)).scalar()
         if found is not None:
             raise ConfigurationError(
                 f"The ledger in {self.engine.url.database!r} knows of {found!r}. Tests empty it, "
                 "so it has to be theirs alone (one for each pytest-xdist worker). If it is, and a "
-                "run was killed, empty the table taskguard_works yourself."
+                "run was killed, empty the table taskguard_work yourself."
             )
 
 
@@ -129,6 +129,6 @@ def _refuse_in_memory(database: Any) -> None:
 
 
 def _spare_time(connection: Any, _record: Any) -> None:
-    """No test survives a power failure, and none waits for a writer that is paused."""
+    """SQLite without flushing, which tests do not need, and without waiting for a paused writer."""
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA busy_timeout=1000")

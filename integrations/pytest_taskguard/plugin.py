@@ -30,7 +30,7 @@ def taskguard_ledger(tmp_path: Path) -> Any:
 
     Override it to give your tasks the database that they write to: a test database, one for each
     pytest-xdist worker. Its taskguard tables are created where they are missing, and emptied after
-    each test; one that knows of works is refused.
+    each test; one that has work on record is refused.
     """
     return f"sqlite:///{tmp_path / 'taskguard.db'}"
 

@@ -1,14 +1,14 @@
 """taskguard for Celery: `@guarded_task` under `@app.task`.
 
-Read next: `decorator.py` (a delivery), `house.py` (settings), `startup.py` (what a worker checks).
+Read next: `decorator.py` (a delivery), `runtime.py` (settings), `startup.py` (a worker's checks).
 """
 
 from __future__ import annotations
 
 from taskguard_celery.decorator import guarded_task
-from taskguard_celery.house import configure, house_of
 from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
 from taskguard_celery.recognition import guarded_function_of
+from taskguard_celery.runtime import configure, runtime_of
 from taskguard_celery.startup import check_worker, safe_defaults, warnings_for
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "enqueue",
     "guarded_function_of",
     "guarded_task",
-    "house_of",
+    "runtime_of",
     "safe_defaults",
     "schedule_sweep",
     "sweep",

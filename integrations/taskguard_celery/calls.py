@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import MessageRef, errors
-from taskguard_celery.message import COPY_HEADER
+from taskguard_celery.message import DEFERRALS_HEADER
 
 __all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
 
@@ -60,10 +60,10 @@ class CelerySender:
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
-        """A sender of many, by a producer of its own, whose messages go in batches if they can.
+        """A sender of many messages, with a producer of its own, in batches where that is possible.
 
-        Whether the broker took what it was given is known where the block ends without an error,
-        on RabbitMQ because it is asked to confirm. Batches need kombu 5.7, and Redis as the
+        The broker has taken all of them if the block ends without an error; RabbitMQ is asked to
+        confirm. Batches need kombu 5.7, and Redis as the
         broker without retries of its own; elsewhere each message is sent at once.
         """
         with ExitStack() as opened:
@@ -74,7 +74,7 @@ class CelerySender:
             options: dict[str, Any] = {"producer": producer}
             if getattr(producer, "supports_batch_publish", False):
                 opened.enter_context(producer.batch())
-                # To retry is to change the channel, and then the batch takes no message any more.
+                # A retry changes the channel, after which the batch takes no more messages.
                 options["retry"] = False
 
             def send(call: dict[str, Any], message: MessageRef) -> None:
@@ -84,7 +84,7 @@ class CelerySender:
 
     def _send(self, call: dict[str, Any], message: MessageRef, **options: Any) -> None:
         signature = self._read(call)
-        headers = {**(signature.options.get("headers") or {}), COPY_HEADER: message.copy}
+        headers = {**(signature.options.get("headers") or {}), DEFERRALS_HEADER: message.deferrals}
         try:
             signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:
@@ -104,7 +104,7 @@ class CelerySender:
             )
             return Signature.from_dict(fields, app=self._app)
         except Exception as error:
-            # Nothing has been asked of the broker yet, and a later sweep reads the same.
+            # The call is wrong, not the broker: a later sweep would read the same.
             raise errors.StoredCallError(f"its stored call cannot be read: {error!r}") from error
 
     def is_away(self, error: Exception) -> bool:

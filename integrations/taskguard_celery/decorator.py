@@ -4,7 +4,7 @@ Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretr
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
 before it is acknowledged; where even that fails it goes back into the queue.
 
-Read next: `queue.py` for how a copy is published, `recognition.py` for whose function it is.
+Read next: `queue.py` for how a message is put off, `recognition.py` for whose function it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from taskguard import Answered, Completed, Former, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.house import house_of
 from taskguard_celery.message import is_redelivered, message_of, published_at_s
 from taskguard_celery.queue import (
     CeleryQueue,
@@ -34,6 +33,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.replacing import Body, in_hand, is_ignored, take_in_hand, without_mark
+from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -68,7 +68,7 @@ def guarded_task(
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
         formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/changing-a-guard.md.
+            gave the same work another id. See docs/how-to/changing-a-guard.md.
         options: see `taskguard.Policy`.
 
     Raises:
@@ -95,9 +95,9 @@ def guarded_task(
             task = task_of(compiled, args)
             if task is None:
                 _refuse_hidden(compiled)
-                return house_of(current_app).run(compiled, args, kwargs)
+                return runtime_of(current_app).run(compiled, args, kwargs)
             request = task.request
-            # A body that calls its own task calls a function.
+            # A body that calls its own task makes a plain call.
             if request.called_directly or in_hand(request) is not None:
                 return _call(task, compiled, args, kwargs)
             take_in_hand(request)
@@ -134,7 +134,7 @@ def _refuse_misplaced(function: Any) -> None:
 
 
 def _refuse_hidden(compiled: GuardedFunction) -> None:
-    """A body that no task answers for is not begun in the delivery of a task that has no guard."""
+    """Refuse a guarded body whose task was not recognised, in the delivery of an unguarded task."""
     task = task_at_work()
     if task is None or task.request.called_directly or guarded_function_of(task) is not None:
         return
@@ -152,12 +152,12 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
 def _call(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A call, not a message."""
-    house = house_of(task.app)
+    """Run a plain call of the function, which has no message."""
+    runtime = runtime_of(task.app)
     failed = failed_request(args)
     if failed is not None:
-        return call_errback(house, compiled, args, kwargs, task=task, failed=failed)
-    return without_mark(house.run(compiled, args, kwargs, task=task.name))
+        return call_errback(runtime, compiled, args, kwargs, task=task, failed=failed)
+    return without_mark(runtime.run(compiled, args, kwargs, task=task.name))
 
 
 def _deliver(
@@ -174,7 +174,7 @@ def _deliver(
 
 
 def _expect(task: Task, kind: type[Exception]) -> None:
-    """Celery logs what a task throws by declaration at INFO and without a traceback."""
+    """Celery logs errors that a task declares as `throws` at INFO and without a traceback."""
     throws = task.throws or ()
     throws = (throws,) if isinstance(throws, type) else tuple(throws)
     if kind not in throws:
@@ -190,12 +190,12 @@ def _deliver_once(
 ) -> Any:
     request = task.request
     try:
-        house = house_of(task.app)
+        runtime = runtime_of(task.app)
     except errors.ConfigurationError as error:
         if queue is None:
             raise
         put_off_unread(queue, error)
-    delivery = house.delivery(
+    delivery = runtime.delivery(
         compiled,
         args,
         kwargs,
@@ -207,9 +207,9 @@ def _deliver_once(
         orders=(Retry, Ignore, Reject, SoftTimeLimitExceeded),
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    body = Body(house, task, compiled, args, kwargs, delivery)
+    body = Body(runtime, task, compiled, args, kwargs, delivery)
     try:
-        outcome = house.runner.deliver(delivery, body)
+        outcome = runtime.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:
         _expect(task, errors.WorkStillDeadError)
         raise
@@ -219,5 +219,5 @@ def _deliver_once(
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
         return without_mark(outcome.value)
-    # Acknowledged without a result: a copy is on its way, or the message's answer is another's.
+    # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))

@@ -1,8 +1,8 @@
 """Errbacks that take `(request, exc, traceback)`: Celery calls them in the delivery that failed.
 
 Guarantees: one that finds its key taken or the ledger away waits where it is called, for as long
-as that delivery may take; one that is given up is said. Not guaranteed: that one is not lost with
-its worker, for there is no message. An errback of one argument is a message as any other.
+as that delivery may take; one that is given up is logged. Does not guarantee that an errback is not
+lost with its worker, for it has no message. An errback of one argument is a message as any other.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ logger = logging.getLogger("taskguard")
 
 
 class _InPlace:
-    """Puts a call off by letting it wait: it has no message of which there could be a copy."""
+    """Puts a call off by letting it wait: it has no message that could be published again."""
 
     max_delay_s = 2.0
-    numbers_copies = False
+    new_message_per_deferral = False
 
     def __init__(self, at_work: Task) -> None:
         self._at_work = at_work
 
     @property
     def longest_wait_s(self) -> float:
-        """As long as the delivery that failed may take."""
+        """As long as the delivery that failed may take, in seconds."""
         return longest_wait_s(self._at_work)
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Whoever called waits."""
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        """Does nothing: the caller waits and tries again."""
 
 
 def failed_request(args: tuple[Any, ...]) -> Context | None:
@@ -63,7 +63,7 @@ def failed_request(args: tuple[Any, ...]) -> Context | None:
 
 
 def call_errback(
-    house: TaskGuard,
+    runtime: TaskGuard,
     compiled: GuardedFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -77,14 +77,16 @@ def call_errback(
     queue = _InPlace(at_work)
 
     def delivery(message: MessageRef) -> Delivery:
-        return house.delivery(compiled, args, kwargs, task=task.name, message=message, queue=queue)
+        return runtime.delivery(
+            compiled, args, kwargs, task=task.name, message=message, queue=queue
+        )
 
     try:
         if at_work is None:
-            # The worker's own process, on behalf of a killed child: everything would wait with it.
-            return house.run(compiled, args, kwargs, task=task.name)
+            # In the worker's own process, for a killed child, waiting would stop the whole worker.
+            return runtime.run(compiled, args, kwargs, task=task.name)
         return _call(
-            house,
+            runtime,
             delivery,
             lambda guard: compiled.call(args, kwargs, guard),
             wait_s=queue.longest_wait_s,
@@ -95,7 +97,7 @@ def call_errback(
 
 
 def _call(
-    house: TaskGuard,
+    runtime: TaskGuard,
     delivery_of: Callable[[MessageRef], Delivery],
     body: Callable[[Guard], Any],
     *,
@@ -105,11 +107,11 @@ def _call(
     message = MessageRef(f"errback:{uuid.uuid4()}")
     while True:
         delivery = delivery_of(message)
-        outcome = house.runner.deliver(delivery, body)
+        outcome = runtime.runner.deliver(delivery, body)
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         if not isinstance(outcome, Deferred):
-            return None  # skipped, as it asks for
+            return None  # `busy="skip"`
         if time.monotonic() + outcome.delay_s > until_s:
             raise errors.KeyBusyError(
                 f"{delivery.key} was not free within {wait_s:.0f} s, and an errback that Celery "
@@ -117,4 +119,4 @@ def _call(
                 key=delivery.key,
             )
         time.sleep(outcome.delay_s)
-        message = dataclasses.replace(message, copy=outcome.copy)
+        message = dataclasses.replace(message, deferrals=outcome.deferrals)

@@ -1,8 +1,8 @@
 """What a Celery message is: its identity, its numbers, its age.
 
 `Task.replace` keeps the task id, so the nesting is part of the identity. Retries keep the id and
-count up; copies keep both and count up in a header. An id that is used again is told from the
-first by when it was published, which retries and copies keep, too.
+count up; deferrals keep both and count up in a header. An id that is used again is told from the
+first by when it was published, which retries and deferrals keep, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery.signals import before_task_publish
 from taskguard import MessageRef
 
 __all__ = [
-    "COPY_HEADER",
+    "DEFERRALS_HEADER",
     "PUBLISHED_HEADER",
     "is_redelivered",
     "message_of",
@@ -23,7 +23,7 @@ __all__ = [
     "sending_of",
 ]
 
-COPY_HEADER = "taskguard_copy"
+DEFERRALS_HEADER = "taskguard_deferrals"
 PUBLISHED_HEADER = "taskguard_published_at"
 
 
@@ -33,7 +33,7 @@ def message_of(request: Any) -> MessageRef:
     return MessageRef(
         id=f"{request.id}~{nesting}" if nesting else str(request.id),
         retries=request.retries or 0,
-        copy=int(_header(request, COPY_HEADER) or 0),
+        deferrals=int(_header(request, DEFERRALS_HEADER) or 0),
         sending=sending_of(published_at_s(request)),
     )
 
@@ -52,7 +52,7 @@ def published_at_s(request: Any) -> float | None:
 def is_redelivered(request: Any) -> bool:
     """Whether the broker says that it has delivered the message before.
 
-    Not whether it is a duplicate: copies and retries are messages of their own to the broker.
+    Not whether it is a duplicate: a message that was put off or retried is a new one to the broker.
     """
     return bool((request.delivery_info or {}).get("redelivered"))
 
@@ -62,7 +62,7 @@ def _header(request: Any, name: str) -> Any:
 
 
 def _stamp(headers: Any = None, **_: Any) -> None:
-    """Messages carry the moment of their first publication; copies and retries keep it.
+    """Messages carry the moment of their first publication; deferrals and retries keep it.
 
     All messages: the signal names no app, so that a process with several, or one that sends tasks
     by name, could not tell which of them are guarded.

@@ -25,9 +25,9 @@ from celery.utils.time import maybe_make_aware
 
 from taskguard import NOT_BEFORE, MessageRef, Sweeper, enqueue_in, errors
 from taskguard_celery.calls import NAME, CelerySender, call_of
-from taskguard_celery.house import house_of
 from taskguard_celery.message import PUBLISHED_HEADER, sending_of
 from taskguard_celery.recognition import guarded_function_of, takes_itself
+from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
@@ -49,7 +49,7 @@ class Enqueued:
         self._send = send
 
     def send(self) -> None:
-        """Publish the task now. For a plain Connection, after the COMMIT that nobody hears of.
+        """Publish the task now. For a plain Connection: call it after the COMMIT.
 
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
         again, the duplicate is harmless.
@@ -65,7 +65,7 @@ def enqueue(
     session: Any = None,
     **options: Any,
 ) -> Enqueued:
-    """Enqueue a guarded task as part of the transaction of `session`, or for certain.
+    """Enqueue a guarded task in the transaction of `session`, or in one of its own.
 
     The work is written to the ledger as NEW, with the task's name and arguments. On an ORM Session,
     or on `guard.db` in a guarded body, the task is published as soon as that has committed; on a
@@ -102,15 +102,15 @@ def enqueue(
         )
     task_id = signature.options.get("task_id") or uuid()
     signature.options["task_id"] = task_id
-    # Whoever sends it, now or later, sends this message.
+    # The message's id is fixed here, so that a sweep sends the same message.
     headers = {PUBLISHED_HEADER: time.time(), **(signature.options.get("headers") or {})}
     signature.options["headers"] = headers
     not_before = _fix_time(task.app, signature)
     call = call_of(task.app, signature, task.serializer)
     if not_before is not None:
         call[NOT_BEFORE] = not_before
-    house = house_of(task.app)
-    delivery = house.delivery(
+    runtime = runtime_of(task.app)
+    delivery = runtime.delivery(
         compiled,
         (task, *args) if takes_itself(task) else args,
         kwargs,
@@ -118,7 +118,7 @@ def enqueue(
         message=MessageRef(task_id, sending=sending_of(headers[PUBLISHED_HEADER])),
         call=call,
     )
-    send = enqueue_in(session, house, delivery, CelerySender(task.app))
+    send = enqueue_in(session, runtime, delivery, CelerySender(task.app))
     return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
 
 
@@ -181,9 +181,9 @@ def _fix_time(app: Celery, signature: Signature) -> float | None:
 def sweep(app: Celery, **options: Any) -> Swept:
     """Publish what is overdue, once. `options`: see `taskguard.Sweeper`.
 
-    Raises KeyBusyError if another sweep is at it.
+    Raises KeyBusyError if another sweep is running.
     """
-    return Sweeper(house_of(app), {NAME: CelerySender(app)}, **options).sweep()
+    return Sweeper(runtime_of(app), {NAME: CelerySender(app)}, **options).sweep()
 
 
 def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> None:
@@ -203,7 +203,7 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
         try:
             swept = sweep(app, **options)
         except errors.KeyBusyError:
-            return "another sweep is at it"
+            return "another sweep is running"
         failed = f", failed {swept.failed}" if swept.failed else ""
         return f"sent {swept.sent}, refused {swept.refused}{failed}"
 
@@ -218,13 +218,13 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
     app = _app_at(target)
-    # As a worker of it begins: with Django, that is where its settings are read.
+    # As when a worker starts: with Django, that is where its settings are read.
     app.loader.import_default_modules()
-    return house_of(app), CelerySender(app)
+    return runtime_of(app), CelerySender(app)
 
 
 def _app_at(target: str) -> Celery:
-    """Raises ConfigurationError where there is none; what its module itself raises goes on."""
+    """The app. Raises ConfigurationError if there is none; errors of its module go on."""
     missing = errors.ConfigurationError(
         f"--celery: there is no Celery app at {target!r}. Give what `celery -A` takes, "
         "MODULE:APP, and run this where that module can be imported."
@@ -235,7 +235,7 @@ def _app_at(target: str) -> Celery:
         app = find_app(target)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{target}.".startswith((f"{error.name}.", f"{error.name}:")):
-            raise  # a module that the app's own wants
+            raise  # a module that the app's module imports is missing
         raise missing from error
     except AttributeError as error:
         if error.name not in ("app", "celery", re.split("[:.]", target)[-1]):

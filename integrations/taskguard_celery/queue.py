@@ -1,10 +1,10 @@
-"""How a delivery is put off: the same message again, with the next copy number.
+"""How a delivery is put off: the same message is published again, with one deferral more.
 
 Guarantees: id, retries, links, chord, group, time limits, priority and route stay; none of the
-task's own retries is spent. `publish_copy` returns only after the broker took the copy (on
+task's own retries is spent. `publish_again` returns only after the broker took the message (on
 RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
-into the queue, so that one of the two is always alive. A queue that throws away what went back too
-often (quorum queues have a delivery limit) is spared that: the delivery waits and is tried again.
+into the queue, so that one of the two is always alive. A queue may throw away a message that came
+back too often (quorum queues have a delivery limit): there the delivery waits and is tried again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from taskguard import errors
-from taskguard_celery.message import COPY_HEADER, message_of
+from taskguard_celery.message import DEFERRALS_HEADER, message_of
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
 except ImportError:  # Celery before 5.5 cannot consume from them
 
     def detect_quorum_queues(app: Any, driver_type: str) -> tuple[bool, str]:  # noqa: ARG001  # Celery's
-        """None is known."""
+        """No queue is known to be a quorum queue."""
         return False, ""
 
 
@@ -41,7 +41,7 @@ __all__ = [
 logger = logging.getLogger("taskguard")
 
 _VISIBILITY_TIMEOUTS_S = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
-# A copy beyond the visibility timeout is delivered again and copies itself: 10,471 deliveries in
+# A message that is delayed beyond the visibility timeout multiplies: 10,471 deliveries in
 # 72 s were measured with a countdown of four times the timeout.
 _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
 _MAX_DELAY_S = 30.0
@@ -60,7 +60,7 @@ class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
 
 
 class NotPublishedError(Exception):
-    """The broker is not known to have taken a copy: the message in hand has to stay alive."""
+    """The broker may not have taken the message again: the one in hand has to stay alive."""
 
 
 def visibility_timeout_s(app: Any) -> float | None:
@@ -73,9 +73,9 @@ def visibility_timeout_s(app: Any) -> float | None:
 
 
 def longest_wait_s(task: Task) -> float:
-    """How long the message in hand may wait where it is.
+    """How long the message in hand may wait where it is, in seconds.
 
-    Nobody takes it for lost meanwhile, and no time limit ends a body that has not begun.
+    So long the broker does not deliver it again, and no time limit ends it.
     """
     visible_s = visibility_timeout_s(task.app)
     conf = task.app.conf
@@ -93,7 +93,7 @@ def longest_wait_s(task: Task) -> float:
 class CeleryQueue:
     """Puts off the message that `task` is handling."""
 
-    numbers_copies = True
+    new_message_per_deferral = True
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -108,18 +108,18 @@ class CeleryQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the message in hand may wait where it is."""
+        """How long the message in hand may wait where it is, in seconds."""
         return longest_wait_s(self._task)
 
     @property
-    def copy(self) -> int:
-        """The copy number of the message in hand."""
-        return message_of(self._task.request).copy
+    def deferrals(self) -> int:
+        """How often the message in hand has been put off."""
+        return message_of(self._task.request).deferrals
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""
         request = self._task.request
-        headers = {**(request.headers or {}), COPY_HEADER: copy}
+        headers = {**(request.headers or {}), DEFERRALS_HEADER: deferrals}
         try:
             signature = self._task.signature_from_request(
                 request,
@@ -163,7 +163,7 @@ class CeleryQueue:
         return float(max(1, math.ceil(delay_s))) if self._has_quorum_queues() else delay_s
 
     def _has_quorum_queues(self) -> bool:
-        """By Celery's own detection, as of its publishing."""
+        """Whether there are quorum queues, by the detection that Celery uses when it publishes."""
         app = self._task.app
         transport = app.producer_pool.connections.connection.transport
         return bool(detect_quorum_queues(app, transport.driver_type)[0])
@@ -178,7 +178,7 @@ class CeleryQueue:
 
 
 def put_off_unread(queue: CeleryQueue, error: errors.TaskguardError) -> NoReturn:
-    """The settings are wrong: nothing can run, and nothing must be lost until they are mended."""
+    """Put a delivery off because the settings are wrong: nothing can run until they are mended."""
     logger.error("nothing guarded can run: %s", error)
-    queue.publish_copy(queue.copy + 1, queue.max_delay_s)
+    queue.publish_again(queue.deferrals + 1, queue.max_delay_s)
     raise Ignore(str(error))

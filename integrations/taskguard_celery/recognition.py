@@ -65,10 +65,10 @@ def _layers(task: Task) -> Iterator[Any]:
 
 
 def hidden_guard_of(task: Task) -> GuardedFunction | None:
-    """A guard of a task that is not recognised as guarded: it would run under no message.
+    """A guard behind a task that is not recognised as guarded; None if there is none.
 
-    It is under a decorator that does not say what it stands around (`functools.wraps` does), or
-    on a `run` that the task's class overrides. Not all that Python can do is looked through.
+    Such a guard is under a decorator without `functools.wraps`, or on a `run` that the task's class
+    overrides. Not every way to hide a function in Python is searched.
     """
     if guarded_function_of(task) is not None:
         return None
@@ -76,7 +76,7 @@ def hidden_guard_of(task: Task) -> GuardedFunction | None:
     waiting: list[tuple[Any, int]] = [(each, 0) for each in (task.run, *inherited)]
     seen: set[int] = set()
     while waiting:
-        function, depth = waiting.pop(0)  # the nearest first
+        function, depth = waiting.pop(0)  # the outermost function first
         function = getattr(function, "__func__", function)
         if id(function) in seen:
             continue
@@ -90,9 +90,9 @@ def hidden_guard_of(task: Task) -> GuardedFunction | None:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    """What a decorator's function or object holds: one of them is what it stands around."""
+    """The functions that a decorator's function or object holds; it wraps one of them."""
     for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not bound yet
+        with contextlib.suppress(ValueError):  # a closure's variable without a value
             yield cell.cell_contents
     yield from getattr(function, "__defaults__", None) or ()
     yield from (getattr(function, "__kwdefaults__", None) or {}).values()
@@ -102,7 +102,7 @@ def _held_by(function: Any) -> Iterator[Any]:
 
 
 def _may_be_under(held: Any) -> bool:
-    # By its real type: a proxy stands for a task or an app, and to look through it may fail.
+    # By type(), not isinstance(): a proxy stands for a task or an app, and using it may fail.
     return callable(held) and not issubclass(type(held), type | Task | Celery | Proxy)
 
 
@@ -112,7 +112,7 @@ def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationE
         f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
         "its duplicates would run. A decorator over it has to use functools.wraps, or go under "
         "it; a run() that overrides a guarded one wants @guarded_task of its own. A function that "
-        "is no task is guarded by taskguard_celery.house_of(app).guarded(…)."
+        "is no task is guarded by taskguard_celery.runtime_of(app).guarded(…)."
     )
 
 
@@ -132,7 +132,7 @@ def task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
     for task in (itself, task_at_work()):
         if task is not None and guarded_function_of(task) is compiled:
             return task
-    # `ship.run(42)`, or a call of what the decorator returned: the same work under the same name.
+    # `ship.run(42)`, or a call of the decorated function: the same work under the same name.
     at_work = task_at_work()
     apps = [current_app] if at_work is None else [at_work.app, current_app]
     tasks = (task for app in apps for task in app.tasks.values())

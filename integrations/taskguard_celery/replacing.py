@@ -1,10 +1,10 @@
 """A body that ends by `raise Ignore`, as `self.replace()` does, has done its work.
 
-Guarantees: it is DONE, and what is to be committed with DONE is; so a second message of its key
-does not replace it again, and gets None. The same message, delivered again, is ignored again: its
-result comes from what is in its place. FAILED, as for any exception, is what it is where it has put
-the very same work in its own place (`self.replace(self.s(order))`, which claims it then), or has
-left a transaction by the Ignore, so that its writes are gone.
+Guarantees: the work is DONE, and what is to be committed with DONE is committed; so a second
+    message of its key does not replace it again, and gets None. The same message, delivered again,
+    is ignored again: its result comes from what took its place. The work is FAILED, as after any
+    exception, if the body put the very same work in its own place (`self.replace(self.s(order))`,
+    which then claims it), or left a transaction by the Ignore, so that its writes are gone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from taskguard_celery.recognition import guarded_function_of, takes_itself, task
 
 __all__ = ["Body", "in_hand", "is_ignored", "take_in_hand", "without_mark"]
 
-# On a request whose message is being handled: the calls that its body has put in its own place.
+# An attribute of the request in hand: the calls that its body has put in its own place.
 _IN_HAND = "taskguard_in_hand"
 
-# The only item of what is stored as such work's result: the message that is ignored.
+# The only item in the stored result of such work: the message that was ignored.
 _IGNORED = "taskguard_ignored_message"
 
 _Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -37,7 +37,7 @@ def in_hand(request: Any) -> list[_Call] | None:
 
 
 def take_in_hand(request: Any) -> None:
-    """The request's message is being handled from now on."""
+    """Note that the request's message is being handled from now on."""
     setattr(request, _IN_HAND, [])
 
 
@@ -55,19 +55,19 @@ class Body:
     """A task's function as the body of one delivery.
 
     Attributes:
-        ignored: the Ignore that it ended by, if it did: Celery is to hear of it.
+        ignored: the Ignore by which the body ended, to be raised to Celery; None: it did not.
     """
 
     def __init__(
         self,
-        house: TaskGuard,
+        runtime: TaskGuard,
         task: Task,
         compiled: GuardedFunction,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         delivery: Delivery,
     ) -> None:
-        self._house = house
+        self._runtime = runtime
         self._task = task
         self._compiled = compiled
         self._args = args
@@ -76,7 +76,7 @@ class Body:
         self.ignored: Ignore | None = None
 
     def __call__(self, guard: Guard) -> Any:
-        """Run it, once more after a deadlock."""
+        """Run the body; called once more after a deadlock."""
         self.ignored = None
         try:
             return self._compiled.call(self._args, self._kwargs, guard)
@@ -99,14 +99,19 @@ class Body:
     def _is_same_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         task = self._task.app.tasks.get(name)
         compiled = None if task is None else guarded_function_of(task)
-        if compiled is None or compiled.by_message:  # what takes its place is another message
+        if (
+            compiled is None or compiled.by_message
+        ):  # with once_per="message" what takes its place is other work
             return False
         if takes_itself(task):
             args = (task, *args)
         try:
-            there = self._house.delivery(compiled, args, kwargs, task=name, message=MessageRef(""))
+            there = self._runtime.delivery(
+                compiled, args, kwargs, task=name, message=MessageRef("")
+            )
         except (errors.TaskguardError, TypeError):
-            # A step of a chain gets its first argument later. Run twice rather than not at all.
+            # A step of a chain gets its first argument later, so its work is unknown: run twice,
+            # not never.
             return bool(name == self._task.name)
         return there.work == self._delivery.work
 

@@ -17,7 +17,6 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.house import build, house_of
 from taskguard_celery.message import message_of
 from taskguard_celery.queue import visibility_timeout_s
 from taskguard_celery.recognition import (
@@ -26,6 +25,7 @@ from taskguard_celery.recognition import (
     takes_itself,
     unrecognised,
 )
+from taskguard_celery.runtime import build, runtime_of
 
 __all__ = ["check_worker", "safe_defaults", "warnings_for"]
 
@@ -59,7 +59,7 @@ def safe_defaults(app: Any) -> None:
 
 
 def _outlast_time_limits(app: Any) -> None:
-    """No message is delivered again while its body may still run."""
+    """A visibility timeout above all time limits: no message comes again while its body may run."""
     visible_s = visibility_timeout_s(app)
     limits_s = [time_limit_s(task) for task, _ in guarded_tasks(app)]
     longest_s = max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
@@ -73,7 +73,7 @@ def _set_transport_option(app: Any, name: str, value: Any) -> None:
 
 
 def time_limit_s(task: Task) -> float | None:
-    """When Celery kills the task's body; None: never."""
+    """After how many seconds Celery kills the task's body; None: never."""
     limit = task.time_limit or task.app.conf.task_time_limit
     return None if limit is None else float(limit)
 
@@ -130,26 +130,26 @@ def _refuse_hidden_guards(app: Any) -> None:
 
 
 def _check_servers(app: Any, rows: list[Any]) -> None:
-    """With connections of its own, which are closed before the pool forks."""
-    house = build(app)
+    """Check locks and ledger by connections that are closed before the pool forks."""
+    runtime = build(app)
     try:
-        if house.runner.locks is not None:
-            for warning in house.runner.locks.warnings():
+        if runtime.runner.locks is not None:
+            for warning in runtime.runner.locks.warnings():
                 logger.warning("%s", warning)
-        if house.runner.ledger is not None:
-            house.runner.ledger.check_schema(rows)
+        if runtime.ledger is not None:
+            runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
     finally:
-        house.close()
+        runtime.close()
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
-    """Logging is set up by now, and nothing has been forked or fetched."""
+    """Run the checks: logging is set up now, and nothing has been forked or fetched."""
     try:
         check_worker(instance.app)
     except Exception as error:
-        # Whatever it is: a check that cannot be made does not say that work can be done.
+        # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
         # Celery logs and forgets a receiver's exception; only leaving stops the worker.
         raise SystemExit(f"taskguard: {error}") from error
@@ -185,7 +185,7 @@ def _look_for_lost_messages(consumer: Any) -> None:
         return
 
     def restore() -> None:
-        # Another one after a reconnect, and none in between.
+        # A reconnect makes another channel; in between there is none.
         channel = getattr(consumer.task_consumer, "channel", None)
         if channel is None:
             return
@@ -200,7 +200,7 @@ def _look_for_lost_messages(consumer: Any) -> None:
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-    """A revoked message's work is never run again; in the child it only looks like a shutdown."""
+    """Revoke the message's work in the ledger; in the child a revoke looks like a shutdown."""
     compiled = None if expired or sender is None else guarded_function_of(sender)
     if compiled is None:
         return
@@ -216,10 +216,10 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     if takes_itself(task):
         args = (task, *args)
     message = message_of(context)
-    house = house_of(task.app)
+    runtime = runtime_of(task.app)
     kwargs = request.kwargs or {}
-    delivery = house.delivery(compiled, args, kwargs, task=task.name, message=message)
-    ledger = house.runner.ledger
+    delivery = runtime.delivery(compiled, args, kwargs, task=task.name, message=message)
+    ledger = runtime.ledger
     if ledger is not None and delivery.work is not None:
         for work in (delivery.work, *delivery.formerly):
             ledger.revoke(work, message=message.name)

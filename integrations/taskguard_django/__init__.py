@@ -3,7 +3,7 @@
     INSTALLED_APPS += ["taskguard_django"]
     TASKGUARD = {"LOCKS": "redis://localhost/1", "DATABASE": "default"}
 
-Read next: `transactions.py` (`atomic`), `conf.py` (the settings, and whom they reach).
+Read next: `transactions.py` (`atomic`), `conf.py` (the settings, and what uses them).
 """
 
 from __future__ import annotations

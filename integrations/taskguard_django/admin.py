@@ -1,4 +1,4 @@
-"""Keys and works in Django's admin: to look at, to requeue, to release.
+"""Keys and work in Django's admin: to look at, to requeue, to release.
 
 Guarantees: nothing is added, edited or deleted by hand. The two actions are the ledger's own
 conditional statements, for staff with the permission to change the model; each is noted in the
@@ -28,7 +28,7 @@ __all__ = ["KeyAdmin", "WorkAdmin"]
 _LIST = "admin/taskguard/confirm.html"
 
 
-def _house() -> TaskGuard:
+def _runtime() -> TaskGuard:
     return connect(locks=conf.locks(), ledger=conf.ledger())
 
 
@@ -49,22 +49,22 @@ class _ToLookAt(admin.ModelAdmin):
     actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody."""
+        """Nobody may add a row."""
         del request
         return False
 
     def has_delete_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody: `taskguard purge` forgets what ended long ago."""
+        """Nobody may delete a row: `taskguard purge` forgets what ended long ago."""
         del request
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """All."""
+        """All fields are read-only."""
         del request, obj
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Without the buttons that save, and without saving."""
+        """The form without its buttons, and without saving."""
         if request.method == "POST":
             raise PermissionDenied
         extra = {"show_save": False, "show_save_and_continue": False, "show_close": True}
@@ -100,7 +100,7 @@ class _ToLookAt(admin.ModelAdmin):
 
 @admin.register(Work)
 class WorkAdmin(_ToLookAt):
-    """Works, those that started last first."""
+    """Work, what started last first."""
 
     list_display = ("id", "task", "state", "attempts", "crashes", "began", "ended", "problem")
     list_filter = ("state",)
@@ -123,18 +123,18 @@ class WorkAdmin(_ToLookAt):
 
     @admin.display(description="error")
     def problem(self, work: Work) -> str:
-        """Its first line."""
+        """The first line of the error."""
         return (work.error or "").split("\n")[0][:100]
 
     @admin.action(description="Requeue: DEAD or FAILED becomes NEW", permissions=["change"])
     def requeue(self, request: HttpRequest, rows: QuerySet) -> Any:
-        """Asks for the reason first."""
+        """Requeue the selected work, after asking for the reason."""
         reason = request.POST.get("reason", "").strip()
         if not reason:
             return self._confirm(
                 request,
                 rows.filter(state__in=("DEAD", "FAILED")),
-                title="Requeue works",
+                title="Requeue work",
                 action="requeue",
                 asks_reason=True,
                 missing="confirmed" in request.POST,
@@ -154,17 +154,17 @@ class WorkAdmin(_ToLookAt):
 
 
 class HeldFilter(admin.SimpleListFilter):
-    """Held, or free."""
+    """Filters keys by whether they are held."""
 
     title = "holder"
     parameter_name = "held"
 
     def lookups(self, *_: Any) -> Any:
-        """The two."""
+        """The choices: held, and free."""
         return (("yes", "held"), ("no", "free"))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> Any:
-        """A key without an owner is free."""
+        """Filter the rows: a key without an owner is free."""
         del request
         if self.value() == "no":
             return queryset.filter(owner="")
@@ -186,7 +186,7 @@ class KeyAdmin(_ToLookAt):
 
     @admin.action(description="Release from a holder that is gone", permissions=["change"])
     def release(self, request: HttpRequest, rows: QuerySet) -> Any:
-        """Shows the holders first, and releases from these alone."""
+        """Release the selected keys, after showing their holders; only those are released."""
         held = rows.exclude(owner="")
         if "confirmed" not in request.POST:
             return self._confirm(
@@ -198,14 +198,14 @@ class KeyAdmin(_ToLookAt):
                 "its lease, or its commit is refused once somebody else has claimed. The next "
                 "delivery takes the work over, which counts as a crash.",
             )
-        house = _house()
+        runtime = _runtime()
         done: list[str] = []
         left: list[str] = []
         try:
             for key in rows:
                 fence, _, owner = request.POST.get(f"holder:{key.key}", "").partition(" ")
                 try:
-                    shown = fence.isdecimal() and house.release(
+                    shown = fence.isdecimal() and runtime.release(
                         key.key, fence=int(fence), owner=owner
                     )
                 except errors.TaskguardError as error:
@@ -215,7 +215,7 @@ class KeyAdmin(_ToLookAt):
                 if shown:
                     self._note(request, key, f"released from {owner} with fence {fence}")
         finally:
-            if house.runner.locks is not None:
-                house.runner.locks.close()
+            if runtime.runner.locks is not None:
+                runtime.runner.locks.close()
         self._tell(request, done, left, "Released")
         return None

@@ -31,10 +31,9 @@ class TaskguardConfig(AppConfig):
 
 
 def _forget_what_tests_flush(using: str, plan: Any = None, **_: Any) -> None:
-    """What `TransactionTestCase` empties after a test is the models' tables; the ledger's are not.
+    """Empty the ledger's tables, too, when `TransactionTestCase` empties those of the models.
 
-    Nothing is forgotten outside of tests: programs send this signal as well, to have permissions
-    made.
+    Outside of tests this does nothing: programs send this signal as well, to have permissions made.
     """
     if plan is None and conf.testing() and using == conf.alias():
         from taskguard_django.test import forget

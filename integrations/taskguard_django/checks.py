@@ -15,7 +15,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """For the app."""
+    """Register the checks; called when the app is ready."""
     checks.register(check_settings, "taskguard")
     checks.register(check_tasks, "taskguard")
     checks.register(check_tables, checks.Tags.database)
@@ -43,7 +43,7 @@ def check_settings(**_: Any) -> list[Any]:
 
 
 def check_tasks(**_: Any) -> list[Any]:
-    """Whether settings of guarded Celery tasks can lose work, of those that are loaded by now."""
+    """Whether settings of the guarded Celery tasks that are loaded by now can lose work."""
     ours, celery = sys.modules.get("taskguard_celery"), sys.modules.get("celery")
     if ours is None or celery is None:
         return []

@@ -6,10 +6,10 @@
 | --- | --- | --- |
 | LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: the ledger alone |
 | DATABASE | "default" | the alias whose database has the ledger |
-| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and works of this project begin with |
+| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and work of this project begin with |
 
-They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` take them where
-they are not told otherwise. The ledger has connections of its own to that database, besides
+They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` use them where
+no other setting is given. The ledger has connections of its own to that database, besides
 Django's: claims and renewals commit whatever a body's transaction does. In a test run it is in the
 test database, keeps no connection open between calls, so that Django can drop that, and claims
 nothing where Django's tests may not ask the database.
@@ -28,7 +28,7 @@ from taskguard import UNSET, SqlLedger, errors
 __all__ = ["alias", "ledger", "locks", "namespace", "testing", "url_of"]
 
 _NAMES = {"LOCKS", "DATABASE", "NAMESPACE"}
-# Of Django's OPTIONS, those that are not libpq's.
+# Those of Django's OPTIONS that are not for libpq.
 _DJANGOS = {
     "assume_role",
     "context",
@@ -39,7 +39,7 @@ _DJANGOS = {
     "row_factory",
     "server_side_binding",
 }
-_ENTRANCES = frozenset({"claim", "enqueue", "look"})
+_ENTRANCES = frozenset({"claim", "enqueue", "peek"})
 _made: dict[tuple[str, bool], SqlLedger] = {}
 _prepared: WeakSet[SqlLedger] = WeakSet()
 _making = threading.Lock()
@@ -50,7 +50,7 @@ def _settings() -> Mapping[str, Any]:
 
     given = getattr(settings, "TASKGUARD", {})
     if not isinstance(given, Mapping) or not given.keys() <= _NAMES:
-        # Without its values: a URL has a password.
+        # The error does not show values: a URL may have a password.
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
         raise errors.ConfigurationError(
             f"settings.TASKGUARD is a dict with LOCKS, DATABASE and NAMESPACE, and has {names}."
@@ -81,13 +81,13 @@ def alias() -> str:
 
 
 class _FollowingLedger:
-    """The ledger in Django's database, in a test run wherever Django has that at a call's time.
+    """The ledger in Django's database; in a test run it looks at each call where that is now.
 
-    A program connects when it is imported, and a test run makes its databases after that.
+    A program may connect when it is imported, and a test run makes its databases after that.
     """
 
     def __init__(self) -> None:
-        self.settled: SqlLedger | None = None  # where no test moves it
+        self.settled: SqlLedger | None = None  # outside of tests the database does not change
 
     def __getattr__(self, name: str) -> Any:
         if not testing():
@@ -136,16 +136,16 @@ def testing() -> bool:
 
 
 def _ask_djangos_tests() -> None:
-    """Raise what Django does where the test at hand may not use the ledger's database.
+    """Raise Django's error if the current test may not use the ledger's database.
 
-    It may be that no test database was made of it: then it is the program's own.
+    Without that check it could be the program's own, if no test database was made for it.
     """
     from django.db import connections
 
     wrapper = connections[alias()]
     opened = wrapper.connection is None
     wrapper.cursor().close()
-    if opened:  # in a thread that does not know of it
+    if opened:  # in a thread where Django does not refuse it
         wrapper.close()
 
 

@@ -1,4 +1,4 @@
-"""Django's connection in taskguard's hands: it begins, commits and rolls back as Django does.
+"""Django's connection as taskguard uses it: it begins, commits and rolls back as Django does.
 
 Guarantees: the transaction is Django's outermost `atomic`, on Django's own connection of this
 thread; hooks of `transaction.on_commit` run after its COMMIT.
@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from taskguard import ForeignConnection, errors
+from taskguard import ExternalConnection, errors
 from taskguard_django.conf import alias
 
 __all__ = ["DjangoConnection", "connection"]
@@ -30,8 +30,8 @@ def connection(using: str | None = None) -> DjangoConnection:
     return DjangoConnection(alias() if using is None else using)
 
 
-class DjangoConnection(ForeignConnection):
-    """See `connection()`. For one transaction at a time.
+class DjangoConnection(ExternalConnection):
+    """Django's connection as an `ExternalConnection`, for one transaction at a time.
 
     Attributes:
         hook_error: what a hook of `on_commit` raised, after the last COMMIT.
@@ -50,7 +50,7 @@ class DjangoConnection(ForeignConnection):
 
     @property
     def driver(self) -> Any:
-        """psycopg's or sqlite3's."""
+        """The connection of psycopg or sqlite3."""
         return self._wrapper.connection
 
     @property
@@ -64,7 +64,7 @@ class DjangoConnection(ForeignConnection):
         driver = self.driver
         return driver is None or getattr(driver, "closed", False) is True
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Enter `transaction.atomic(durable=True)`."""
         wrapper = self._wrapper
         if wrapper.in_atomic_block:
@@ -89,8 +89,8 @@ class DjangoConnection(ForeignConnection):
     def _note_commit(self) -> None:
         self._committed = True
 
-    def before_end(self) -> None:
-        """Refuse a block that Django would roll back without a word."""
+    def flush(self) -> None:
+        """Raise TransactionUsageError for a block that Django would silently roll back."""
         wrapper = self._wrapper
         if wrapper.needs_rollback or wrapper.closed_in_transaction or not wrapper.in_atomic_block:
             raise errors.TransactionUsageError(
@@ -102,7 +102,7 @@ class DjangoConnection(ForeignConnection):
 
     def commit(self) -> None:
         """Leave the `atomic` block; what a hook raises waits in `hook_error`."""
-        self.before_end()
+        self.flush()
         block, self._block = self._block, None
         try:
             block.__exit__(None, None, None)
@@ -112,24 +112,24 @@ class DjangoConnection(ForeignConnection):
             self.hook_error = error
 
     def roll_back(self) -> None:
-        """Leave it by an exception."""
+        """Leave the `atomic` block by an exception, which rolls back."""
         block, self._block = self._block, None
         if block is not None:
             error = transaction.TransactionManagementError("rolled back by taskguard")
             block.__exit__(type(error), error, None)
 
     def after_commit(self, function: Callable[[], None]) -> None:
-        """`transaction.on_commit`."""
+        """Register a function by `transaction.on_commit`."""
         transaction.on_commit(function, using=self.using)
 
     def origin(self, error: BaseException) -> BaseException | None:
-        """What the driver raised, or SQLAlchemy for it."""
+        """The driver's error beneath an error of Django or SQLAlchemy."""
         return error.__cause__ if isinstance(error, Error) else None
 
     def watch_statements(
         self, asked: Callable[[], None], done: Callable[[], None]
     ) -> Callable[[], None]:
-        """By `connection.execute_wrapper`."""
+        """Watch statements by Django's `connection.execute_wrapper`."""
 
         def execute(execute: Any, *given: Any) -> Any:
             asked()

@@ -1,4 +1,4 @@
-"""The ledger's keys and works, to look at. Their tables are the ledger's own: `managed = False`.
+"""The ledger's keys and work, to look at. Their tables are the ledger's own: `managed = False`.
 
 Writing to them by hand is no part of any guarantee; `admin.py` has what a person may do.
 """
@@ -46,10 +46,10 @@ class Key(models.Model):
 
 
 class Work(models.Model):
-    """A work: its state, its holder, what became of it."""
+    """The record of work: its state, its holder, what became of it."""
 
     class State(models.TextChoices):
-        """As in the ledger."""
+        """The states, as in the ledger."""
 
         NEW = "NEW", "NEW"
         PROCESSING = "PROCESSING", "PROCESSING"
@@ -85,7 +85,7 @@ class Work(models.Model):
 
     class Meta:
         managed = False
-        db_table = "taskguard_works"
+        db_table = "taskguard_work"
 
     def __str__(self) -> str:
         return str(self.id)

@@ -1,4 +1,4 @@
-"""What a migration does: the statements of `taskguard ledger create --sql`, where tables miss."""
+"""What migrations do: the statements of `taskguard ledger create` and `upgrade`, with `--sql`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskguard_django.conf import alias
 
 __all__ = ["CreateLedger", "UpgradeLedger"]
 
-TABLES = ("taskguard_messages", "taskguard_works", "taskguard_keys", "taskguard_schema")
+TABLES = ("taskguard_messages", "taskguard_work", "taskguard_keys", "taskguard_schema")
 _KINDS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://"}
 
 
@@ -27,23 +27,23 @@ class _OnTheLedger(Operation):
         raise NotImplementedError
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
-        """Those that undo it."""
+        """The statements that undo it."""
         raise NotImplementedError
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models are operations of their own."""
+        """Does nothing: the models have operations of their own."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """For Django."""
+        """Run the statements of `forwards()`."""
         del app_label, from_state, to_state
         self._execute(schema_editor, self.forwards)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """For Django."""
+        """Run the statements of `backwards()`."""
         del app_label, from_state, to_state
         self._execute(schema_editor, self.backwards)
 
@@ -61,7 +61,7 @@ class CreateLedger(_OnTheLedger):
         return ddl_statements(_url(schema_editor), if_not_exists=True)
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
-        """All that was ever done is forgotten."""
+        """Drop the tables, and with them the record of all work."""
         del schema_editor
         return [f"DROP TABLE IF EXISTS {table}" for table in TABLES]
 
@@ -73,11 +73,11 @@ class CreateLedger(_OnTheLedger):
 class UpgradeLedger(_OnTheLedger):
     """Tables that an earlier version of the library made become those of today; no row is lost.
 
-    Those that are of today already, because the migration before has just made them, stay.
+    Tables that the migration before has just made are of today's version, and stay as they are.
     """
 
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """Printed as SQL it is for tables that are there."""
+        """The upgrade, if the tables have version 1, or if the SQL is only printed."""
         if schema_editor.collect_sql or _version(schema_editor.connection) == 1:
             return upgrade_statements(_url(schema_editor))
         return ()
@@ -93,7 +93,7 @@ class UpgradeLedger(_OnTheLedger):
 
 
 def _url(schema_editor: Any) -> str:
-    """Not where: a test run may have it in memory, and no use for the ledger."""
+    """A URL of the database's kind, without its place: a test run may have it in memory."""
     kind = schema_editor.connection.vendor
     if kind not in _KINDS:
         raise errors.ConfigurationError(f"taskguard_django has no ledger on {kind}.")

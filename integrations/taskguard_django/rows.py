@@ -16,7 +16,7 @@ from taskguard import GuardedRow, errors
 
 __all__ = ["row"]
 
-# By what Django calls them; SQLAlchemy's types of the same columns.
+# SQLAlchemy's column types by the names of Django's field types.
 _TYPES = {
     "AutoField": "Integer",
     "BigAutoField": "BigInteger",
@@ -94,7 +94,7 @@ def _unique_together(model: Any) -> list[set[str]]:
 def _type(field: Any) -> Any:
     import sqlalchemy as sa
 
-    # Of a ForeignKey, the column that it refers to.
+    # A ForeignKey has the type of the column that it refers to.
     kind = _TYPES.get(_name(field.target_field if field.is_relation else field))
     if kind is None:
         raise errors.ConfigurationError(

@@ -22,7 +22,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.test import TransactionTestCase
 
-from taskguard import MemoryLocks, Substitutes, events, substituted
+from taskguard import MemoryLocks, Overrides, events, overridden
 from taskguard_django.conf import alias, ledger
 from taskguard_django.operations import TABLES
 
@@ -34,7 +34,7 @@ _EMPTIED = [table for table in TABLES if table != "taskguard_schema"]
 def forget() -> None:
     """Empty the ledger in Django's database: no work was ever done, no key was ever held.
 
-    By Django's connection, so that only a test that may use it does it.
+    It uses Django's connection, which refuses tests that may not use that database.
     """
     connection = connections[alias()]
     there = connection.introspection.table_names()
@@ -68,12 +68,12 @@ class GuardedTestCase(TransactionTestCase):
         ledger()
 
     def run(self, result: Any = None) -> Any:
-        """Not by `setUp`, which a class of yours may have without calling this one's."""
+        """Set up here, not in `setUp`, which a subclass may define without calling this one's."""
         self.taskguard_events = []
-        by = Substitutes(MemoryLocks(), ledger(), self.taskguard_events.append)
+        by = Overrides(MemoryLocks(), ledger(), self.taskguard_events.append)
         forget()
         try:
-            with substituted(by):
+            with overridden(by):
                 return super().run(result)
         finally:
             forget()

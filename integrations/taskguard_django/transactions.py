@@ -5,7 +5,7 @@
 
 Guarantees what `guard.transaction()` does, for what is written by Django's connection in the block.
 A COMMIT in SQL (`cursor.execute("commit")`) is noticed: the block ends by TransactionUsageError and
-the work is not DONE; what had been written before it is committed, as the body has asked for.
+the work is not DONE; what had been written before it is committed, by the body's own statement.
 Does not guarantee anything for other databases, or other threads' connections.
 """
 

@@ -6,8 +6,8 @@ Read next: `decorator.py` (a delivery), `queue.py` (how a job is put off), `work
 from __future__ import annotations
 
 from taskguard_rq.decorator import guarded_function_of, guarded_job
-from taskguard_rq.house import configure, house
 from taskguard_rq.outbox import enqueue, sweep
+from taskguard_rq.runtime import configure, runtime
 from taskguard_rq.worker import (
     GuardedSimpleWorker,
     GuardedSpawnWorker,
@@ -24,6 +24,6 @@ __all__ = [
     "enqueue",
     "guarded_function_of",
     "guarded_job",
-    "house",
+    "runtime",
     "sweep",
 ]

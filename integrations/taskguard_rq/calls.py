@@ -29,7 +29,7 @@ logger = logging.getLogger("taskguard")
 
 NAME = "rq"
 _Calls = list[tuple[dict[str, Any], MessageRef]]
-# What a record says of executions is not the call's; what it depended on was met once.
+# Fields about executions are not the call's; its dependencies have been met before.
 _PASSING = frozenset(
     {"started_at", "ended_at", "last_heartbeat", "worker_name", "status"}
     | {"dependency_id", "dependency_ids"}
@@ -45,7 +45,7 @@ def call_of(job: Job) -> dict[str, Any]:
 
 
 def _path(serializer: Any) -> str | None:
-    """As `Queue(serializer=…)` takes it; None where it has no name of its own."""
+    """The serializer's name, as `Queue(serializer=…)` takes it; None if it has none."""
     name = getattr(serializer, "__qualname__", None)
     return None if name is None or "<" in name else f"{serializer.__module__}.{name}"
 
@@ -60,7 +60,7 @@ class RQSender:
 
     Args:
         connection: the Redis of the queues.
-        serializer: as the queues have it; by default what the job was written by.
+        serializer: the queues' serializer; by default the one by which the job was written.
     """
 
     def __init__(self, connection: Redis, *, serializer: Any = None) -> None:
@@ -69,7 +69,7 @@ class RQSender:
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job into its queue; raises unless Redis took it."""
-        del message  # RQ numbers nothing: executions of a job share one record
+        del message  # without numbers: all executions of a job share one record
         serializer = self._serializer or call.get("serializer")
         try:
             job = Job.fetch(call["id"], connection=self._connection, serializer=serializer)
@@ -87,7 +87,7 @@ class RQSender:
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
-        """A sender of many: they are put into their queues together, where the block ends.
+        """A sender of many jobs, which are put into their queues together when the block ends.
 
         Raises there unless Redis took them all, or if one of them was cancelled meanwhile.
         """
@@ -100,7 +100,7 @@ class RQSender:
                 self(call, message)
 
     def _put_together(self, calls: _Calls, serializer: Any) -> _Calls:
-        """Those that need nothing else, in one transaction; returns the others."""
+        """Enqueue the jobs that need nothing else in one transaction; returns the others."""
         others: _Calls = []
         queue_of = cache(partial(Queue, connection=self._connection, serializer=serializer))
         ids = [call["id"] for call, _ in calls]
@@ -131,7 +131,7 @@ class RQSender:
 
 
 def _is_plain(job: Job) -> bool:
-    """Whether enqueueing it asks Redis nothing: what ended, depends or waits its turn does."""
+    """Whether the job is enqueued without reading Redis: not ended, and waiting for no other."""
     ended = {JobStatus.CANCELED, JobStatus.STOPPED, JobStatus.FAILED}
     depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
     waits = getattr(job, "has_rate_limit", False)

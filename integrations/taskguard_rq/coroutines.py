@@ -30,15 +30,15 @@ __all__ = ["in_thread", "loop_runs_here", "mark", "run_body"]
 
 
 def loop_runs_here() -> bool:
-    """Whether this is called by what an event loop runs."""
+    """Whether an event loop runs in this thread."""
     return asyncio._get_running_loop() is not None  # noqa: SLF001  # exported
 
 
 def mark(function: Callable[..., Any]) -> None:
-    """Let it be known for a coroutine function, although it is a plain one that returns them."""
+    """Mark a plain function that returns coroutines as a coroutine function."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(function)
-    else:  # as asyncio.iscoroutinefunction() looks for it
+    else:  # the mark that asyncio.iscoroutinefunction() reads
         function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -65,7 +65,7 @@ def run_body(coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
     try:
         return asyncio.run(body())
     except asyncio.CancelledError:
-        guard.check()  # raises where that is why
+        guard.check()  # raises if the lost lease is the reason
         raise
 
 
@@ -74,7 +74,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     cancellation = _Cancellation()
     context = contextvars.copy_context()
     context.run(_of_caller.set, cancellation)
-    # No task: what ends the caller's loop would cancel that as well, and hide that it goes on.
+    # A future, not a task: the end of the caller's loop would cancel a task, and the body goes on.
     thread = asyncio.get_running_loop().run_in_executor(None, context.run, call)
     try:
         return await asyncio.shield(thread)
@@ -82,12 +82,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         cancellation.cancel()
         await asyncio.wait([thread])
         if not thread.cancelled():
-            thread.exception()  # it is this one that the caller hears of
+            thread.exception()  # the caller gets the cancellation in its place
         raise
 
 
 class _Cancellation:
-    """A caller's cancellation, on its way to the loop of the body."""
+    """Carries a caller's cancellation to the event loop of the body."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()

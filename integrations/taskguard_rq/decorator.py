@@ -26,10 +26,10 @@ from rq.timeouts import BaseTimeoutException
 from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.house import house
-from taskguard_rq.queue import COPY, RQQueue
+from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
+from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -66,7 +66,7 @@ def guarded_job(
         row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
             with the effects, and says whether there is anything to do.
         formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/changing-a-guard.md.
+            gave the same work another id. See docs/how-to/changing-a-guard.md.
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.
@@ -99,7 +99,7 @@ def guarded_job(
             def run() -> Any:
                 try:
                     if job is None or not _is_of(job, wrapper):
-                        return house().run(compiled, args, kwargs)
+                        return runtime().run(compiled, args, kwargs)
                     message = message_of(job, message_id=message_id)
                     return _deliver(job, compiled, message, args, kwargs)
                 except RetryReturnedError as asked:
@@ -125,7 +125,7 @@ def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
 
 
 def message_id_of(function: Callable[..., Any]) -> Callable[[Job], str] | None:
-    """Its `message_id=`."""
+    """The `message_id=` of a guarded function."""
     return _marked(function, _MESSAGE_ID)  # type: ignore[no-any-return]
 
 
@@ -167,7 +167,7 @@ def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> M
     """The identity of a job's message: `Repeat` uses the job again, a requeue does not."""
     return MessageRef(
         id=_default_id(job) if message_id is None else message_id(job),
-        copy=int(job.meta.get(COPY, 0)),
+        deferrals=int(job.meta.get(DEFERRALS, 0)),
     )
 
 
@@ -202,8 +202,8 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = RQQueue(job)
-    at_home = house()
-    delivery = at_home.delivery(
+    here = runtime()
+    delivery = here.delivery(
         compiled,
         args,
         kwargs,
@@ -214,7 +214,7 @@ def _deliver(
         orders=(BaseTimeoutException,),
         call=call_of(job) if compiled.policy.recoverable else None,
     )
-    outcome = at_home.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)
 
 

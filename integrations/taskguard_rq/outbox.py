@@ -20,7 +20,7 @@ from rq.job import Job
 from taskguard import Sweeper, enqueue_in, errors
 from taskguard_rq.calls import NAME, RQSender, call_of
 from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
-from taskguard_rq.house import house
+from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
@@ -40,7 +40,7 @@ class Enqueued:
         self._send = send
 
     def send(self) -> None:
-        """Enqueue the job now. For a plain Connection, after the COMMIT that nobody hears of.
+        """Enqueue the job now. For a plain Connection: call it after the COMMIT.
 
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
         again, the duplicate is harmless.
@@ -57,14 +57,14 @@ def enqueue(
     session: Any = None,
     **options: Any,
 ) -> Enqueued:
-    """Enqueue a guarded job as part of the transaction of `session`, or for certain.
+    """Enqueue a guarded job in the transaction of `session`, or in one of its own.
 
     The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
     guarded body, the job is enqueued as soon as that has committed; on a Connection of your own, by
     `.send()` on what is returned, or by the next sweep.
 
     Args:
-        queue: where to.
+        queue: the RQ queue that the job goes into.
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
@@ -94,12 +94,12 @@ def enqueue(
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
-    at_home = house()
-    delivery = at_home.delivery(
+    here = runtime()
+    delivery = here.delivery(
         compiled, tuple(args), kwargs or {}, message=message, call=call_of(job)
     )
     sender = RQSender(queue.connection, serializer=queue.serializer)
-    return Enqueued(job, enqueue_in(session, at_home, delivery, sender))
+    return Enqueued(job, enqueue_in(session, here, delivery, sender))
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:
@@ -110,7 +110,7 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
         options: see `taskguard.Sweeper`.
 
     Raises:
-        KeyBusyError: another sweep is at it.
+        KeyBusyError: another sweep is running.
         ConfigurationError: there is no connection.
     """
     if connection is None:
@@ -118,7 +118,7 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
         if job is None:
             raise errors.ConfigurationError("sweep() outside a job needs the queues' Redis.")
         connection = job.connection
-    return Sweeper(house(), {NAME: RQSender(connection)}, **options).sweep()
+    return Sweeper(runtime(), {NAME: RQSender(connection)}, **options).sweep()
 
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
@@ -132,4 +132,4 @@ def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
             "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
             "password are percent-encoded."
         ) from None
-    return house(), RQSender(connection)
+    return runtime(), RQSender(connection)

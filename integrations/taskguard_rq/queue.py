@@ -1,7 +1,7 @@
 """How a job is put off: its id goes into the schedule before this execution ends.
 
 All executions of a job share one record in Redis, and the schedule is a set of ids: however
-often a job is put off, one entry waits. So the ledger need not number the copies, and must not:
+often a job is put off, one entry waits. So the ledger need not record its deferrals, and must not:
 RQ's scheduler and a worker that lost its horse write the whole record back as they once read it,
 older numbers included. Guarantees: the entry stands before the execution ends, so that a work
 horse that dies in between leaves the job in the schedule.
@@ -24,11 +24,11 @@ from rq import Queue, Retry
 from rq.job import Job
 from rq.scheduler import RQScheduler
 
-__all__ = ["COPY", "Deferral", "RQQueue"]
+__all__ = ["DEFERRALS", "Deferral", "RQQueue"]
 
 logger = logging.getLogger("taskguard")
 
-COPY = "taskguard_copy"
+DEFERRALS = "taskguard_deferrals"
 _MAX_DELAY_S = 30.0
 _SHARE_OF_TIMEOUT = 0.5
 _PAUSE_WITHOUT_SCHEDULER_S = 1.0
@@ -52,7 +52,7 @@ class RQQueue:
     """Puts off the job in hand."""
 
     max_delay_s = _MAX_DELAY_S
-    numbers_copies = False
+    new_message_per_deferral = False
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -63,13 +63,13 @@ class RQQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """Half of its time-out: one that RQ ends is FAILED, though its body has not begun."""
+        """Half of its time-out, in seconds: a job that RQ ends is FAILED, begun or not."""
         limit_s = float(self._job.timeout or 0)
         return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: it has none
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
-        """Put the job into the schedule; how often it was stands in `job.meta`, for the delay."""
-        self._job.meta[COPY] = copy
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        """Put the job into the schedule; `deferrals` stands in `job.meta`, for the next delay."""
+        self._job.meta[DEFERRALS] = deferrals
         self._job.save_meta()  # type: ignore[no-untyped-call]  # RQ's
         self.defer(delay_s)
 
@@ -94,7 +94,8 @@ class RQQueue:
         """What the job that was put off returns now."""
         assert self._delay_s is not None  # noqa: S101
         retries = self._job.number_of_retries
-        # The stock worker will add one, and a `Retry(max=…)` of the body's own would find them all.
+        # The stock worker adds one, which a `Retry(max=…)` of the body's own would count as its
+        # own.
         self._job.number_of_retries = (retries or 0) - 1
         return Deferral(self._delay_s, retries=retries)
 

@@ -1,9 +1,9 @@
-"""Whether RQ has begun a job before: it writes over what would tell when it begins it again.
+"""Whether RQ has begun a job before, which it overwrites when it begins the job again.
 
-Guarantees: the workers of this package know it of a job whose work horse or worker was killed, and
-of one that was requeued. Others know it only of a job that has returned a `Retry`.
+Guarantees: the workers of this package know that a job was begun before if its work horse or worker
+was killed, or if it was requeued. Other workers know it only of a job that returned a `Retry`.
 
-Does not take for one a job that was put off, or that is used for several messages (`Repeat`,
+Jobs that were put off do not count, nor do those that are used for several messages (`Repeat`,
 rq-scheduler).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rq.job import Job
 
-from taskguard_rq.queue import COPY
+from taskguard_rq.queue import DEFERRALS
 
 __all__ = ["RQ_SCHEDULER_META", "is_redelivered", "note_start"]
 
@@ -21,7 +21,7 @@ _BEGUN = "_taskguard_begun"
 
 
 def note_start(job: Job) -> None:
-    """Call before RQ notes that the job begins."""
+    """Note whether the job was begun before; call it before RQ notes that the job begins."""
     setattr(job, _BEGUN, job.started_at is not None)
 
 
@@ -30,4 +30,4 @@ def is_redelivered(job: Job) -> bool:
     if job.number_of_retries:
         return True
     used_again = job.repeats_left is not None or RQ_SCHEDULER_META.intersection(job.meta)
-    return not used_again and COPY not in job.meta and getattr(job, _BEGUN, False)
+    return not used_again and DEFERRALS not in job.meta and getattr(job, _BEGUN, False)

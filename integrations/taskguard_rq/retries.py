@@ -2,7 +2,7 @@
 
 A body that returns `Retry` asks for another execution, and has not done its work.
 
-Guarantees: it ends as a body that raises does: what it wrote in an open transaction is rolled
+Guarantees: such a body ends as one that raises does: what it wrote in an open transaction is rolled
 back, the attempt is FAILED, and the next one is a later delivery of the same message. RQ is
 handed the `Retry` and counts it; a job that asked too often is FAILED for RQ and in the ledger.
 
@@ -31,11 +31,11 @@ class RetryReturnedError(Exception):
     """The body returned `Retry`. Never leaves `@guarded_job`.
 
     Attributes:
-        retry: what it returned.
+        retry: the `Retry` that the body returned.
     """
 
     def __init__(self, retry: Retry) -> None:
-        # Stands in the ledger as the work's error. Until RQ 3 a Retry had no repr() of its own.
+        # This text is the work's error in the ledger. Until RQ 3 a Retry had no repr() of its own.
         super().__init__(f"Retry(max={retry.max}, interval={retry.intervals})")
         self.retry = retry
 
@@ -61,7 +61,7 @@ class GuardedJobFunction(GuardedFunction):
         raise RetryReturnedError(value)
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
-        """As RQ does with what a job's function returns."""
+        """Await what a job's function returns in an event loop, as RQ does."""
         if loop_runs_here():
             # A coroutine function goes to a thread: this one was none by its looks.
             coroutine.close()

@@ -26,9 +26,9 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
-from taskguard_rq.house import house
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
+from taskguard_rq.runtime import runtime
 
 try:  # RQ 3 has rate limits
     from rq.rate_limit import release_slot
@@ -45,9 +45,9 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 
 
 def _check_ledger() -> None:
-    """By connections that are closed before the first fork."""
+    """Check locks and ledger by connections that are closed before the first fork."""
     try:
-        ledger = house().runner.ledger
+        ledger = runtime().ledger
     except ConfigurationError:
         return
     if ledger is None:
@@ -66,19 +66,19 @@ def _check_ledger() -> None:
 class GuardedWorkerMixin(BaseWorker):
     """For a worker class of your own: `class OurWorker(HerokuWorker, GuardedWorkerMixin)`.
 
-    In either order: a BaseWorker itself, it always comes before RQ's.
+    The order does not matter: as a BaseWorker itself, it always comes before RQ's.
     """
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
 
         `with_scheduler=False` leaves the scheduler to another worker: jobs are put off only while
-        one runs. `rq worker` has no way to say so, and gets it. A worker whose ledger's tables are
-        missing, or may not be written, does not start.
+        one runs. `rq worker` cannot say so, and always gets the scheduler. A worker whose ledger's
+        tables are missing, or may not be written, does not start.
         """
         # What is wrong here may be set right by the job's module, and is the job's error otherwise.
         with contextlib.suppress(ConfigurationError):
-            house()
+            runtime()
         _check_ledger()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from taskguard_sandbox import keeper
+from taskguard_sandbox import supervisor
 
 if TYPE_CHECKING:
     from typing import Self
@@ -87,7 +87,7 @@ def environment() -> dict[str, str]:
 
 
 class _Kept:
-    """One process and its keeper."""
+    """One process and its supervisor."""
 
     def __init__(
         self,
@@ -105,26 +105,26 @@ class _Kept:
             "user": user,
             "log": str(folder / "server.log"),
         }
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__],
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", supervisor.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is the starter's to handle
         )
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
+        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdout is not None
         # Where it ended before it read, the next line says so.
-        with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), self._supervisor.stdin as pipe:
             pipe.write(json.dumps(spec).encode() + b"\n")
-        with self._keeper.stdout as pipe:
+        with self._supervisor.stdout as pipe:
             line = pipe.readline()
         if not line:
-            raise ServerError(f"the keeper of {cmd[0]} ended with {self._keeper.wait()}")
+            raise ServerError(f"the supervisor of {cmd[0]} ended with {self._supervisor.wait()}")
         self.pid = int(line)
 
     @property
     def exit_code(self) -> int | None:
-        return self._keeper.poll()
+        return self._supervisor.poll()
 
     def signal(self, number: int) -> None:
         if self.exit_code is None:
@@ -133,11 +133,11 @@ class _Kept:
 
     def signal_tree(self, number: int) -> None:
         if self.exit_code is None:
-            keeper.signal_tree(self.pid, number)
+            supervisor.signal_tree(self.pid, number)
 
     def ends_within(self, timeout_s: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(timeout_s)
+            self._supervisor.wait(timeout_s)
             return True
         return False
 
@@ -263,7 +263,7 @@ class Server(ABC):
                 self._end_process(helper, signal.SIGKILL)
             self._helpers.clear()
             if self._folder is not None:
-                keeper.remove_shared_memory(self._folder)
+                supervisor.remove_shared_memory(self._folder)
                 shutil.rmtree(self._folder)
                 self._folder = None
             self._port = self._chosen_port

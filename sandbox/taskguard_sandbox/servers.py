@@ -5,7 +5,7 @@
 
 Guaranteed: a server listens on the loopback interface only, on a free port, in a temporary folder;
 `start()` returns when it answers; `stop()` leaves no process and no folder behind, and neither does
-a starter that is killed (`keeper`). `halt()`, `kill()` and `restart()` keep port and data.
+a starter that is killed (`supervisor`). `halt()`, `kill()` and `restart()` keep port and data.
 Not guaranteed: that the data of a killed Redis survives (give it `appendonly="yes"`), or that a
 server that is down keeps its port from others.
 

@@ -2,12 +2,12 @@
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
 taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version, or print the SQL
-taskguard purge [--older-than 30d] [--url URL]  forget works that ended so long ago
-taskguard sweep --celery shop:app               send the messages of overdue works again
+taskguard purge [--older-than 30d] [--url URL]  forget work that ended so long ago
+taskguard sweep --celery shop:app               send the messages of overdue work again
 taskguard relay --celery shop:app               the same every second, until it is stopped
-taskguard works list [--state DEAD]             works that wait for a person, or in a state
-taskguard works show WORK                       all that is known of one
-taskguard works requeue WORK --reason TEXT      DEAD or FAILED -> NEW: its next delivery runs it
+taskguard work list [--state DEAD]              work that waits for a person, or in a state
+taskguard work show WORK                        all that is known of one
+taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
-from taskguard.cli.works import CommandError, add_url, add_works, count
+from taskguard.cli.work import CommandError, add_url, add_work, count
 from taskguard.errors import TaskguardError
+from taskguard.ledger.protocol import OperatorLedger
 from taskguard.settings import UNSET, make_ledger
 
 __all__ = ["main"]
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     upgrade.set_defaults(run_alone=_upgrade)
     purge = commands.add_parser(
         "purge",
-        help="forget works that ended long ago",
-        description="Deletes works that ended so long ago (DONE, FAILED), their messages, and keys "
+        help="forget work that ended long ago",
+        description="Deletes work that ended so long ago (DONE, FAILED), its messages, and keys "
         "whose lease ended before that. May run at any time, beside workers.",
     )
     add_url(purge)
@@ -61,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="30d",
         metavar="AGE",
         help="90s, 15m, 12h or 30d (the default); not less than any task's retention_s, for a "
-        "younger message of a forgotten work would run it again",
+        "younger message of forgotten work would run it again",
     )
     purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
-    purge.add_argument("--dead", action="store_true", help="DEAD works, too")
+    purge.add_argument("--dead", action="store_true", help="DEAD work, too")
     purge.set_defaults(run=_purge)
     add_sweep(commands, _duration_s)
-    add_works(commands)
+    add_work(commands)
     arguments = parser.parse_args(argv)
     try:
         with logged_printably():
@@ -96,7 +97,7 @@ def _duration_s(text: str) -> float:
 
 def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
-        from taskguard.ledger.sql import ddl
+        from taskguard.ledger.schema.creation import ddl
 
         print(ddl(arguments.url or "postgresql+psycopg://"))
         return
@@ -116,11 +117,13 @@ def _upgrade(arguments: argparse.Namespace) -> None:
         print(f"{how}: {ledger!r}")
 
 
-def _purge(ledger: Any, arguments: argparse.Namespace) -> None:
+def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     gone = ledger.purge(
         older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
     )
-    print(f"forgotten: {gone.works:,} works, {gone.messages:,} messages, {gone.keys:,} keys")
+    print(
+        f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, {gone.keys:,} keys"
+    )
 
 
 def _ledger(url: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""`taskguard sweep` and `taskguard relay`: send the messages of works that nobody is at again.
+"""`taskguard sweep` and `taskguard relay`: send the messages of overdue work again.
 
 Guarantees: at most one of them sends at a time, over all machines: a lease keeps the others
 waiting. What it sends to are the queues whose integrations are installed (entry points
@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented
-from taskguard.cli.works import CommandError, count
+from taskguard.cli.work import CommandError, count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
     """`sweep`, and `relay`, which is a sweep every second."""
     sweep = commands.add_parser(
         "sweep",
-        help="send the messages of overdue works again",
-        description="Works whose call is stored (recoverable=True, or enqueued in a transaction) "
-        "and that nobody is at: PROCESSING beyond the lease, or NEW and never claimed.",
+        help="send the messages of overdue work again",
+        description="Work whose call is stored (recoverable=True, or enqueued in a transaction) "
+        "and which is overdue: PROCESSING, and its lease has run out, or NEW and never claimed.",
     )
     sweep.set_defaults(every=None)
     relay = commands.add_parser(
         "relay",
         help="the same, every second, until it is stopped",
         description="Sends what was enqueued in a transaction and not sent after it, within "
-        "seconds; and whatever `taskguard sweep` would. Several may run: one works.",
+        "seconds; and whatever `taskguard sweep` would. Several may run: one sends at a time.",
     )
     relay.add_argument("--every", type=duration_s, default="1s", metavar="TIME", help="1s")
     for command in (sweep, relay):
@@ -53,7 +53,7 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
             metavar="TIME",
             help="when a message that nobody took counts as lost again; 1h",
         )
-        command.add_argument("--batch", type=count, default=500, help="works at a time; 500")
+        command.add_argument("--batch", type=count, default=500, help="work items at a time; 500")
         command.set_defaults(run_alone=_run)
 
 
@@ -67,23 +67,23 @@ def _queues() -> dict[str, EntryPoint]:
 def _run(arguments: argparse.Namespace) -> None:
     from taskguard.sweep import Sweeper
 
-    house, senders = None, {}
+    runtime, senders = None, {}
     for name, entry in _queues().items():
         target = getattr(arguments, name)
         if target is not None:
             opened, senders[name] = entry.load()(target)
-            house = house or opened
-    if house is None:
+            runtime = runtime or opened
+    if runtime is None:
         options = " or ".join(f"--{name} {_METAVARS.get(name, 'TARGET')}" for name in _queues())
         raise CommandError(f"say where to send to: {options or 'install an integration first'}.")
-    sweeper = Sweeper(house, senders, again_after_s=arguments.again_after, batch=arguments.batch)
+    sweeper = Sweeper(runtime, senders, again_after_s=arguments.again_after, batch=arguments.batch)
     if arguments.every is not None:
         _relay(sweeper, arguments.every)
         return
     try:
         _tell(sweeper.sweep())
     except KeyBusyError:
-        print("another sweep is at it")
+        print("another sweep is running")
 
 
 def _relay(sweeper: Sweeper, every_s: float) -> None:
@@ -94,7 +94,7 @@ def _relay(sweeper: Sweeper, every_s: float) -> None:
         try:
             _tell(sweeper.sweep(), quiet=True)
         except (KeyBusyError, LeaseLostError):
-            pass  # another relay is at it; this one is there for when it is not
+            pass  # another relay is running; this one takes over when that ends
         except LedgerUnavailableError as error:
             print(f"taskguard: {indented(error, by=11)}", file=sys.stderr, flush=True)
         stopped.wait(every_s)
@@ -106,7 +106,7 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
     print(f"sent: {swept.sent:,}, refused: {swept.refused:,}", flush=True)
     if swept.failed:
         print(
-            f"failed: {swept.failed:,}; `taskguard works list --state FAILED` says why", flush=True
+            f"failed: {swept.failed:,}; `taskguard work list --state FAILED` says why", flush=True
         )
     if swept.strange:
         print(f"of other queues or applications, left: {swept.strange:,}", flush=True)

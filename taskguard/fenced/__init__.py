@@ -8,7 +8,7 @@ with StaleTokenError, and the same fence may write again. So a holder that was p
 over what a newer one wrote.
 Does not guarantee that a write happens once, nor that it is committed together with DONE; nor is a
 stale write refused where no newer holder has written yet. Fences of different keys say nothing
-about each other: let one key's works write to a place.
+about each other: let one key's work write to a place.
 """
 
 from __future__ import annotations

@@ -74,14 +74,17 @@ def set_value(client: Any, key: Any, value: Any, *, fence: int) -> None:
 
 
 def get_value(client: Any, key: Any) -> FencedValue | None:
-    """The value and its fence; None if `set_value()` has not set the key."""
+    """The value and its fence; None if `set_value()` has not set the key.
+
+    `client` is a synchronous redis-py client; raises ConfigurationError for any other.
+    """
     _refuse_what_answers_later(client)
     value, fence = client.hmget(key, "value", "fence")
     return None if fence is None else FencedValue(value, int(fence))
 
 
 def _refuse_what_answers_later(client: Any) -> None:
-    """A refusal that nobody looks at would be no refusal."""
+    """Refuse pipelines and asyncio clients, whose refusal of a stale value may go unnoticed."""
     kind = type(client)
     if "asyncio" in kind.__module__ or "Pipeline" in kind.__name__:
         raise ConfigurationError(

@@ -19,8 +19,8 @@ Does not guarantee:
 * Unicode normalisation: look-alikes, `é` in its two spellings, `a` and `A` are different keys.
 * Equality by value. `1` and `1.0`, `Decimal("1.0")` and `Decimal("1.00")`, `True` and `"true"`
   (its text is `True`), one instant in two time zones, have different texts and so different keys.
-* Secrecy of what can be guessed: `|hash` is a plain SHA-256, so that it is the same everywhere. Who
-  has the key and a list of e-mail addresses can find which one it was.
+* Secrecy of what can be guessed: `|hash` is a plain SHA-256, so that it is the same everywhere.
+  Somebody with the key and a list of e-mail addresses can find which one it was.
 * Anything about exceptions that a property, an item, a `__str__` or a callable of the user's raises
   by itself: they go on unchanged, so that a database that is away looks as it does anywhere else.
 

@@ -2,8 +2,8 @@
 
 Guarantees: everything that can be known from the signature is checked when it is compiled.
 Arguments that do not fit the signature raise a `TypeError`, as the call itself would. Several keys
-come sorted by code point and without repeats, so that everybody takes them in one order; their name
-has them as the templates and callables gave them, and different lists never have one name.
+come sorted by code point and without repeats, so that all take them in one order; their name lists
+them as the templates and callables gave them, and different lists never have one name.
 Does not guarantee: that a callable's keys tell different work apart. Its text is the user's; it is
 only made safe to store. Nor that two processes name the same work alike where a callable's list is
 in an order that changes, as that of `list({…})` does; a set that it returns is sorted.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from taskguard.errors import KeyTemplateError
 from taskguard.keys.arguments import Arguments, check_name
 from taskguard.keys.template import MAX_TEMPLATE_CHARS, Template, TemplateProblemError, parse
-from taskguard.keys.values import BYTES, Allowance, RefusedValueError, escape, shorten, text_of
+from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, text_of
 
 __all__ = [
     "MAX_KEYS",
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 MAX_KEYS = 100
-# A callable may name a key more than once; a generator that only repeats itself has no end either.
+# So many keys a callable may return, repeats included: a generator may have no end.
 _MAX_TEXTS = 10 * MAX_KEYS
 
-# No key holds them: its `%` is followed by two hex digits, or by `~`. Between the parts of a list,
-# and between the keys that one callable returned: else [[a], [b, c]] would read as [[a, b], [c]].
+# Separators that no key holds, in which `%` is followed by two hex digits or `~`: one between the
+# parts of a list, one between the keys of a callable, so that [[a], [b, c]] is not [[a, b], [c]].
 _BETWEEN_PARTS = "%,"
 _BETWEEN_KEYS = "%;"
 
@@ -52,9 +52,9 @@ class Keys(NamedTuple):
     """What a call's key option says.
 
     Attributes:
-        keys: to be locked: sorted, each once.
-        name: all of them in the order in which they were given, repeats included, as one text that
-            no other list has.
+        keys: the keys to be locked, sorted, each once.
+        name: all keys in the order in which they were given, repeats included, as one text that no
+            other list has.
     """
 
     keys: tuple[str, ...]
@@ -90,7 +90,7 @@ def key(template: str, /, **values: object) -> str:
             f"key {_describe(template)}: {problem}. Values given: {given}.",
             template=template if template_is_text else _describe(template),
         ) from None
-    return _FinishedKey(parsed.fill(values, task=None, allowance=Allowance()))
+    return _FinishedKey(parsed.fill(values, task=None))
 
 
 _parse_once = lru_cache(maxsize=256)(parse)
@@ -155,14 +155,13 @@ class KeyFunction:
             TypeError: the arguments do not fit the task's signature.
         """
         values = self._arguments.bind(args, kwargs)
-        allowance = Allowance()
         found: list[str] = []
         names: list[str] = []
         for part in self._parts:
             if isinstance(part, Template):
-                several = [part.fill(values, task=self.task, allowance=allowance)]
+                several = [part.fill(values, task=self.task)]
             else:
-                several = part.keys(values, task=self.task, allowance=allowance)
+                several = part.keys(values, task=self.task)
             found += several
             names.append(_BETWEEN_KEYS.join(several))
         if len(found) == 1:
@@ -219,7 +218,7 @@ class TextFunction:
     """Makes a call's texts, by name; unlike keys they are neither escaped nor shortened.
 
     Attributes:
-        arguments: what all its placeholders name.
+        arguments: the arguments that the placeholders name.
     """
 
     __slots__ = ("_arguments", "_task", "_templates", "arguments")
@@ -242,9 +241,8 @@ class TextFunction:
             TypeError: the arguments do not fit the task's signature.
         """
         values = self._arguments.bind(args, kwargs)
-        allowance = Allowance()
         return {
-            name: template.text(values, task=self._task, allowance=allowance)
+            name: template.text(values, task=self._task)
             for name, template in self._templates.items()
         }
 
@@ -273,7 +271,7 @@ def _describe(spec: object) -> str:
 
 
 def _describe_part(part: object) -> str:
-    # What is none of these is not printed: it may be cyclic, or of megabytes.
+    # A value of another kind is not printed: it may be cyclic, or have megabytes.
     if isinstance(part, str):
         text = str.__str__(part)
         return repr(text) if len(text) <= MAX_TEMPLATE_CHARS else f"{text[:100]!r}…"
@@ -303,8 +301,8 @@ class _Callable:
     __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
 
     def __init__(self, function: KeyCallable, arguments: Arguments) -> None:
-        # By name, so that `lambda order_id, **_:` can leave out what it does not need and none can
-        # be mixed up; by position only what has no other way.
+        # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
+        # two are mixed up; by position only parameters that cannot be named.
         stars = (arguments.var_positional, arguments.var_keyword)
         parameters = [p for p in arguments.parameters.values() if p.name not in stars]
         self._by_position = tuple(
@@ -319,7 +317,7 @@ class _Callable:
         self.source = _callable_name(function)
         self._check()
 
-    def keys(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> list[str]:
+    def keys(self, values: Mapping[str, object], *, task: str) -> list[str]:
         """The keys that the callable names for these arguments, in its order; a set's sorted."""
         result = self._call(values)
         found: list[str] = []
@@ -328,7 +326,7 @@ class _Callable:
             for text in _texts(result):
                 if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                found.append(finish_key(text, allowance))
+                found.append(finish_key(text))
                 each.add(found[-1])
                 if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
                     raise _too_many()
@@ -370,7 +368,7 @@ def _texts(result: object) -> Iterable[object]:
     raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
 
 
-def finish_key(text: object, allowance: Allowance | None = None) -> str:
+def finish_key(text: object) -> str:
     """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
     if isinstance(text, _FinishedKey):
         return str(text)
@@ -378,5 +376,5 @@ def finish_key(text: object, allowance: Allowance | None = None) -> str:
         raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
     if not str.__len__(text):
         raise RefusedValueError("returned empty text: all such calls would share one key")
-    escaped = escape((allowance or Allowance()).take(text_of(text)))
+    escaped = escape(text_of(text))
     return shorten(escaped.replace("%3A", ":").replace("%2F", "/"))

@@ -5,7 +5,7 @@
 | `<name>` | an argument, defaults applied |
 | `<order.id>` | an attribute of it |
 | `<payload[sku]>`, `<ids[0]>` | an item: a dict's key, or a list's index (`-1` is the last) |
-| `<when:%Y-%m-%d>`, `<number:05d>` | a date, time or number in a format |
+| `<when:%Y-%m-%d>` | a date or time in a format |
 | `<email|hash>` | a digest of its text, which is then in no key, log or metric; of a list too |
 | `<phone|str>` | the `str()` of an object of any class that defines one |
 | `<<` | a literal `<` |
@@ -31,7 +31,6 @@ from taskguard.keys.formats import explain_format, format_value
 from taskguard.keys.values import (
     BYTES,
     VALUE_ALPHABET,
-    Allowance,
     RefusedValueError,
     digest,
     escape,
@@ -43,7 +42,7 @@ from taskguard.keys.values import (
 
 __all__ = ["MAX_TEMPLATE_CHARS", "Placeholder", "Template", "TemplateProblemError", "parse"]
 
-# Five times what a key can hold. Also the bound on the work of reading one.
+# Five times what a key can hold; it also bounds the work of reading a template.
 MAX_TEMPLATE_CHARS = 1_000
 
 _FILTERS = {
@@ -79,24 +78,24 @@ class Placeholder:
     hidden: bool
     by_str: bool
 
-    def fill(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
+    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
         """The text for the key that this placeholder makes of the call's arguments."""
         try:
             value = self._value(values)
             if self.hidden and self.spec is None and is_structure(value):
-                return structure_digest(value, allowance)
-            text = allowance.take(self._said(value))
+                return structure_digest(value)
+            text = self._said(value)
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
             problem = refusal
-        # Out here, so that nothing of a hidden value hangs on the error as its context.
+        # Raised outside of the except block, so that no hidden value is in the error's context.
         cause = None if self.hidden else problem.__cause__
         raise problem.named(self.source, task=task) from cause
 
-    def text(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
-        """What the argument says, as it is: for a column of a table, not for a key."""
+    def text(self, values: Mapping[str, object], *, task: str | None) -> str:
+        """The argument's text as it is: for a column of a table, not for a key."""
         try:
-            return allowance.take(self._said(self._value(values)))
+            return self._said(self._value(values))
         except RefusedValueError as refusal:
             problem = refusal
         raise problem.named(self.source, task=task) from problem.__cause__
@@ -123,7 +122,7 @@ class Template:
     head: str
     tail: tuple[tuple[Placeholder, str], ...]
 
-    def fill(self, values: Mapping[str, object], *, task: str | None, allowance: Allowance) -> str:
+    def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
         """The key for these arguments.
 
         Raises:
@@ -131,19 +130,19 @@ class Template:
         """
         pieces = [self.head]
         for placeholder, literal in self.tail:
-            pieces.append(placeholder.fill(values, task=task, allowance=allowance))
+            pieces.append(placeholder.fill(values, task=task))
             pieces.append(literal)
         return shorten("".join(pieces))
 
-    def text(self, values: Mapping[str, object], *, task: str, allowance: Allowance) -> str:
-        """The same, neither escaped nor shortened: what a column holds.
+    def text(self, values: Mapping[str, object], *, task: str) -> str:
+        """The text for these arguments, neither escaped nor shortened: what a column holds.
 
         Raises:
             KeyArgumentError: an argument is no text.
         """
         pieces = [self.head]
         for placeholder, literal in self.tail:
-            pieces.append(placeholder.text(values, task=task, allowance=allowance))
+            pieces.append(placeholder.text(values, task=task))
             pieces.append(literal)
         return "".join(pieces)
 
@@ -266,7 +265,8 @@ def _item(text: str) -> Callable[[object], object]:
             raise RefusedValueError(
                 f"cannot be read: {kind.__name__} has no item {text!r}"
             ) from error
-        # A text's characters, or a byte: never meant, and what a dict sent as JSON text would give.
+        # An index into a text or bytes is refused: never meant, but what a dict as JSON text would
+        # get.
         raise RefusedValueError(f"cannot be read: {kind.__name__} has no item {text!r}")
 
     return step

@@ -17,7 +17,7 @@ or a customer's name, would else quietly put different work under one key.
 | Enum | its value's text |
 | another library's integer | its digits |
 
-Read next: `formats.py` for `<when:%Y>`, `template.py` for how values are found.
+Read next: `formats.py` for `<when:%Y-%m-%d>`, `template.py` for how values are found.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ __all__ = [
     "BYTES",
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
-    "PLAIN_DECIMALS",
     "VALUE_ALPHABET",
-    "Allowance",
     "RefusedValueError",
     "digest",
     "encode_value",
@@ -56,22 +54,22 @@ __all__ = [
 ]
 
 MAX_KEY_BYTES = 200
-# Longer texts are documents rather than names of something. Also the bound on all texts of a call
-# together, and so on its work.
+# Longer texts are documents rather than names of something.
 MAX_TEXT_CHARS = 65_536
 # Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
 _MAX_DEPTH = 20
-# No text in UTF-8 begins with it: a list's digest is no text's.
+_MAX_VALUES = 65_536  # values in a list or dict that becomes a digest; it may contain itself
+# No text in UTF-8 begins with it, so that a list's digest is not also a text's.
 _STRUCTURE = b"\xff"
 # Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
 _SHORTENED = "%~"
 
-# Neither a text nor a list of texts, though they have lengths and items.
+# These have lengths and items, but are neither texts nor lists of texts.
 BYTES = (bytes, bytearray, memoryview)
-# A process may round its own decimals otherwise, or print 1e+2 for 1E+2: keys are the same for all.
-PLAIN_DECIMALS = Context(
+# Fixed, for a process may have a decimal context of its own that rounds or prints otherwise.
+_PLAIN_DECIMALS = Context(
     prec=MAX_PREC, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, traps=[]
 )
 
@@ -91,29 +89,6 @@ class RefusedValueError(Exception):
         """The public error, with the placeholder as written and the task."""
         where = f"task {task}: " if task else ""
         return KeyArgumentError(f"{where}{source} {self}", task=task, placeholder=source)
-
-
-class Allowance:
-    """How much text one call's keys may be made of: 65,536 characters together."""
-
-    __slots__ = ("_left_chars",)
-
-    def __init__(self) -> None:
-        self._left_chars = MAX_TEXT_CHARS
-
-    def take(self, text: str) -> str:
-        """`text`, if the call may have that too."""
-        self.spend(len(text))
-        return text
-
-    def spend(self, chars: int) -> None:
-        """So many, if the call may have them."""
-        self._left_chars -= chars
-        if self._left_chars < 0:
-            raise RefusedValueError(
-                f"makes the texts of this call's keys more than {MAX_TEXT_CHARS:,} characters"
-                " together: pass ids, or hashes"
-            )
 
 
 def encode_value(value: object, *, task: str | None = None, placeholder: str = "value") -> str:
@@ -159,49 +134,51 @@ def escape(text: str) -> str:
 
 
 def digest(text: str) -> str:
-    """Stands for `text` where that must not be seen: SHA-256, its first 128 bits in hex."""
+    """A digest in place of a text that must not be seen: SHA-256, its first 128 bits in hex."""
     return _sha256(_utf8(text))
 
 
 def is_structure(value: object) -> bool:
-    """Whether it is what JSON has as an array or an object."""
+    """Whether JSON writes the value as an array or an object."""
     return issubclass(type(value), list | tuple | dict)
 
 
-def structure_digest(value: object, allowance: Allowance) -> str:
-    """Stands for a list or a dict, in any depth: equal contents, as JSON carries them, alone give
-    the same. A dict's order does not count; a list's does.
+def structure_digest(value: object) -> str:
+    """A digest of a list or dict, nested or not: equal if and only if their contents in JSON are.
+
+    A dict's order does not count; a list's does.
     """
     pieces: list[str] = []
-    _write(value, pieces, allowance, 0)
+    _write(value, pieces, 0)
     return _sha256(_STRUCTURE + "".join(pieces).encode())
 
 
-def _write(value: object, pieces: list[str], allowance: Allowance, depth: int) -> None:
-    """Escaped texts and signs that no escaped text has: nothing reads the same as another."""
+def _write(value: object, pieces: list[str], depth: int) -> None:
+    """Append escaped texts and signs that no escaped text has, so that no two values read alike."""
     if depth > _MAX_DEPTH:
         raise RefusedValueError(f"is nested more than {_MAX_DEPTH} deep: pass an id, or a hash")
+    size = len(cast("Sequence[object]", value)) if is_structure(value) else 0
+    if len(pieces) + size > _MAX_VALUES:  # before any work on it
+        raise RefusedValueError(f"holds more than {_MAX_VALUES:,} values: pass an id, or a hash")
     kind = type(value)
-    if is_structure(value):  # all of it at once, before any work: each item has a sign of its own
-        allowance.spend(2 + len(cast("Sequence[object]", value)))
     if issubclass(kind, dict):
         pieces.append("{")
         entries = [(_entry_name(key), item) for key, item in dict.items(cast("Any", value))]
         for name, item in sorted(entries, key=itemgetter(0)):
-            pieces.append(f"{allowance.take(name)}:")
-            _write(item, pieces, allowance, depth + 1)
+            pieces.append(f"{name}:")
+            _write(item, pieces, depth + 1)
         pieces.append("}")
     elif is_structure(value):
         pieces.append("[")
         for item in cast("Sequence[object]", value):
-            _write(item, pieces, allowance, depth + 1)
+            _write(item, pieces, depth + 1)
         pieces.append("]")
     elif value is None:
         pieces.append("!")
     elif issubclass(kind, str) and not str.__len__(cast("str", value)):
         pass  # the comma alone
     else:
-        pieces.append(allowance.take(escape(text_of(value))))
+        pieces.append(escape(text_of(value)))
     pieces.append(",")
 
 
@@ -238,14 +215,14 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         pass
-    # Raised out here, since the codec's exception carries the text, and would be its context.
+    # Raised outside of the except block: the codec's exception would be its context, with the text.
     raise RefusedValueError(
         "holds a lone surrogate, half of a character that UTF-8 cannot store: clean the text first"
     )
 
 
 def _text_of_str(value: str) -> str:
-    # The unbound methods: a subclass's own would not be the worker's, and no copy before the limit.
+    # Methods of str itself: a worker may not have the subclass. And no copy before the limit.
     length = str.__len__(value)
     if length == 0:
         raise RefusedValueError(
@@ -281,7 +258,7 @@ def _text_of_decimal(value: Decimal) -> str:
     # More bytes than characters are allowed is certainly more digits: no need to print them.
     if Decimal.__sizeof__(value) > MAX_TEXT_CHARS:
         raise RefusedValueError("is a number of too many digits: pass an id")
-    return _text_of_str(PLAIN_DECIMALS.to_sci_string(value))
+    return _text_of_str(_PLAIN_DECIMALS.to_sci_string(value))
 
 
 def _text_of_other(value: object, *, by_str: bool) -> str:
@@ -318,7 +295,7 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
     return _text_of_str(said)
 
 
-# In the order in which a subclass is looked for: a datetime is a date too.
+# Subclasses stand before their bases: a datetime is a date, too.
 _TEXTS: dict[type, Callable[[Any], str]] = {
     str: _text_of_str,
     int: _text_of_int,

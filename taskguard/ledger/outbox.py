@@ -1,10 +1,10 @@
-"""Works whose calls are stored: written as NEW in the user's transaction, and found when overdue.
+"""Work whose call is stored: written as NEW in the user's transaction, and found when overdue.
 
-Guarantees: what `write` wrote stands or falls with the user's transaction; a work is overdue from
-the moment on that its holder's lease, or the time its message was given, has passed, until
-somebody claims it, ends it or says that its message was sent again; how often that was, since the
-last claim, stands at the beginning of the call. Reading what is overdue, and
-saying that it was sent again, locks one batch for a moment, and waits for no row that is locked.
+Guarantees: what `write` wrote is committed or rolled back with the user's transaction. Work becomes
+overdue when its holder's lease, or the time that its message was given, has passed, and is so until
+somebody claims it, ends it or notes that its message was sent again. How often that was, since the
+last claim, stands at the beginning of the call. Reading what is overdue, and noting that it was
+sent again, locks one batch for a moment, and waits for no row that is locked.
 
 Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 """
@@ -19,17 +19,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger import rows
-from taskguard.ledger.base import ClaimRequest, MessageRef
-from taskguard.ledger.database import Database
-from taskguard.ledger.tables import FREE, MESSAGES, WORKS
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import ClaimRequest, MessageRef
+from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
-# How often it was sent, and after how many claims: a claim begins the count anew.
+# How often the message was sent, and after how many claims: a claim begins the count anew.
 _COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
@@ -37,13 +37,13 @@ _SENT_LOCK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A work that nobody seems to be at.
+    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
 
     Attributes:
         work: its id.
         task: the task's name.
-        message: the call's message, with the highest numbers that are known: a copy with lower
-            ones would be superseded.
+        message: the call's message, with the highest numbers that are known: a message with
+            lower ones would be superseded.
         call: how the message is sent again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
@@ -64,11 +64,11 @@ class Overdue:
 
 
 def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_in_s: float) -> None:
-    """The work as NEW, in the transaction of `db`.
+    """Write the work as NEW, in the transaction of `db`.
 
-    One that is known stays, unless it failed, or its own row was set back; but where nobody is at
-    it and no call is stored to be sent, it gets this one. Work of another fingerprint stays: this
-    message is to be told so.
+    Work that is known stays as it is, unless it failed, or the user's own row was set back. But if
+    it is NEW, or its lease has run out, and no call is stored to be sent, it gets this call. Work
+    with another fingerprint stays: this message is to get the error that says so.
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
@@ -95,20 +95,20 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
         **fresh,
         **unharmed,
     }
-    db.execute(database.dialect.insert_missing(WORKS, new))
+    db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
         again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
-        ended = WORKS.c.state.in_([State.DONE.value, State.DEAD.value])
+        ended = WORK.c.state.in_([State.DONE.value, State.DEAD.value])
         _update(db, request, ended, **fresh, **unharmed, **again)
-    fits = WORKS.c.fingerprint == request.fingerprint
-    fits = sa.or_(fits, WORKS.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
-    named = sa.func.coalesce(WORKS.c.fingerprint, request.fingerprint)
-    failed = sa.and_(WORKS.c.state == State.FAILED.value, WORKS.c.final == 0)
+    fits = WORK.c.fingerprint == request.fingerprint
+    fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
+    named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     _update(db, request, failed, fits, **fresh, fingerprint=named)
     # The row of a holder that is alive is left alone: this transaction would lock it.
-    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= now)
-    left = sa.or_(WORKS.c.state == State.NEW.value, left)
-    unsent = sa.or_(WORKS.c.call.is_(None), WORKS.c.due.is_(None))
+    left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
+    left = sa.or_(WORK.c.state == State.NEW.value, left)
+    unsent = sa.or_(WORK.c.call.is_(None), WORK.c.due.is_(None))
     _update(db, request, left, fits, unsent, call=request.call, due=due)
 
 
@@ -120,39 +120,42 @@ def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
 
 
 def _update(db: sa.Connection, request: ClaimRequest, *where: Any, **values: Any) -> None:
-    db.execute(sa.update(WORKS).where(WORKS.c.id == request.work, *where).values(**values))
+    db.execute(sa.update(WORK).where(WORK.c.id == request.work, *where).values(**values))
 
 
 def overdue(
     database: Database, *, limit: int, after: Overdue | None = None, work: str | None = None
 ) -> list[Overdue]:
-    """At most `limit` works that are overdue, the longest overdue first, those after `after`.
+    """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
-    One whose row is locked is in somebody's hands. `work` asks for one, whenever it is due.
+    Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
+    also if it is not yet due.
     """
     with database.transaction(bounded=False) as db:
-        select = sa.select(*(WORKS.c[name] for name in _COLUMNS)).where(
-            WORKS.c.due.is_not(None), WORKS.c.call.is_not(None), WORKS.c.state.in_(_OPEN)
+        select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
+            WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
         )
         if work is None:
-            select = select.where(WORKS.c.due <= database.now_us(db))
+            select = select.where(WORK.c.due <= database.now_us(db))
             select = select.with_for_update(key_share=True, skip_locked=True)
         else:
-            select = select.where(WORKS.c.id == work)
+            select = select.where(WORK.c.id == work)
         if after is not None:
-            place = sa.tuple_(WORKS.c.due, WORKS.c.id)
+            place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
-        found = db.execute(select.order_by(WORKS.c.due, WORKS.c.id).limit(limit)).all()
+        found = db.execute(select.order_by(WORK.c.due, WORK.c.id).limit(limit)).all()
         messages = {row.id: _message_of(row) for row in found}
         numbers = sa.select(MESSAGES).where(
             MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
         )
-        recorded = {(row.message, row.work): (row.retries, row.copy) for row in db.execute(numbers)}
+        recorded = {
+            (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
+        }
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
 def _message_of(row: Any) -> str:
-    """Whose call it is: another message, whose call is not stored, may have claimed the work."""
+    """The message whose call is stored; another one, without a call, may have claimed the work."""
     try:
         return str(json.loads(row.call)["message"])
     except (ValueError, TypeError, KeyError):
@@ -161,44 +164,44 @@ def _message_of(row: Any) -> str:
 
 def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, copy = max(claimed, recorded.get((message, row.id), (0, 0)))
-    ref = MessageRef(message, retries, copy)
+    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
+    ref = MessageRef(message, retries, deferrals)
     return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
 
 
 def sent(
-    database: Database, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+    database: Database, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
 ) -> int:
-    """Their messages were sent again: they are overdue again after so long. Returns how many.
+    """Note that messages were sent again: their work is due again after so long. Returns how many.
 
-    One that was claimed or ended meanwhile is left: it says itself when it is due. So is one whose
-    row somebody has locked for that. `counted`: False if they were only tried.
+    Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is work
+    whose row somebody has locked. `counted`: False if the sending was only tried.
     """
     these = sa.and_(
-        WORKS.c.id.in_([work.work for work in works]),
-        WORKS.c.due.in_({work.due_us for work in works}),
-        WORKS.c.state.in_(_OPEN),
+        WORK.c.id.in_([work.work for work in items]),
+        WORK.c.due.in_({work.due_us for work in items}),
+        WORK.c.state.in_(_OPEN),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
-        free = sa.select(WORKS.c.id).where(these).order_by(WORKS.c.id)
+        free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)
         ids = set(db.execute(free).scalars().all())
-        for (begin, length), those in _by_count(works, counted=counted).items():
+        for (begin, length), those in _by_count(items, counted=counted).items():
             mine = [work.work for work in those if work.work in ids]
             if mine:
                 values: dict[str, Any] = {"due": again}
                 if begin:
-                    rest = sa.func.substr(WORKS.c.call, length + 1, type_=sa.Text())
+                    rest = sa.func.substr(WORK.c.call, length + 1, type_=sa.Text())
                     values["call"] = sa.literal(begin, sa.Text()).concat(rest)
-                db.execute(sa.update(WORKS).where(WORKS.c.id.in_(mine)).values(**values))
+                db.execute(sa.update(WORK).where(WORK.c.id.in_(mine)).values(**values))
         return len(ids)
 
 
-def _by_count(works: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
-    """Works by how their calls are to begin, and how long the beginning is that this replaces."""
+def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
+    """Work by how its call is to begin, and how long the beginning is that this replaces."""
     found: dict[tuple[str, int], list[Overdue]] = {}
-    for work in works:
+    for work in items:
         begin, length = "", 0
         if counted and work.call.startswith("{"):
             begin = f'{{"sent": [{work.sends + 1}, {work.attempts}], '
@@ -215,19 +218,19 @@ def _length_of_count(call: str) -> int:
 def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     """NEW, or PROCESSING beyond its lease -> FAILED: its call cannot be sent, or was in vain.
 
-    False if somebody claimed or ended it meanwhile, or it was sent by another sweep. Not final: a
-    message of it that comes all the same is run, and a person requeues it, which counts anew.
+    False if somebody claimed or ended it meanwhile, or another sweep sent it. FAILED is not final
+    here: if its message comes all the same, it is run. After a requeue the sendings count anew.
     """
-    left = sa.and_(WORKS.c.state == State.PROCESSING.value, WORKS.c.lease_until <= database.now())
+    left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= database.now())
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
         changed = db.execute(
-            sa.update(WORKS)
+            sa.update(WORK)
             .where(
-                WORKS.c.id == work.work,
-                WORKS.c.due == work.due_us,
-                WORKS.c.attempts == work.attempts,
-                sa.or_(WORKS.c.state == State.NEW.value, left),
+                WORK.c.id == work.work,
+                WORK.c.due == work.due_us,
+                WORK.c.attempts == work.attempts,
+                sa.or_(WORK.c.state == State.NEW.value, left),
             )
             .values(
                 state=State.FAILED.value,

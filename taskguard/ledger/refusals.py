@@ -11,7 +11,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.base import Claim
+from taskguard.ledger.protocol import Claim
 
 __all__ = [
     "ConnectionBrokenError",

@@ -1,11 +1,11 @@
-"""Forgetting what is long done: works, their messages, and keys that nobody has held since.
+"""Forgetting what is long done: work, its messages, and keys that nobody has held since.
 
-Guarantees: only works that have ended (DONE, FAILED; DEAD if asked for) go, and keys whose lease
-ended before the cut-off: let go by their holders, or run out, as after a crash. Each goes by a
-statement that says so again; a batch is a transaction of its own, and rows that somebody has locked
-are left for the next time. No token goes back: the next one of a key that is gone is the database's
-clock, which is ahead of every token from before the cut-off. A holder that sleeps for so long, and
-finds its key gone, is refused as if another had it.
+Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
+ended before the cut-off: released by their holders, or run out, as after a crash. The
+DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
+locked are left for the next time. No fence goes back: the next one of a key that is gone is the
+database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
+long, and finds its key gone, is refused as if another had it.
 
 Does not guarantee that a message older than the cut-off is known: tasks refuse those that are older
 than their `retention_s`, so a cut-off has to be at least that long ago.
@@ -20,8 +20,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.database import Database
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
@@ -34,9 +34,9 @@ _ENDED = (State.DONE.value, State.FAILED.value)
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many rows are gone."""
+    """How many rows `purge()` deleted."""
 
-    works: int
+    work_items: int
     messages: int
     keys: int
 
@@ -53,10 +53,10 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     with database.transaction() as db:
         before_us = database.now_us(db) - int(older_than_s * 1e6)
     states = (*_ENDED, State.DEAD.value) if dead else _ENDED
-    works = _in_batches(
+    work_items = _in_batches(
         database,
-        (WORKS.c.id,),
-        lambda: sa.and_(WORKS.c.state.in_(states), WORKS.c.finished < before_us),
+        (WORK.c.id,),
+        lambda: sa.and_(WORK.c.state.in_(states), WORK.c.finished < before_us),
         batch,
     )
     messages = _in_batches(
@@ -64,7 +64,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         (MESSAGES.c.message, MESSAGES.c.work),
         lambda: sa.and_(
             MESSAGES.c.updated < before_us,
-            ~sa.exists().where(WORKS.c.id == MESSAGES.c.work),
+            ~sa.exists().where(WORK.c.id == MESSAGES.c.work),
         ),
         batch,
     )
@@ -74,7 +74,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         lambda: sa.and_(KEYS.c.lease_until < before_us, KEYS.c.fence < before_us),
         batch,
     )
-    return Purged(works=works, messages=messages, keys=keys)
+    return Purged(work_items=work_items, messages=messages, keys=keys)
 
 
 def _in_batches(
@@ -83,7 +83,7 @@ def _in_batches(
     condition: Callable[[], Any],
     batch: int,
 ) -> int:
-    """How many rows went. One walk along the primary key, so that no index has to be kept."""
+    """Delete rows and return how many: one walk along the primary key, which needs no index."""
     table, deleted, after = primary_key[0].table, 0, ("",) * len(primary_key)
     while True:
         page = (
@@ -104,7 +104,7 @@ def _in_batches(
 
 
 def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
-    """Rows behind that one, so said that MariaDB and MySQL begin in the index, too."""
+    """Rows after that one, by a condition for which MariaDB and MySQL use the index, too."""
     first = primary_key[0]
     if len(primary_key) == 1:
         return first > after[0]
@@ -112,6 +112,6 @@ def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
 
 
 def _one_of(primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]) -> Any:
-    """These rows, by the index: what a DELETE reads by the way, it locks."""
+    """These rows, by the index: a DELETE locks every row that it reads."""
     first = primary_key[0].in_({row[0] for row in found})
     return first if len(primary_key) == 1 else sa.and_(first, sa.tuple_(*primary_key).in_(found))

@@ -1,10 +1,9 @@
 """The ledger on taskguard's own tables, on PostgreSQL, MariaDB, MySQL and SQLite.
 
-Guarantees what `base.py` says. Every later change of a claim is one conditional statement that
+Guarantees what `protocol.py` says. Every later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
-What databases differ in is in `dialects/`.
-Claims take one round trip on PostgreSQL (`postgresql/`), and first ones on MariaDB (`mariadb/`);
-all else takes several (`steps.py`). All of them decide by `states.decide()`.
+What databases differ in is in `connections/dialects/`.
+How a claim is taken, completed and renewed is in `statements/`.
 
 Does not guarantee speed on SQLite: one writer at a time, so an open transaction stops the
 renewals of others. For one machine.
@@ -12,9 +11,8 @@ renewals of others. For one machine.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -25,49 +23,38 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import mariadb, outbox, postgresql, rows
-from taskguard.ledger.answers import CLAIMABLE, view_of
-from taskguard.ledger.base import (
+from taskguard.ledger import endings, operator, outbox
+from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.decisions import CLAIMABLE
+from taskguard.ledger.outbox import Overdue
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
+from taskguard.ledger.protocol import (
     Busy,
     Claim,
     ClaimAnswer,
-    Claimed,
     ClaimRequest,
-    LedgerHold,
+    DeclaredRow,
     WorkView,
 )
-from taskguard.ledger.borrowed import BorrowedTransaction
-from taskguard.ledger.database import Database, HotPath, LockTimeoutError
-from taskguard.ledger.engine import read_url
-from taskguard.ledger.foreign import ForeignConnection, on_foreign
-from taskguard.ledger.guarded_row import GuardedRow
-from taskguard.ledger.identity import Identity
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.refusals import stale
 from taskguard.ledger.retention import Purged, purge
-from taskguard.ledger.steps import claim_in_steps, look, renew_in_steps
+from taskguard.ledger.schema import creation
+from taskguard.ledger.schema.identity import Identity
+from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
+from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
+from taskguard.ledger.statements import WRITE_LOCK_S, Statements
 from taskguard.ledger.tables import (
-    FREE,
-    KEYS,
-    MESSAGES,
-    METADATA,
     SCHEMA,
-    SCHEMA_VERSION,
-    WORKS,
-    holding,
-    standing,
 )
-from taskguard.ledger.transaction import SqlTransaction, Transactions
-from taskguard.ledger.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.policy import DAY_S, MOST_ROWS, check_number
+from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
+from taskguard.ledger.transactions.external import ExternalConnection, on_external
+from taskguard.policy import DAY_S, check_number
 from taskguard.states import Decision, State
 
-__all__ = ["SqlLedger", "ddl", "ddl_statements", "include_name"]
+__all__ = ["SqlLedger"]
 
-_PUBLISH_LOCK_S = 5.0
 _LARGE_CALL_CHARS = 100_000  # smaller ones fit everywhere
-_SCHEMA_TRIES = 5  # of several that create tables at once MySQL lets one go on
 
 
 class SqlLedger:
@@ -76,11 +63,13 @@ class SqlLedger:
     Args:
         database: a SQLAlchemy URL, or an Engine of the user's own, whose settings stay as they
             are.
-        lock_timeout_s: how long a claim waits for a row lock before that is busy; on MariaDB and
-            MySQL whole seconds, at least one.
+        lock_timeout_s: how many seconds a claim waits for a row lock before it counts as busy; on
+            MariaDB and MySQL whole seconds, at least one. 0.25 by default.
         idle_in_transaction_s: PostgreSQL, and MariaDB unless the Engine is the user's, end a
-            guarded transaction that idles for so long, so that a frozen holder's row locks end.
-        resolve_timeout_s: how long the outcome of an unanswered COMMIT is asked for.
+            guarded transaction that idles for so many seconds, so that a frozen holder's row locks
+            end.
+        resolve_timeout_s: for how many seconds the outcome of an unanswered COMMIT is asked for; 10
+            by default.
         one_statement: False claims, completes and renews in several statements on PostgreSQL and
             MariaDB, too.
         pooled: False closes each connection after its use, so that the database can be dropped
@@ -100,14 +89,13 @@ class SqlLedger:
         check_number("lock_timeout_s", lock_timeout_s, at_least=0, at_most=DAY_S)
         check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
         check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
-        self._database = Database(
-            database, lock_timeout_s=lock_timeout_s, one_statement=one_statement, pooled=pooled
-        )
+        self._database = Database(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
         self._identity = Identity(self._database)
-        # Users' own tables that were found to be as declared.
+        # Declarations of users' rows whose tables were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
         self._transactions = Transactions(
             self._database,
+            one_statement=one_statement,
             idle_in_transaction_s=idle_in_transaction_s,
             resolve_timeout_s=resolve_timeout_s,
         )
@@ -122,57 +110,31 @@ class SqlLedger:
         self._check_own(request)
         self._check_call(request)
         try:
-            return self._database.twice(lambda: self._claim(request))
+            return self._database.twice(lambda: self._statements.claim(request))
         except (LockTimeoutError, TransactionRetryError):
             return Busy(None, None, same_work=False, started=True)
 
-    def _claim(self, request: ClaimRequest) -> ClaimAnswer:
-        database, hot_path = self._database, self._database.hot_path
-        if request.formerly:
-            return claim_in_steps(database, request)
-        if hot_path is HotPath.POSTGRESQL:
-            return self._claim_on_postgresql(request)
-        answered = mariadb.claim(database, request) if hot_path is HotPath.MARIADB else None
-        return claim_in_steps(database, request) if answered is None else answered
+    @property
+    def _statements(self) -> Statements:
+        return self._transactions.statements
 
-    def _claim_on_postgresql(self, request: ClaimRequest) -> ClaimAnswer:
-        if request.row is not None:
-            answered = postgresql.claim_with_row(self._database, request)
-            return claim_in_steps(self._database, request) if answered is None else answered
-        answered = postgresql.claim(self._database, request)
-        if answered is not None:
-            return answered
-        found = claim_in_steps(self._database, request)
-        if not isinstance(found, Claimed):
-            # The one statement may have got the key where another had just got the work.
-            self._free_keys(request)
-        return found
-
-    def _free_keys(self, request: ClaimRequest) -> None:
-        with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-            db.execute(
-                sa.update(KEYS)
-                .where(KEYS.c.key.in_(request.keys), KEYS.c.owner == str(request.owner))
-                .values(owner=FREE, lease_until=0)
-            )
-
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming."""
         self._check_own(request)
-        seen = self._database.twice(lambda: look(self._database, request))
+        seen = self._database.twice(lambda: self._statements.peek(request))
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
             return seen.answer(request)
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
     def _check_own(self, request: ClaimRequest) -> None:
-        """The table of the user's own row, once in a process."""
-        if request.row is not None and request.row.declared not in self._checked:
-            declared = request.row.declared
+        """Check the table of the user's own row, once in a process."""
+        declared = None if request.row is None else rows.declared_of(request.row)
+        if declared is not None and declared not in self._checked:
             self._database.twice(lambda: self._check_rows([declared]))
 
     def _check_call(self, request: ClaimRequest) -> None:
-        """A large one is looked at before it is sent: too large, it looks like an outage."""
+        """Raise CallTooLargeError for a call that is too large, which would look like an outage."""
         call = request.call
         if call is None or len(call) < _LARGE_CALL_CHARS:
             return
@@ -194,235 +156,110 @@ class SqlLedger:
 
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: Any = None
-    ) -> SqlTransaction:
-        """A transaction for the holder's writes; see `base.py`."""
-        if on is not None:
-            return BorrowedTransaction(self._transactions, claim, on)
-        return self._transactions.open(claim, look_first=look_first)
+    ) -> GuardedTransaction:
+        """A transaction for the holder's writes; see `protocol.py`."""
+        return self._transactions.open(claim, on=on, look_first=look_first)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE in a transaction of its own."""
-        if self._transactions.in_one_statement(claim):
-            if self._complete_alone(claim, result_json):
-                return
-            if claim.row is None:
-                raise stale(claim)
-            # The steps say what became of the user's row.
+        completed = self._complete_alone(claim, result_json)
+        if completed:
+            return
+        if completed is False and claim.row is None:
+            raise stale(claim)
+        # A transaction says what became of the user's row.
         try:
-            self._complete_in_steps(claim, result_json)
-        except TransactionRetryError:  # it did not happen; the body need not run again
-            self._complete_in_steps(claim, result_json)
+            self._complete_in_transaction(claim, result_json)
+        except TransactionRetryError:  # nothing was committed; only the completion is tried again
+            self._complete_in_transaction(claim, result_json)
 
-    def _complete_in_steps(self, claim: Claim, result_json: str | None) -> None:
-        with self._transactions.open(claim, look_first=True, by_ledger=True) as tx:
-            tx.complete(claim, result_json)
+    def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
+        def complete() -> None:
+            with self._transactions.open(claim, of_body=False) as tx:
+                tx.complete(claim, result_json)
 
-    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool:
-        database = self._database
+        self._database.twice(complete)
+
+    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         try:
-            return postgresql.complete_alone(database, claim, result_json)
+            return self._statements.complete_alone(claim, result_json)
         except (LedgerUnavailableError, TransactionRetryError) as error:
             try:
                 self._transactions.resolve(claim, error)
             except TransactionRetryError:
-                return postgresql.complete_alone(database, claim, result_json)
+                return self._statements.complete_alone(claim, result_json)
             return True
 
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
-        if self._database.hot_path is HotPath.POSTGRESQL and not claim.formerly:
-            database = self._database
-            database.twice(lambda: postgresql.store_result(database, claim, result_json))
-            return
-        self._change(
-            WORKS.c.id.in_(claim.works),
-            WORKS.c.state == State.DONE.value,
-            WORKS.c.fence == claim.fence,
-            WORKS.c.owner == str(claim.owner),
-            result=result_json,
-        )
+        self._database.twice(lambda: self._statements.store_result(claim, result_json))
 
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED; ends the lease."""
-        return self._end(
-            claim,
-            state=State.FAILED.value,
-            error=self._storable(error),
-            lease_until=0,
-            rounds=None,
-            due=None,
-            finished=self._database.now(),
-        )
+        return endings.fail(self._database, claim, error)
 
     def give_back(self, claim: Claim) -> bool:
         """PROCESSING -> NEW; ends the lease."""
-        return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=0)
+        return endings.give_back(self._database, claim)
 
     def crash(self, claim: Claim, error: str) -> bool:
         """PROCESSING without a lease: the next claim is a takeover."""
-        due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
-        values = {"error": self._storable(error), "lease_until": 0, "due": due}
-        return self._end(claim, row_too=False, **values)
+        return endings.crash(self._database, claim, error)
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
         """PROCESSING -> NEW, the `most`th time in a row FAILED; ends the lease."""
-        rounds = sa.func.coalesce(WORKS.c.rounds, 0) + 1
-        last = rounds >= most
-        ended = self._end(
-            claim,
-            state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
-            rounds=sa.case((last, None), else_=rounds),
-            error=self._storable(reason),
-            owner=FREE,
-            lease_until=0,
-            due=sa.case((last, None), else_=WORKS.c.due),
-            finished=sa.case((last, self._database.now()), else_=None),
-        )
-        if not ended:
+        if not endings.end_round(self._database, claim, reason, most=most):
             return None
         view = None if claim.work is None else self.view(claim.work)
         return None if view is None else view.state
 
-    def _end(self, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
-        """End the lease; the work gets `values`, and the user's own row its first state."""
-        tries = 0
-
-        def end() -> bool:
-            nonlocal tries
-            tries += 1
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                if claim.row is not None and row_too:
-                    rows.read(db, claim.row, lock=True)  # before our own rows, as everybody does
-                freed = db.execute(
-                    sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
-                )
-                if claim.work is None:
-                    # A first try that got no answer may have freed them.
-                    return freed.rowcount == len(claim.keys) or tries > 1
-                ended = not claim.formerly or self._all_stand(db, claim)
-                if ended:
-                    update = sa.update(WORKS).where(standing(claim))
-                    ended = db.execute(update.values(**values)).rowcount > 0
-                if claim.row is not None and row_too and (ended or _revoked(db, claim)):
-                    rows.put_back(db, claim)
-                return ended
-
-        return self._database.twice(end)
-
-    @staticmethod
-    def _all_stand(db: sa.Connection, claim: Claim) -> bool:
-        """Whether nobody has overtaken it who knows its work by a former id alone."""
-        select = sa.select(WORKS.c.id).where(standing(claim)).order_by(WORKS.c.id)
-        return len(db.execute(select.with_for_update()).all()) == len(claim.works)
-
-    def report_in(self, claim: Claim) -> None:
+    def uncount_crash(self, claim: Claim) -> None:
         """Uncount this holder's crash, once."""
-        self._change(
-            WORKS.c.id.in_(claim.works),
-            WORKS.c.crashed_owner == str(claim.owner),
-            WORKS.c.crashes > 0,
-            WORKS.c.state != State.DEAD.value,
-            crashes=WORKS.c.crashes - 1,
-            crashed_owner="",
-        )
+        endings.uncount_crash(self._database, claim)
 
     def revoke(self, work: str, *, message: str) -> bool:
         """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
-        changed = self._change(
-            WORKS.c.id == work,
-            WORKS.c.message == message,
-            WORKS.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value]),
-            state=State.FAILED.value,
-            final=1,
-            owner=FREE,
-            lease_until=0,
-            error="revoked",
-            due=None,
-            finished=self._database.now(),
-        )
-        return changed == 1
-
-    def _change(self, *where: Any, **values: Any) -> int:
-        def change() -> int:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                return int(db.execute(sa.update(WORKS).where(*where).values(**values)).rowcount)
-
-        return self._database.twice(change)
-
-    def _storable(self, text: str) -> str:
-        """Without what a text of the database cannot hold: NUL, or what is not in its encoding."""
-        plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-        if plain.isascii() or self._database.stores_unicode():
-            return plain
-        return plain.encode("ascii", "backslashreplace").decode()
+        return endings.revoke(self._database, work, message=message)
 
     # -- renewals -----------------------------------------------------------------------------
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        if self._database.hot_path is HotPath.POSTGRESQL:
-            return self._database.twice(lambda: postgresql.renew(self._database, holds))
-        return self._database.twice(lambda: renew_in_steps(self._database, holds))
+        return self._database.twice(lambda: self._statements.renew(claims))
 
     # -- deferrals ----------------------------------------------------------------------------
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the next copy under the message's row lock, then commit its number."""
-        copy = request.message.copy + 1
+        """Publish the message again under its row lock, then commit its number of deferrals."""
+        deferrals = request.message.deferrals + 1
         if request.work is None:  # a plain lock: no claim of it asks for numbers
-            publish(copy)
+            publish(deferrals)
             return True
-        with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             now_us = self._database.now_us(db)
-            if not self._database.dialect.raise_copy(
-                db, request.message, copy, work=request.work, now_us=now_us
+            if not self._database.dialect.raise_deferrals(
+                db, request.message, deferrals, work=request.work, now_us=now_us
             ):
                 return False
             with self._database.elsewhere_meanwhile(db):
-                publish(copy)
+                publish(deferrals)
             return True
 
     # -- for people ---------------------------------------------------------------------------
 
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
-
-        def read() -> Any:
-            with self._database.transaction() as db:
-                return db.execute(sa.select(WORKS).where(WORKS.c.id == work)).first()
-
-        row = self._database.twice(read)
-        return None if row is None else view_of(row)
+        return operator.view(self._database, work)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         """Another work of the same task that this message has done; None if there is none."""
-        select = sa.select(WORKS.c.id).where(
-            WORKS.c.message == request.message.name,
-            WORKS.c.task == request.task,
-            WORKS.c.state == State.DONE.value,
-            WORKS.c.id.not_in([str(request.work), *request.formerly]),
-        )
+        return operator.done_elsewhere(self._database, request)
 
-        def read() -> str | None:
-            with self._database.transaction() as db:
-                found: str | None = db.execute(select.limit(1)).scalar()
-                return found
-
-        return self._database.twice(read)
-
-    def works(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of works in a state, those that started last first."""
-
-        check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
-
-        def read() -> Any:
-            select = sa.select(WORKS).where(WORKS.c.state == state.value)
-            with self._database.transaction() as db:
-                return db.execute(select.order_by(WORKS.c.started.desc()).limit(limit)).all()
-
-        return [view_of(row) for row in self._database.twice(read)]
+    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
+        """The records of all work in a state, what started last first."""
+        return operator.list_work(self._database, state, limit=limit)
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
@@ -430,81 +267,27 @@ class SqlLedger:
         Its messages' numbers are forgotten, so that the same message may be sent again, and its
         fingerprint, so that one with other arguments may.
         """
-        text = self._storable(f"requeued: {reason}")
-
-        def requeue() -> bool:
-            ended = sa.or_(
-                WORKS.c.state.in_([State.DEAD.value, State.FAILED.value]),
-                # By this very call, whose COMMIT got no answer.
-                sa.and_(WORKS.c.state == State.NEW.value, WORKS.c.error == text),
-            )
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                changed = db.execute(
-                    sa.update(WORKS)
-                    .where(WORKS.c.id == work, ended)
-                    .values(
-                        state=State.NEW.value,
-                        final=0,
-                        retries=0,
-                        owner=FREE,
-                        lease_until=0,
-                        crashes=0,
-                        crashed_owner="",
-                        rounds=None,
-                        fingerprint=None,
-                        due=sa.case((WORKS.c.call.is_not(None), self._database.now())),
-                        error=text,
-                        finished=None,
-                    )
-                )
-                if changed.rowcount != 1:
-                    return False
-                # By their ids: without an index on `work` every row would be locked by the way.
-                of_work = MESSAGES.c.work == work
-                found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
-                db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
-                return True
-
-        return self._database.twice(requeue)
+        return operator.requeue(self._database, work, reason=reason)
 
     def release(self, key: str, *, fence: int, owner: str) -> bool:
         """End the lease of a holder that is known to be gone. False if it is not the holder.
 
-        Safe if it is wrong: a holder that lives renews it, and its commit is refused only once
-        somebody else has claimed. The next delivery takes its work over, which counts as a crash.
+        Safe if the holder is alive after all: it renews the lease, and its commit is refused only
+        once somebody else has claimed. The next delivery takes its work over, which counts as a
+        crash.
         """
+        return operator.release(self._database, key, fence=fence, owner=owner)
 
-        def release() -> bool:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as db:
-                held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
-                ended = db.execute(
-                    sa.update(KEYS).where(*held, KEYS.c.owner != FREE).values(lease_until=0)
-                )
-                if ended.rowcount != 1:
-                    return False
-                processing = WORKS.c.state == State.PROCESSING.value
-                theirs = processing, WORKS.c.fence == fence, WORKS.c.owner == owner
-                # By their ids, as in `requeue`.
-                found = db.execute(sa.select(WORKS.c.id).where(*theirs)).scalars().all()
-                due = sa.case((WORKS.c.call.is_not(None), self._database.now()))
-                db.execute(
-                    sa.update(WORKS)
-                    .where(WORKS.c.id.in_(found), *theirs)
-                    .values(lease_until=0, due=due)
-                )
-                return True
-
-        return self._database.twice(release)
-
-    # -- works whose calls are stored ---------------------------------------------------------
+    # -- work whose call is stored ------------------------------------------------------------
 
     def enqueue(
         self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """Write a work with its call as NEW, in the transaction of `db`, which is the user's.
+        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
-        A work that is known stays as it is, unless it failed, or its own row was set back: then it
-        is NEW again. One that nobody is at gets the call, if it has none.
+        Work that is known stays as it is, unless it failed, or the user's own row was set back:
+        then it is NEW again. Work that is NEW, or whose lease has run out, gets the call if it has
+        none.
 
         Args:
             db: a connection to the ledger's database; None: in a transaction of its own.
@@ -522,70 +305,70 @@ class SqlLedger:
             return
 
         def write() -> None:
-            with self._database.transaction(lock_timeout_s=_PUBLISH_LOCK_S) as own:
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as own:
                 outbox.write(self._database, own, request, due_in_s=due_in_s)
 
         self._database.twice(write)
 
-    def enqueue_in_foreign(
-        self, foreign: ForeignConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    def enqueue_external(
+        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
     ) -> None:
-        """`enqueue()` in the transaction that another library has open on `foreign`.
+        """`enqueue()` in the transaction that another library has open on `external`.
 
         Raises ConfigurationError if that is another database.
         """
-        if foreign.kind != self._database.engine.dialect.name:
+        if external.kind != self._database.engine.dialect.name:
             raise ConfigurationError(
-                f"{request.work} was enqueued in a transaction on {foreign.kind}, and the ledger "
+                f"{request.work} was enqueued in a transaction on {external.kind}, and the ledger "
                 f"is in {self._database.place}: the two do not commit together."
             )
         self._check_call(request)
-        with on_foreign(self._database.engine, foreign) as db:
+        with on_external(self._database.engine, external) as db:
             self._identity.require(db, work=str(request.work))
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
         self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
     ) -> list[Overdue]:
-        """Works that nobody seems to be at; see `outbox.py`."""
+        """Work that is overdue; see `outbox.py`."""
         return self._database.twice(
             lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
         )
 
-    def sent(self, works: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """The messages of these works were sent again; not `counted`: only tried."""
+    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """Note that the messages of these were sent again; not `counted`: it was only tried."""
         return self._database.twice(
-            lambda: outbox.sent(self._database, works, again_after_s=again_after_s, counted=counted)
+            lambda: outbox.sent(self._database, items, again_after_s=again_after_s, counted=counted)
         )
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
-        text = self._storable(error)
+        text = endings.storable(self._database, error)
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget works that ended so long ago, their messages, and keys whose lease ended before.
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
 
         Args:
             older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for
-                a message of a forgotten work that is younger than that would run it again.
+                a message of forgotten work that is younger than that would run it again.
             batch: how many rows go in one transaction.
-            dead: DEAD works, too, which wait for a person. NEW and PROCESSING ones never go.
+            dead: DEAD work, too, which waits for a person. NEW and PROCESSING work never goes.
 
         Raises:
             ConfigurationError: `older_than_s` is less than an hour.
         """
         return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
 
-    def check_schema(self, rows: Iterable[GuardedRow] = ()) -> None:
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
         """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared.
 
-        Also unless the ledger's user may do to them what claims, completions and deferrals do.
+        It is also raised if the ledger's user lacks a privilege that workers need on them.
         """
         with self._database.transaction() as db:
             expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
         check_privileges(self._database)
-        self._check_rows(rows)
+        self._check_rows(cast("Iterable[GuardedRow]", rows))
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
         for each in declared:
@@ -599,25 +382,7 @@ class SqlLedger:
 
         Raises LedgerSchemaError if there are tables of another version.
         """
-        for _ in range(_SCHEMA_TRIES):
-            with contextlib.suppress(TransactionRetryError):
-                self._create_schema()
-                return
-        self._create_schema()
-
-    def _create_schema(self) -> None:
-        with self._database.transaction(bounded=False) as db:
-            dialect = self._database.dialect
-            dialect.lock_schema(db)
-            for table in METADATA.sorted_tables:
-                db.execute(sa.schema.CreateTable(table, if_not_exists=True))
-                for index in table.indexes:
-                    dialect.create_index(db, index)
-            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
-            if version is None:
-                db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
-            else:
-                expect_version(version)
+        creation.create(self._database)
 
     def upgrade_schema(self) -> tuple[int, int]:
         """Bring tables of an older version to this library's. The versions before and after.
@@ -634,46 +399,3 @@ class SqlLedger:
     def close(self) -> None:
         """Close idle connections."""
         self._database.close()
-
-
-def _revoked(db: sa.Connection, claim: Claim) -> bool:
-    """Whether its work was revoked under its hands: nobody else puts the user's row back."""
-    where = WORKS.c.id.in_(claim.works), WORKS.c.fence == claim.fence, WORKS.c.final == 1
-    return db.execute(sa.select(WORKS.c.id).where(*where)).first() is not None
-
-
-def ddl(url: str) -> str:
-    """The SQL that `create_schema` would run, for a review or a migration."""
-    return "".join(f"{each};\n\n" for each in ddl_statements(url))
-
-
-def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
-    """The same one by one; with `if_not_exists` they do no harm where the tables are there.
-
-    Of the URL only the kind of database and the driver matter.
-    """
-    dialect = read_url(url).get_dialect()()
-    parts: list[Any] = []
-    for table in METADATA.sorted_tables:
-        parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))
-        parts += [
-            sa.schema.CreateIndex(index, if_not_exists=if_not_exists) for index in table.indexes
-        ]
-    tables = [str(part.compile(dialect=dialect)).strip() for part in parts]
-    values = sa.insert(SCHEMA).values(version=SCHEMA_VERSION)
-    if if_not_exists:
-        there = sa.select(SCHEMA.c.version)
-        new = sa.select(sa.literal(SCHEMA_VERSION)).where(~there.exists())
-        values = sa.insert(SCHEMA).from_select(["version"], new)
-    version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-    return [*tables, version]
-
-
-def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """For Alembic's `context.configure(include_name=taskguard.include_name)`.
-
-    The ledger's tables are no part of an application's models: `alembic revision --autogenerate`
-    would drop them. Everything else is included.
-    """
-    del parent_names
-    return type_ != "table" or name not in METADATA.tables

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from taskguard.ledger.base import Claim
+from taskguard.ledger.protocol import Claim
 from taskguard.states import State
 
 __all__ = [
@@ -20,8 +20,7 @@ __all__ = [
     "METADATA",
     "SCHEMA",
     "SCHEMA_VERSION",
-    "WORKS",
-    "claim_values",
+    "WORK",
     "held",
     "holding",
     "of_claim",
@@ -63,7 +62,7 @@ class _Exact(sa.types.TypeDecorator[str]):
             return sa.Text(collation="C")
         if dialect.name not in ("mysql", "mariadb"):
             return sa.Text()
-        # Their other binary collations fill up the shorter text with blanks before they compare.
+        # Other binary collations of MariaDB and MySQL pad the shorter text with blanks to compare.
         collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
         if self.key_chars is not None:
             return mysql.VARCHAR(self.key_chars, charset="utf8mb4", collation=collation)
@@ -72,7 +71,7 @@ class _Exact(sa.types.TypeDecorator[str]):
 
 _KEY = _Exact(key_chars=768)
 _TEXT = _Exact()
-# TEXT ends at 64 kB there.
+# TEXT ends at 64 kB on MariaDB and MySQL.
 _JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 _LONG = sa.BigInteger()
 
@@ -93,8 +92,8 @@ KEYS = sa.Table(
     **_INNODB,
 )
 
-WORKS = sa.Table(
-    "taskguard_works",
+WORK = sa.Table(
+    "taskguard_work",
     METADATA,
     sa.Column("id", _KEY, primary_key=True),
     sa.Column("task", _TEXT, nullable=False),
@@ -115,24 +114,24 @@ WORKS = sa.Table(
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),
     sa.Column("error", _JSON),
-    # How its message is sent again, and from when on that may be overdue; `ledger/outbox.py`.
+    # How its message is sent again, and from when on the work is overdue; see `ledger/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
     sa.CheckConstraint(
-        "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_works_state"
+        "state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD')", name="taskguard_work_state"
     ),
     **_INNODB,
 )
 
-# Only works whose calls are stored are in it: for the others, changes of a row stay cheap.
+# Only work whose call is stored is in it: for the rest, changes of a row stay cheap.
 sa.Index(
-    "taskguard_works_due",
-    WORKS.c.due,
-    postgresql_where=WORKS.c.due.is_not(None),
-    sqlite_where=WORKS.c.due.is_not(None),
+    "taskguard_work_due",
+    WORK.c.due,
+    postgresql_where=WORK.c.due.is_not(None),
+    sqlite_where=WORK.c.due.is_not(None),
 )
 
 # The numbers of a message in a work: one id may have been used for messages of several.
@@ -142,49 +141,44 @@ MESSAGES = sa.Table(
     sa.Column("message", _Exact(key_chars=255), primary_key=True),
     sa.Column("work", _Exact(key_chars=512), primary_key=True),
     sa.Column("retries", sa.Integer, nullable=False),
-    sa.Column("copy", sa.Integer, nullable=False),
+    sa.Column("deferrals", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
     **_INNODB,
 )
 
 
 def holding(claim: Claim) -> Any:
-    """The keys are still this claim's: fence and owner."""
+    """Whether the keys still carry this claim's fence and owner."""
     return held(claim.keys, claim.fence, str(claim.owner))
 
 
 def standing(claim: Claim) -> Any:
-    """The work is still this claim's: old state, fence and owner; under each id that it has."""
+    """Whether the work still carries this claim's state, fence and owner, under each of its ids."""
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
     return sa.and_(
-        WORKS.c.id.in_(claim.works),
-        WORKS.c.state == State.PROCESSING.value,
-        WORKS.c.fence == claim.fence,
-        WORKS.c.owner == str(claim.owner),
+        WORK.c.id.in_(claim.work_ids),
+        WORK.c.state == State.PROCESSING.value,
+        WORK.c.fence == claim.fence,
+        WORK.c.owner == str(claim.owner),
     )
 
 
 def of_claim() -> Any:
-    """`standing()` of whatever claim `claim_values()` are given: for prepared statements."""
+    """`standing()` with parameters, for prepared statements; `Claim.name` gives their values."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
 
 
-def claim_values(claim: Claim) -> dict[str, Any]:
-    """What names a claim on its work: work, fence and owner."""
-    return {"work": claim.work, "fence": claim.fence, "owner": str(claim.owner)}
-
-
 def held(keys: Any, fence: Any, owner: Any) -> Any:
-    """The keys are this owner's by this fence; values, or parameters for them."""
+    """Whether the keys are this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(KEYS.c.key.in_(keys), KEYS.c.fence == fence, KEYS.c.owner == owner)
 
 
 def processed(work: Any, fence: Any, owner: Any) -> Any:
-    """The work is this owner's by this fence; values, or parameters for them."""
+    """Whether the work is this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(
-        WORKS.c.id == work,
-        WORKS.c.state == State.PROCESSING.value,
-        WORKS.c.fence == fence,
-        WORKS.c.owner == owner,
+        WORK.c.id == work,
+        WORK.c.state == State.PROCESSING.value,
+        WORK.c.fence == fence,
+        WORK.c.owner == owner,
     )

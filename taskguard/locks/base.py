@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from taskguard.lease import Owner
 
@@ -22,14 +22,14 @@ __all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal"]
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The keys are ours. `fence` is 0 unless a token was asked for."""
+    """The caller holds the keys. `fence` is 0 unless a token was asked for."""
 
     fence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """At least one of the keys is another's; none was taken.
+    """Another owner holds at least one of the keys; none was taken.
 
     Attributes:
         key: the key that is taken.
@@ -60,6 +60,7 @@ class Renewal:
     SKIPPED = "skipped"  # ledgers only: the row is locked, or completed by this very claim
 
 
+@runtime_checkable
 class LockProvider(Protocol):
     """A lock server. Keys come sorted, namespaced by the provider itself."""
 
@@ -77,12 +78,15 @@ class LockProvider(Protocol):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys that are still the owner's and wake waiters.
 
-        False if none was; True where that cannot be told.
+        False if the owner held none of them; True where that cannot be told.
         """
         ...
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
+
+        False if none of them was `owner`'s, and none is `to`'s already.
+        """
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:

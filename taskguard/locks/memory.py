@@ -1,7 +1,7 @@
 """Locks in the memory of one process: for tests of programs that use taskguard.
 
 Guarantees what every provider guarantees, among the threads of this process, and passes the same
-contract suite. Does not guarantee anything to another process: a forked worker has a copy.
+contract suite. Does not guarantee anything to another process: a forked worker has its own locks.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class MemoryLocks:
                 self._releases[key] = self._releases.get(key, 0) + 1
             return bool(mine)
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
         with self._mutex:
-            given = self._owned(keys, to)
+            handed = self._owned(keys, to)
             mine = self._owned(keys, owner)
             for key in mine:
                 self._locks[key] = _Lock(to, self._clock.monotonic_s() + ttl_s)
-            return bool(mine or given)
+            return bool(mine or handed)
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases; one `Renewal` constant for each, in order."""
@@ -89,7 +89,7 @@ class MemoryLocks:
         """Nothing to close: the locks stay."""
 
     def flush(self) -> None:
-        """Forget every lock and token, as a lock server does that lost its memory."""
+        """Forget every lock and token, like a lock server that lost its memory."""
         with self._mutex:
             self._locks.clear()
             self._fences.clear()

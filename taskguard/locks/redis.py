@@ -94,7 +94,7 @@ class RedisLocks:
         self.namespace = namespace
         self._acquire = Script("acquire")
         self._release = Script("release")
-        self._give_back = Script("give_back")
+        self._hand_over = Script("hand_over")
         self._renew = Script("renew")
 
     def __repr__(self) -> str:
@@ -147,10 +147,10 @@ class RedisLocks:
         )
         return bool(freed or retries)
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s to their true owner for `ttl_s`."""
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
         arguments = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
-        return bool(self._link.call(self._give_back, self._locks(keys), arguments))
+        return bool(self._link.call(self._hand_over, self._locks(keys), arguments))
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases, some 250 keys in a round trip.

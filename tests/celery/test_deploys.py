@@ -38,7 +38,7 @@ def test_a_redelivery_after_a_deploy_is_answered(make_shop: Any, before: str, af
 
 
 def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_shop: Any) -> None:
-    """Its effect is there twice; the log names both works, and what to do."""
+    """Its effect is there twice; the log names both ids of the work, and what to do."""
     shop, told, said = redeliver(make_shop, before="former", after="forgotten")
     assert shop.effects() == Counter({"1": 2})
     assert told == "forgotten"

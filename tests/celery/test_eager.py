@@ -10,7 +10,7 @@ import celery
 import pytest
 
 from taskguard.errors import KeyBusyError, LedgerUnavailableError
-from taskguard_celery import house_of
+from taskguard_celery import runtime_of
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_eager_retries_go_on(shop: Any) -> None:
 def test_a_taken_key_is_an_error_where_nothing_can_be_put_off(eager_shop: Any) -> None:
     """Nothing was run, and the caller is told."""
     with (
-        house_of(eager_shop.tasks.app).lock("order:5"),
+        runtime_of(eager_shop.tasks.app).lock("order:5"),
         ThreadPoolExecutor(1) as another,
         pytest.raises(KeyBusyError, match="order:5"),
     ):

@@ -43,13 +43,13 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 def test_an_errback_that_finds_its_key_taken_waits(app: Any, namespace: str) -> None:
     """Within the delivery that failed, until the key is free: its own application's key."""
     app.conf.taskguard_namespace = namespace
-    house = taskguard_celery.house_of(app)
+    runtime = taskguard_celery.runtime_of(app)
     happened: list[GuardEvent] = []
-    house.events.listen(happened.append)
+    runtime.events.listen(happened.append)
     free = Event()
 
     def hold() -> None:
-        with house.lock("complaints"):
+        with runtime.lock("complaints"):
             held.set()
             free.wait(60)
 
@@ -77,7 +77,7 @@ def test_an_errback_that_is_called_where_nothing_may_wait_says_what_it_lost(
 ) -> None:
     """In a worker's own process, which calls those of killed children: all would wait with it."""
     failed = Context(id="a")
-    with ThreadPoolExecutor(1) as another, taskguard_celery.house_of(app).lock("complaints"):
+    with ThreadPoolExecutor(1) as another, taskguard_celery.runtime_of(app).lock("complaints"):
         call = another.submit(app.tasks["complain"], failed, ValueError("lost"), None)
         with pytest.raises(KeyBusyError), caplog.at_level(logging.ERROR):
             call.result()

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 def take_away(shop: Any, order: int) -> None:
     """What the ledger looks like after another holder took the key over, and has vanished."""
     with shop.engine.begin() as db:
-        for table in ("taskguard_keys", "taskguard_works"):
+        for table in ("taskguard_keys", "taskguard_work"):
             statement = (
                 f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0"
                 " where key = :key"

@@ -46,7 +46,7 @@ def test_dead_work_is_an_error_once_and_then_a_warning(
 def vanish(task: Any, *args: Any) -> None:
     """Somebody claims the task's work, and is gone at once."""
     compiled = taskguard_celery.guarded_function_of(task)
-    runner = taskguard_celery.house_of(task.app).runner
+    runner = taskguard_celery.runtime_of(task.app).runner
     assert compiled is not None
     assert runner.ledger is not None
     delivery = compiled.delivery(args, {}, task=task.name, namespace="", message=MessageRef("gone"))

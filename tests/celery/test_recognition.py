@@ -61,10 +61,10 @@ def test_a_class_runs_once_for_each_message(app: Celery, kind: Any) -> None:
 
 
 def test_a_class_that_finds_its_key_taken_is_put_off(app: Celery) -> None:
-    """A copy is published; the body has not begun."""
+    """The message is published again; the body has not begun."""
     task = app.register_task(Charge())
     task.bodies = []
-    with taskguard_celery.house_of(app).lock("account:1"):
+    with taskguard_celery.runtime_of(app).lock("account:1"):
         outcome = deliver_elsewhere(task, 1, task_id="a")
     assert outcome.info.state == "IGNORED"
     assert task.bodies == []
@@ -83,9 +83,9 @@ def test_a_direct_call_of_a_class_is_its_own(app: Celery) -> None:
     refund = app.register_task(Refund())
     refund.bodies = []
     assert refund.run(3) == "refund"
-    ledger = taskguard_celery.house_of(app).runner.ledger
+    ledger = taskguard_celery.runtime_of(app).ledger
     assert ledger is not None
-    (work,) = [each.id for each in ledger.works(State.DONE)]  # type: ignore[attr-defined]
+    (work,) = [each.id for each in ledger.list_work(State.DONE)]  # type: ignore[attr-defined]
     assert work.startswith("refund ")
 
 

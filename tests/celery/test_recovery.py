@@ -1,4 +1,4 @@
-"""Works that the broker lost, and tasks enqueued in a transaction, on real workers."""
+"""Work that the broker lost, and tasks enqueued in a transaction, on real workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lose_messages(shop: Any) -> None:
 
 def make_due(shop: Any) -> None:
     with shop.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) -> None:
@@ -155,12 +155,12 @@ def test_calls_that_do_not_fit_their_task_are_failed_and_hold_up_no_other(shop: 
     put_orders(shop, *range(14))
     with shop.engine.begin() as db:
         change = sa.text(
-            "update taskguard_works set call = replace(call, :old, :new)"
+            "update taskguard_work set call = replace(call, :old, :new)"
             " where id <> 'shop.recover order:13' and id <> 'shop.recover order:0'"
         )
         db.execute(change, {"old": '\\"kwargs\\": {}', "new": '\\"kwargs\\": {\\"colour\\": 1}'})
         change = sa.text(
-            "update taskguard_works"
+            "update taskguard_work"
             " set call = replace(call, 'application/json', 'application/x-nil')"
             " where id = 'shop.recover order:0'"
         )
@@ -389,14 +389,14 @@ def test_a_countdown_is_waited_once_whoever_sends_the_message(shop: Any, by: str
         with shop.engine.begin() as db:
             now_us, due = db.execute(
                 sa.text(
-                    "select extract(epoch from clock_timestamp()) * 1e6, due from taskguard_works"
+                    "select extract(epoch from clock_timestamp()) * 1e6, due from taskguard_work"
                 )
             ).one()
             assert int(due) - int(now_us) > 2.9 * 3600e6, "an hour after its time"
         make_due(shop)
         assert sweep(tasks.app).sent == 1  # as if its process had died before it could send it
         with shop.engine.begin() as db:
-            again = db.execute(sa.text("select due from taskguard_works")).scalar_one()
+            again = db.execute(sa.text("select due from taskguard_work")).scalar_one()
         assert int(again) - int(now_us) > 2.9 * 3600e6
     finally:
         before_task_publish.disconnect(note)

@@ -34,7 +34,7 @@ ENDS = {
 
 def state(app: Celery, work: str) -> str:
     """What the ledger says of it."""
-    ledger: Any = taskguard_celery.house_of(app).runner.ledger
+    ledger: Any = taskguard_celery.runtime_of(app).ledger
     return str(ledger.view(work).state.value)
 
 
@@ -157,7 +157,7 @@ def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, sa
     assert state(app, "ship order:1") == ("FAILED" if obeyed else "NEW")
     if says not in ("reject", "time limit"):
         headers = next_message(app).headers
-        assert (headers["retries"], headers.get("taskguard_copy")) == (
+        assert (headers["retries"], headers.get("taskguard_deferrals")) == (
             (1, None) if obeyed else (0, 1)
         )
     with pytest.raises(Empty):

@@ -91,7 +91,7 @@ def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
 
 
 def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
-    """A copy counts as published once the broker took it; other options stay."""
+    """A message counts as published once the broker took it; other options stay."""
     app = make_app("amqp://localhost", broker_transport_options={"max_retries": 3})
     taskguard_celery.safe_defaults(app)
     assert found(app) == []
@@ -313,13 +313,13 @@ def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:
     """Deliveries are put off until a person has mended it."""
     with shop.worker() as worker:
         with shop.engine.begin() as db:
-            for table in ("keys", "works", "messages", "schema"):
+            for table in ("keys", "work", "messages", "schema"):
                 db.exec_driver_sql(f"alter table taskguard_{table} rename to hidden_{table}")
         result = shop.tasks.ship.delay(1)
         wait_until(lambda: "put off" in worker.text(), timeout_s=60, message="put off")
         assert "taskguard ledger create" in worker.text()
         with shop.engine.begin() as db:
-            for table in ("keys", "works", "messages", "schema"):
+            for table in ("keys", "work", "messages", "schema"):
                 db.exec_driver_sql(f"alter table hidden_{table} rename to taskguard_{table}")
         assert result.get(timeout=60) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})

@@ -43,13 +43,13 @@ ELSEWHERE = {
     "ledger.give_back": "shutdown and a lost lease; tests/celery/test_interrupts.py",
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
-    "ledger.report_in": "a holder that was taken over and is alive; tests/integration",
-    "locks.give_back": "the lock server forgot a holder; tests/integration",
+    "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
+    "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }
 
 
-class Yard:
+class CrashRig:
     """Where deliveries crash: a queue, its workers, and what they left."""
 
     def __init__(self, queue: str, valkey: Any, database: str, folder: Path) -> None:
@@ -131,13 +131,13 @@ class Yard:
     ],
     ids=lambda param: f"{param[0]}-{param[1].removesuffix('_url')}",
 )
-def yard(
+def rig(
     request: pytest.FixtureRequest,
     valkey: Any,
     redis_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Yard]:
+) -> Iterator[CrashRig]:
     del redis_url  # empties the server
     queue, url = request.param
     database = str(request.getfixturevalue(url))
@@ -152,41 +152,43 @@ def yard(
     for module, name, value in (
         (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
         (taskguard_rq.decorator, "RQQueue", taskguard_rq.decorator.RQQueue),
-        (sys.modules["taskguard_rq.house"], "_settings", {}),
-        (sys.modules["taskguard_rq.house"], "_made", []),
+        (sys.modules["taskguard_rq.runtime"], "_settings", {}),
+        (sys.modules["taskguard_rq.runtime"], "_made", []),
     ):
         monkeypatch.setattr(module, name, value)
-    made = Yard(queue, valkey, database, tmp_path)
+    made = CrashRig(queue, valkey, database, tmp_path)
     yield made
     made.close()
 
 
 @pytest.mark.timeout(900)
-def test_killed_at_any_boundary_there_is_one_effect(yard: Yard, exploration: Exploration) -> None:
+def test_killed_at_any_boundary_there_is_one_effect(
+    rig: CrashRig, exploration: Exploration
+) -> None:
     """First each kind of body undisturbed, for the boundaries it comes by; then each of them."""
-    kinds = KINDS[yard.queue]
-    with yard.worker() as one, yard.worker() as two:
+    kinds = KINDS[rig.queue]
+    with rig.worker() as one, rig.worker() as two:
         for kind in kinds:  # one after the other: both workers are free for "twice"
-            yard.send(kind, kind)
-            yard.wait_until_done([kind])
+            rig.send(kind, kind)
+            rig.wait_until_done([kind])
         # DONE is in the ledger before its holder has said what it came by.
-        wait_until(lambda: all("body done" in yard.seen(kind) for kind in kinds))
-        points = {kind: _points(yard.seen(kind), TIMES[yard.queue]) for kind in kinds}
-        _expect_every_boundary(yard, {point for each in points.values() for point in each})
+        wait_until(lambda: all("body done" in rig.seen(kind) for kind in kinds))
+        points = {kind: _points(rig.seen(kind), TIMES[rig.queue]) for kind in kinds}
+        _expect_every_boundary(rig, {point for each in points.values() for point in each})
         cases = [(kind, at) for kind in kinds for at in points[kind]]
-        if yard.engine.dialect.name != "postgresql":
+        if rig.engine.dialect.name != "postgresql":
             cases = exploration.pick(cases, at_most=12)
         # RQ's ids are letters, digits and dashes.
         items = {re.sub(r"\W", "-", f"{kind} {at}"): (kind, at) for kind, at in cases}
         for item, (kind, at) in items.items():
-            yard.send(item, kind, at)
+            rig.send(item, kind, at)
         try:
-            yard.wait_until_done(list(items))
+            rig.wait_until_done(list(items))
         except AssertionError:
             print(one.log[-4000:], two.log[-4000:])
             raise
-        struck = [item for item in items if yard.struck(item)]
-    effects = yard.effects()
+        struck = [item for item in items if rig.struck(item)]
+    effects = rig.effects()
     for item, (kind, _) in items.items():
         assert effects[item] == (kind != "plain"), item
         assert effects[f"{item} half"] == (kind == "checkpoint"), item
@@ -201,11 +203,11 @@ def _points(seen: list[str], times: int) -> list[str]:
     return [each for each in found if int(each.partition("#")[2] or 1) <= times]
 
 
-def _expect_every_boundary(yard: Yard, points: set[str]) -> None:
+def _expect_every_boundary(rig: CrashRig, points: set[str]) -> None:
     known = {point.partition("#")[0] for point in points}
     missing = {point.rpartition(" ")[0] for point in boundaries()} - {
         point.rpartition(" ")[0] for point in known
     }
-    if yard.queue == "rq":
-        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and numbers no copies
+    if rig.queue == "rq":
+        missing.discard("ledger.defer")  # RQ keeps one entry of a job, and records no deferrals
     assert missing <= set(ELSEWHERE), f"no delivery comes by {sorted(missing - set(ELSEWHERE))}"

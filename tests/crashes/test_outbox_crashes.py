@@ -22,16 +22,16 @@ from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.policy import make_policy
 
-TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages", "orders", "effects")
+TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "effects")
 
 
-class Wharf:
+class OutboxRig:
     """Orders, and a queue that is a file: what was sent outlives its sender."""
 
     def __init__(self, url: str, queue: Path) -> None:
         self.engine = sa.create_engine(url)
         self.ledger = SqlLedger(self.engine)
-        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.runtime = taskguard.connect(locks="memory://", ledger=self.ledger)
         self.queue = queue
         self.policy = make_policy({}, task="ship", busy="raise")
 
@@ -47,25 +47,25 @@ class Wharf:
         delivery = self.delivery(order, MessageRef(f"m{order}"), call)
         with orm.Session(self.engine) as session, session.begin():
             session.execute(sa.text("insert into orders values (:name)"), {"name": order})
-            enqueue_in(session, self.house, delivery, self.send)
+            enqueue_in(session, self.runtime, delivery, self.send)
 
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         with self.queue.open("a") as file:
-            file.write(json.dumps([call["order"], message.id, message.retries, message.copy]))
+            file.write(json.dumps([call["order"], message.id, message.retries, message.deferrals]))
             file.write("\n")
 
     def sweep(self) -> None:
         """Whoever was at it is gone, and everything is due."""
-        self.change("update taskguard_works set due = 1 where due is not null")
-        for table in ("works", "keys"):
+        self.change("update taskguard_work set due = 1 where due is not null")
+        for table in ("work", "keys"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
-        Sweeper(self.house, {"test": self.send}, batch=2).sweep()
+        Sweeper(self.runtime, {"test": self.send}, batch=2).sweep()
 
     def work_off(self) -> None:
         """A worker runs every message that was sent."""
         for line in self.queue.read_text().splitlines():
             order, *message = json.loads(line)
-            self.house.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
+            self.runtime.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
 
     def rows(self, table: str) -> Counter[str]:
         with self.engine.connect() as db:
@@ -82,7 +82,7 @@ class Wharf:
         self.engine.dispose()  # a child must not inherit an open file of SQLite's
 
     def close(self) -> None:
-        self.house.close()
+        self.runtime.close()
         self.engine.dispose()
 
 
@@ -97,8 +97,8 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def wharf(url: str, tmp_path: Path) -> Any:
-    made = Wharf(url, tmp_path / "queue")
+def rig(url: str, tmp_path: Path) -> Any:
+    made = OutboxRig(url, tmp_path / "queue")
     made.ledger.create_schema()
     for table in ("orders", "effects"):
         made.change(f"create table {table} (name varchar(20))")
@@ -106,11 +106,11 @@ def wharf(url: str, tmp_path: Path) -> Any:
     made.close()
 
 
-def _killed_at(wharf: Wharf, url: str, at: int, what: str, *args: Any) -> bool:
+def _killed_at(rig: OutboxRig, url: str, at: int, what: str, *args: Any) -> bool:
     """Whether a process that does it was killed there."""
 
     def run() -> None:
-        mine = Wharf(url, wharf.queue)
+        mine = OutboxRig(url, rig.queue)
         kill = KillAt(mine.engine, at)
         mine.send = kill.around(mine.send)  # type: ignore[method-assign]
         getattr(mine, what)(*args)
@@ -118,19 +118,19 @@ def _killed_at(wharf: Wharf, url: str, at: int, what: str, *args: Any) -> bool:
     return was_killed(run)
 
 
-def test_a_producer_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> None:
+def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> None:
     """Around each statement, its COMMIT and its message: the order is there and is shipped, once,
     or it is not there and no message is."""
     at, sent = 0, Counter[str]()
     while True:
         at += 1
-        wharf.begin_again()
-        killed = _killed_at(wharf, url, at, "order", "a")
-        orders = wharf.rows("orders")
-        sent[f"{orders['a']} orders, {len(wharf.queue.read_text().splitlines())} messages"] += 1
-        wharf.sweep()
-        wharf.work_off()
-        assert wharf.rows("effects") == orders, at
+        rig.begin_again()
+        killed = _killed_at(rig, url, at, "order", "a")
+        orders = rig.rows("orders")
+        sent[f"{orders['a']} orders, {len(rig.queue.read_text().splitlines())} messages"] += 1
+        rig.sweep()
+        rig.work_off()
+        assert rig.rows("effects") == orders, at
         if not killed:
             break
     assert set(sent) == {"0 orders, 0 messages", "1 orders, 0 messages", "1 orders, 1 messages"}
@@ -138,7 +138,7 @@ def test_a_producer_that_is_killed_loses_no_order(wharf: Wharf, url: str) -> Non
 
 
 def test_a_sweep_that_is_killed_loses_no_order(
-    wharf: Wharf, url: str, exploration: Exploration
+    rig: OutboxRig, url: str, exploration: Exploration
 ) -> None:
     """Around each statement and each message; the next sweep goes on, and no order is lost.
 
@@ -147,16 +147,16 @@ def test_a_sweep_that_is_killed_loses_no_order(
     wanted = Counter("abc")
     kills = 0
     for at in exploration.numbers(step=1 if url.startswith("postgresql") else 7):
-        wharf.begin_again()
+        rig.begin_again()
         for order in wanted:
-            wharf.order(order)
-        wharf.queue.write_text("")  # the broker has lost all of it
-        wharf.engine.dispose()
-        killed = _killed_at(wharf, url, at, "sweep")
-        wharf.sweep()
-        wharf.work_off()
-        wharf.work_off()
-        assert wharf.rows("effects") == wanted, at
+            rig.order(order)
+        rig.queue.write_text("")  # the broker has lost all of it
+        rig.engine.dispose()
+        killed = _killed_at(rig, url, at, "sweep")
+        rig.sweep()
+        rig.work_off()
+        rig.work_off()
+        assert rig.rows("effects") == wanted, at
         if not killed:
             break
         kills += 1

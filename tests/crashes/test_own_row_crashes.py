@@ -95,7 +95,7 @@ def _once(shop: Shop, body: Callable[[Step, Guard], Any], **numbers: int) -> Non
 
 
 def _begin_again(shop: Shop) -> None:
-    for table in ("taskguard_keys", "taskguard_works", "taskguard_messages", "effects", "orders"):
+    for table in ("taskguard_keys", "taskguard_work", "taskguard_messages", "effects", "orders"):
         shop.change(f"delete from {table}")
     shop.put(7, "PAID")
     shop.engine.dispose()

@@ -1,4 +1,4 @@
-"""The admin: keys and works to look at, requeued and released by those who may, and no more."""
+"""The admin: keys and work to look at, requeued and released by those who may, and no more."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from support.guarded_shop import NotingQueue
 from taskguard import Delivery, Guard, Policy
 from taskguard.errors import StaleTokenError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claim, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.tables import KEYS, WORK
 
 WORKS_PAGE = "/admin/taskguard/work/"
 KEYS_PAGE = "/admin/taskguard/key/"
 
 
 class Office:
-    """A ledger with some works, and the admin before it."""
+    """A ledger with some work on record, and the admin before it."""
 
     def __init__(self, url: str) -> None:
         from django.contrib.auth.models import Permission, User
@@ -65,7 +65,7 @@ class Office:
     def leases(self, order: int) -> list[int]:
         with self.engine.connect() as db:
             key = sa.select(KEYS.c.lease_until).where(KEYS.c.key == f"order:{order}")
-            work = sa.select(WORKS.c.lease_until).where(WORKS.c.id == f"ship order:{order}")
+            work = sa.select(WORK.c.lease_until).where(WORK.c.id == f"ship order:{order}")
             return [db.execute(key).scalar_one(), db.execute(work).scalar_one()]
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ PARTS = "packed", "shipped"
 
 
 @dataclass
-class House:
+class DjangoRig:
     """`taskguard.connect()` by Django's settings, and what an onlooker sees."""
 
     url: str
@@ -41,14 +41,14 @@ class House:
 
     @property
     def ledger(self) -> Any:
-        return self.tg.runner.ledger
+        return self.tg.ledger
 
-    def deliver(self, body: Any, copy: int = 0) -> Any:
+    def deliver(self, body: Any, deferrals: int = 0) -> Any:
         delivery = Delivery(
             keys=("order:1",),
             work="ship order:1",
             task="ship",
-            message=MessageRef("m", copy=copy),
+            message=MessageRef("m", deferrals=deferrals),
             policy=Policy(),
             queue=self.queue,
         )
@@ -64,22 +64,22 @@ class House:
 
     @property
     def states(self) -> list[str]:
-        return self.seen("select state from taskguard_works")
+        return self.seen("select state from taskguard_work")
 
 
 @pytest.fixture(params=["pg_url", "sqlite_url"])
-def house(request: pytest.FixtureRequest) -> Iterator[House]:
-    yield from _house(request.getfixturevalue(request.param))
+def rig(request: pytest.FixtureRequest) -> Iterator[DjangoRig]:
+    yield from _runtime(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
-def pg(pg_url: str) -> Iterator[House]:
-    yield from _house(pg_url)
+def pg(pg_url: str) -> Iterator[DjangoRig]:
+    yield from _runtime(pg_url)
 
 
-def _house(url: str, **others: str) -> Iterator[House]:
+def _runtime(url: str, **others: str) -> Iterator[DjangoRig]:
     with django_on(default=url, **others):
-        made = House(url)
+        made = DjangoRig(url)
         yield made
         made.engine.dispose()
 
@@ -90,7 +90,7 @@ def write(item: str = "x") -> None:
     Effect.objects.create(item=item)
 
 
-def test_effects_and_done_commit_together(house: House) -> None:
+def test_effects_and_done_commit_together(rig: DjangoRig) -> None:
     """By Django's ORM; a duplicate gets the stored result."""
     from taskguard_django import atomic
 
@@ -99,19 +99,19 @@ def test_effects_and_done_commit_together(house: House) -> None:
             assert given is guard
             write()
             guard.result = "shipped"
-            assert (house.effects, house.states) == ([], ["PROCESSING"])
+            assert (rig.effects, rig.states) == ([], ["PROCESSING"])
             assert guard.db.execute(sa.text("select count(*) from django_orders_effect")).scalar()
         assert guard.completed
 
     for _ in range(2):
-        outcome: Any = house.deliver(body)
+        outcome: Any = rig.deliver(body)
         assert outcome.value == "shipped"
-    assert (house.effects, house.states) == (["x"], ["DONE"])
+    assert (rig.effects, rig.states) == (["x"], ["DONE"])
     write("later")  # the connection is good for more, and commits each statement again
-    assert house.effects == ["x", "later"]
+    assert rig.effects == ["x", "later"]
 
 
-def test_a_body_that_fails_writes_nothing(house: House) -> None:
+def test_a_body_that_fails_writes_nothing(rig: DjangoRig) -> None:
     """Neither effect nor DONE; the next delivery does it."""
     from taskguard_django import atomic
 
@@ -125,36 +125,36 @@ def test_a_body_that_fails_writes_nothing(house: House) -> None:
             write("second")
 
     with pytest.raises(ZeroDivisionError):
-        house.deliver(fails)
-    assert (house.effects, house.states) == ([], ["FAILED"])
-    house.deliver(works)
-    assert (house.effects, house.states) == (["second"], ["DONE"])
+        rig.deliver(fails)
+    assert (rig.effects, rig.states) == ([], ["FAILED"])
+    rig.deliver(works)
+    assert (rig.effects, rig.states) == (["second"], ["DONE"])
 
 
-def test_a_holder_that_was_overtaken_writes_nothing(house: House) -> None:
+def test_a_holder_that_was_overtaken_writes_nothing(rig: DjangoRig) -> None:
     """Its effects are rolled back with its DONE."""
     from taskguard_django import atomic
 
     heard: list[BaseException] = []
 
     def body(guard: Guard) -> None:
-        one_writer = house.engine.dialect.name == "sqlite"
+        one_writer = rig.engine.dialect.name == "sqlite"
         if one_writer:
-            overtake(house)
+            overtake(rig)
         try:
             with atomic():
                 write()
                 if not one_writer:
-                    overtake(house)
+                    overtake(rig)
         except StaleTokenError as error:
             heard.append(error)
             raise
 
-    house.deliver(body)
-    assert (house.effects, house.states, len(heard)) == ([], ["PROCESSING"], 1)
+    rig.deliver(body)
+    assert (rig.effects, rig.states, len(heard)) == ([], ["PROCESSING"], 1)
 
 
-def test_a_savepoint_may_fail_and_another_one_stay(house: House) -> None:
+def test_a_savepoint_may_fail_and_another_one_stay(rig: DjangoRig) -> None:
     """`transaction.atomic()` within it is Django's savepoint."""
     from django.db import IntegrityError, transaction
 
@@ -170,11 +170,11 @@ def test_a_savepoint_may_fail_and_another_one_stay(house: House) -> None:
                 Effect.objects.create(item=None)
             write("kept, too")
 
-    house.deliver(body)
-    assert (house.effects, house.states) == (["kept", "kept, too"], ["DONE"])
+    rig.deliver(body)
+    assert (rig.effects, rig.states) == (["kept", "kept, too"], ["DONE"])
 
 
-def test_what_django_would_roll_back_is_not_done(house: House) -> None:
+def test_what_django_would_roll_back_is_not_done(rig: DjangoRig) -> None:
     """`set_rollback(True)`, or an error in a block without savepoint that was caught."""
     from django.db import transaction
 
@@ -201,13 +201,13 @@ def test_what_django_would_roll_back_is_not_done(house: House) -> None:
 
     for body in (asks, catches, closes):
         with pytest.raises(TransactionUsageError):
-            house.deliver(body)
-        assert (house.effects, house.states) == ([], ["FAILED"])
+            rig.deliver(body)
+        assert (rig.effects, rig.states) == ([], ["FAILED"])
     write("later")
-    assert house.effects == ["later"]
+    assert rig.effects == ["later"]
 
 
-def test_a_commit_in_sql_is_noticed(house: House) -> None:
+def test_a_commit_in_sql_is_noticed(rig: DjangoRig) -> None:
     """What was written before it stays, and the work is not DONE: it has said so itself."""
     from django.db import connection
 
@@ -221,12 +221,12 @@ def test_a_commit_in_sql_is_noticed(house: House) -> None:
             write("after")
 
     with pytest.raises(TransactionUsageError):
-        house.deliver(body)
-    assert house.states == ["FAILED"]
-    assert "before" in house.effects
+        rig.deliver(body)
+    assert rig.states == ["FAILED"]
+    assert "before" in rig.effects
 
 
-def test_the_block_refuses_a_commit(house: House) -> None:
+def test_the_block_refuses_a_commit(rig: DjangoRig) -> None:
     """By Django's own word."""
     from django.db import transaction
 
@@ -238,11 +238,11 @@ def test_the_block_refuses_a_commit(house: House) -> None:
             transaction.commit()
 
     with pytest.raises(transaction.TransactionManagementError):
-        house.deliver(body)
-    assert (house.effects, house.states) == ([], ["FAILED"])
+        rig.deliver(body)
+    assert (rig.effects, rig.states) == ([], ["FAILED"])
 
 
-def test_a_block_within_atomic_is_refused(house: House) -> None:
+def test_a_block_within_atomic_is_refused(rig: DjangoRig) -> None:
     """The outer one would decide; what was done before it is neither committed nor rolled back."""
     from django.db import transaction
 
@@ -253,11 +253,11 @@ def test_a_block_within_atomic_is_refused(house: House) -> None:
             write()
 
     with pytest.raises(TransactionUsageError, match="ATOMIC_REQUESTS"):
-        house.deliver(body)
-    assert (house.effects, house.states) == ([], ["FAILED"])
+        rig.deliver(body)
+    assert (rig.effects, rig.states) == ([], ["FAILED"])
 
 
-def test_hooks_run_once_done_is_committed(house: House) -> None:
+def test_hooks_run_once_done_is_committed(rig: DjangoRig) -> None:
     """Also `guard.after_commit()`'s; what a hook raises leaves DONE as it is."""
     from django.db import transaction
 
@@ -269,18 +269,18 @@ def test_hooks_run_once_done_is_committed(house: House) -> None:
         try:
             with atomic():
                 write()
-                transaction.on_commit(lambda: seen.append(house.states))
+                transaction.on_commit(lambda: seen.append(rig.states))
                 guard.after_commit(lambda: seen.append("after"))
                 transaction.on_commit(lambda: 1 // 0)
         except ZeroDivisionError:
             seen.append(guard.completed)
 
-    house.deliver(body)
+    rig.deliver(body)
     assert seen == [["DONE"], "after", True]
-    assert (house.effects, house.states) == (["x"], ["DONE"])
+    assert (rig.effects, rig.states) == (["x"], ["DONE"])
 
 
-def test_a_constraint_that_fails_at_commit_is_the_bodys_error(house: House) -> None:
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(rig: DjangoRig) -> None:
     """As Django's foreign keys do; the connection is good for more."""
     from django.db import IntegrityError, connection
 
@@ -299,46 +299,46 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(house: House) -> N
             cursor.execute("insert into children values (5)")
 
     with pytest.raises(IntegrityError):
-        house.deliver(body)
-    assert (house.effects, house.states) == ([], ["FAILED"])
+        rig.deliver(body)
+    assert (rig.effects, rig.states) == ([], ["FAILED"])
     write("later")
-    assert house.effects == ["later"]
+    assert rig.effects == ["later"]
 
 
-def test_a_connection_of_another_driver_is_refused(pg: House) -> None:
+def test_a_connection_of_another_driver_is_refused(pg: DjangoRig) -> None:
     """The ledger's statements could not go by it."""
-    from taskguard.ledger.foreign import on_foreign
+    from taskguard.ledger.transactions.external import on_external
     from taskguard_django import connection
 
     engine = sa.create_engine("sqlite://")
     with pytest.raises(ConfigurationError, match="same driver"):
-        on_foreign(engine, connection())
+        on_external(engine, connection())
     engine.dispose()
 
 
-def test_a_hook_may_run_a_guarded_body_on_the_same_connection(house: House) -> None:
+def test_a_hook_may_run_a_guarded_body_on_the_same_connection(rig: DjangoRig) -> None:
     """The outer one's transaction is over by then."""
     from django.db import transaction
 
     from taskguard_django import atomic
 
-    @house.tg.guarded(key="bill:<n>")
+    @rig.tg.guarded(key="bill:<n>")
     def bill(n: int) -> None:
         with atomic():
             write(f"billed {n}")
 
-    @house.tg.guarded(key="order:<n>")
+    @rig.tg.guarded(key="order:<n>")
     def ship(n: int) -> None:
         with atomic():
             write(f"shipped {n}")
             transaction.on_commit(lambda: bill(n))
 
     ship(1)
-    assert (house.effects, house.states) == (["shipped 1", "billed 1"], ["DONE", "DONE"])
+    assert (rig.effects, rig.states) == (["shipped 1", "billed 1"], ["DONE", "DONE"])
 
 
-def test_threads_share_a_ledger_and_each_has_its_connection(pg: House) -> None:
-    """Six at the same works: one effect each."""
+def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> None:
+    """Six at the same work items: one effect each."""
     from django.db import connections
 
     from taskguard_django import atomic, checkpoint
@@ -370,7 +370,7 @@ def test_threads_share_a_ledger_and_each_has_its_connection(pg: House) -> None:
     assert sorted(pg.effects) == sorted(f"{done} {n}" for n in range(8) for done in PARTS)
 
 
-def test_parts_commit_with_their_progress(house: House) -> None:
+def test_parts_commit_with_their_progress(rig: DjangoRig) -> None:
     """A later attempt goes on where the last one was."""
     from taskguard_django import atomic, checkpoint
 
@@ -384,23 +384,23 @@ def test_parts_commit_with_their_progress(house: House) -> None:
             write("end")
 
     with pytest.raises(ZeroDivisionError):
-        house.deliver(body)
-    house.deliver(body)
-    assert house.effects == ["part 0", "part 1", "part 2", "end"]
-    assert house.states == ["DONE"]
+        rig.deliver(body)
+    rig.deliver(body)
+    assert rig.effects == ["part 0", "part 1", "part 2", "end"]
+    assert rig.states == ["DONE"]
 
 
-def test_several_keys_complete_on_it_too(house: House) -> None:
+def test_several_keys_complete_on_it_too(rig: DjangoRig) -> None:
     """Which takes several statements."""
     from taskguard_django import atomic
 
-    @house.tg.guarded(key=["order:<n>", "account:<n>"])
+    @rig.tg.guarded(key=["order:<n>", "account:<n>"])
     def ship(n: int) -> None:
         with atomic():
             write(f"{n}")
 
     ship(1)
-    assert (house.effects, house.states) == (["1"], ["DONE"])
+    assert (rig.effects, rig.states) == (["1"], ["DONE"])
 
 
 @pytest.mark.parametrize("kind", ["same", "another"])
@@ -412,27 +412,27 @@ def test_another_database_is_refused_with_the_reason(
 
     other = postgres.create_database("django_other") if kind == "same" else sqlite_url
     with django_on(default=pg_url, other=other):
-        house = House(pg_url)
+        rig = DjangoRig(pg_url)
 
         def body(guard: Guard) -> None:
             with atomic(using="other"):
                 raise AssertionError("unreachable")
 
         with pytest.raises(ConfigurationError, match=r"not of the ledger's.*guard\.fenced"):
-            house.deliver(body)
-        assert house.states == ["FAILED"]
-        house.engine.dispose()
+            rig.deliver(body)
+        assert rig.states == ["FAILED"]
+        rig.engine.dispose()
     if kind == "same":
         postgres.drop_database("django_other")
 
 
-def test_outside_a_guarded_body_it_is_refused(house: House) -> None:
+def test_outside_a_guarded_body_it_is_refused(rig: DjangoRig) -> None:
     """There is nothing to be DONE."""
     from taskguard_django import atomic
 
     with pytest.raises(TransactionUsageError, match=r"taskguard_django\.atomic"), atomic():
         write()
-    assert house.effects == []
+    assert rig.effects == []
 
 
 def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> None:
@@ -443,7 +443,7 @@ def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> 
 
     runs: list[int] = []
     with Proxy(postgres.port) as proxy, django_on(default=pg_url):
-        house = House(pg_url)
+        rig = DjangoRig(pg_url)
         connections["default"].close()
         connections["default"].settings_dict["PORT"] = proxy.port
         connections["default"].settings_dict["HOST"] = "127.0.0.1"
@@ -455,14 +455,14 @@ def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> 
                 proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
             return "shipped"
 
-        outcome: Any = house.deliver(body)
+        outcome: Any = rig.deliver(body)
         assert proxy.lost > 0
         assert (outcome.value, len(runs)) == ("shipped", 1)
-        assert (house.effects, house.states) == (["x"], ["DONE"])
-        house.engine.dispose()
+        assert (rig.effects, rig.states) == (["x"], ["DONE"])
+        rig.engine.dispose()
 
 
-def test_a_deadlock_runs_the_body_again(pg: House) -> None:
+def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
     """The database says by its error that nothing stays."""
     from django.db import connection
 
@@ -506,7 +506,7 @@ def test_a_deadlock_runs_the_body_again(pg: House) -> None:
     assert (len(heard), pg.effects, pg.states) == (1, ["x"], ["DONE"])
 
 
-def test_a_server_that_was_restarted_costs_one_delivery(pg: House) -> None:
+def test_a_server_that_was_restarted_costs_one_delivery(pg: DjangoRig) -> None:
     """Django's connection is dead: nothing is written, and the next one does it."""
     from django.db import connection
 
@@ -521,13 +521,13 @@ def test_a_server_that_was_restarted_costs_one_delivery(pg: House) -> None:
         pid = cursor.fetchone()[0]
     pg.seen(f"select pg_terminate_backend({pid})")
     pg.deliver(body)
-    assert (pg.effects, pg.states, pg.queue.copies) == ([], ["NEW"], [1])
-    pg.deliver(body, copy=1)
+    assert (pg.effects, pg.states, pg.queue.deferrals) == ([], ["NEW"], [1])
+    pg.deliver(body, deferrals=1)
     assert (pg.effects, pg.states) == (["x"], ["DONE"])
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
-def test_no_plain_call_is_lost_at_a_higher_level(pg: House, level: str) -> None:
+def test_no_plain_call_is_lost_at_a_higher_level(pg: DjangoRig, level: str) -> None:
     """Serialization failures come by the dozen there: run again under the same lease."""
     from django.db import connections
     from psycopg import IsolationLevel

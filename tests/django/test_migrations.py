@@ -31,7 +31,7 @@ def test_a_migrated_database_is_the_ledgers(request: pytest.FixtureRequest, name
     ledger = SqlLedger(url)
     ledger.create_schema()
     created = columns(url)
-    assert ("taskguard_works_due", "index", False) in created["taskguard_works"]
+    assert ("taskguard_work_due", "index", False) in created["taskguard_work"]
     with django_on(default=url):  # tables that are there stay
         assert columns(url) == created
         call_command("migrate", "taskguard", "zero", verbosity=0)

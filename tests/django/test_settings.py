@@ -42,12 +42,12 @@ def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.Monk
     with settings_as({"LOCKS": "memory://"}):
         app, told = Celery("shop"), Celery("told")
         told.conf.taskguard_locks = None
-        rq = taskguard_rq.house()
+        rq = taskguard_rq.runtime()
         taskguard_rq.configure()  # the next one is made anew
-        for house in (taskguard_celery.house_of(app), rq, taskguard.connect()):
-            assert house.runner.ledger is taskguard_django.ledger()
-            assert isinstance(house.runner.locks, MemoryLocks)
-        assert taskguard_celery.house_of(told).runner.locks is None
+        for runtime in (taskguard_celery.runtime_of(app), rq, taskguard.connect()):
+            assert runtime.ledger is taskguard_django.ledger()
+            assert isinstance(runtime.runner.locks, MemoryLocks)
+        assert taskguard_celery.runtime_of(told).runner.locks is None
 
 
 def test_without_locks_the_environment_has_them(

@@ -126,7 +126,7 @@ FAULTS = (
                 "TestLostReply::test_of_acquire_and_of_its_retry",
                 "TestLostReply::test_of_renew",
                 "TestLostReply::test_of_release",
-                "TestLostReply::test_of_give_back",
+                "TestLostReply::test_of_hand_over",
             ),
             "unit/test_watchdog.py": (
                 "test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again",
@@ -331,7 +331,7 @@ FAULTS = (
         25,
         "a body takes longer than the visibility timeout",
         {
-            "celery/test_copies.py": (
+            "celery/test_deferrals.py": (
                 "test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost",
                 "test_a_message_never_has_more_than_two_live_copies",
             ),

@@ -183,7 +183,7 @@ class TestPooler:
 
         def lose(guard: Guard) -> None:
             with pooled.first.engine.begin() as db:
-                for table in ("keys", "works"):
+                for table in ("keys", "work"):
                     db.execute(sa.text(f"update taskguard_{table} set lease_until = 0"))
             assert pooled.ship_too(order=2) == "second"
 
@@ -213,7 +213,7 @@ class TestPooler:
     "url", ["pg_url", "sqlite_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
 )
 def test_keys_that_look_alike_are_different_keys(url: str, request: pytest.FixtureRequest) -> None:
-    """Fault 34: a, A, á, and a with a space are four works, though MariaDB takes them for one."""
+    """Fault 34: a, A, á, and a with a space are four work items, though to MariaDB they are one."""
     with rivals(request.getfixturevalue(url), locks=None) as made:
         texts = ["a", "A", "á", "a "]
 

@@ -152,7 +152,7 @@ def test_a_starved_holder_is_told_and_refused(
     rivals = make_rivals(locks=None)
     process, group = starved(3.0)
     with rivals.first.engine.begin() as db:  # as after a holder that took it over, and vanished
-        for table in ("taskguard_keys", "taskguard_works"):
+        for table in ("taskguard_keys", "taskguard_work"):
             taken = f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0"
             db.execute(sa.text(taken))
         began_s = time.monotonic()

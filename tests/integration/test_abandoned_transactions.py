@@ -139,7 +139,7 @@ def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
             pass
 
     pg.deliver(body, queue)
-    assert (pg.effects, pg.states, queue.copies) == ([], ["NEW"], [1])
+    assert (pg.effects, pg.states, queue.deferrals) == ([], ["NEW"], [1])
 
 
 def test_a_result_in_an_abandoned_block_is_none(pg: GuardedShop) -> None:

@@ -81,17 +81,17 @@ def test_an_interrupt_as_the_lease_is_kept_leaves_none(
 ) -> None:
     """What a signal handler raises there: nothing is renewed for ever."""
     dog = pg.tg.runner.watchdog
-    keep = dog.keep
+    keep = dog.track
 
     class SoftTimeLimitError(Exception):
         pass
 
     def interrupted(kept: Any) -> None:
         keep(kept)
-        monkeypatch.setattr(dog, "keep", keep)
+        monkeypatch.setattr(dog, "track", keep)
         raise SoftTimeLimitError
 
-    monkeypatch.setattr(dog, "keep", interrupted)
+    monkeypatch.setattr(dog, "track", interrupted)
 
     @pg.tg.guarded(key="order:<n>", ttl_s=5.0)
     def ship(n: int, guard: Guard) -> None:
@@ -162,7 +162,7 @@ def test_a_read_only_database_puts_deliveries_off(pg: GuardedShop, pg_url: str) 
     pg.ledger.close()
     queue = NotingQueue()
     assert isinstance(pg.deliver(lambda guard: None, queue), Deferred)
-    assert queue.copies == [1]
+    assert queue.deferrals == [1]
 
 
 def test_the_current_guard_in_a_plain_lock_is_the_bodys(pg: GuardedShop) -> None:
@@ -224,7 +224,7 @@ def test_progress_that_cannot_be_read_leaves_no_claim(pg: GuardedShop) -> None:
     with pytest.raises(ZeroDivisionError):
         pg.deliver(first)
     with pg.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set progress = '{'"))
+        db.execute(sa.text("update taskguard_work set progress = '{'"))
     with pytest.raises(ValueError, match="property name"):
         pg.deliver(lambda guard: guard.progress)
     assert pg.states == ["FAILED"]

@@ -46,7 +46,7 @@ class Order(Base):
 
 
 @dataclass
-class House:
+class LentRig:
     """A shop, and an Engine of the user's own, which is the ledger's or another one."""
 
     shop: GuardedShop
@@ -68,52 +68,52 @@ class House:
 
 
 @pytest.fixture
-def build() -> Iterator[Callable[..., House]]:
-    made: list[House] = []
+def build() -> Iterator[Callable[..., LentRig]]:
+    made: list[LentRig] = []
 
-    def build(url: str, ledger: Any = None, *, engine: sa.Engine | None = None) -> House:
-        made.append(House(GuardedShop(url, ledger), engine or sa.create_engine(url)))
+    def build(url: str, ledger: Any = None, *, engine: sa.Engine | None = None) -> LentRig:
+        made.append(LentRig(GuardedShop(url, ledger), engine or sa.create_engine(url)))
         return made[-1]
 
     yield build
-    for house in made:
-        house.close()
+    for rig in made:
+        rig.close()
 
 
 @pytest.fixture(params=DATABASES)
-def house(request: pytest.FixtureRequest, build: Callable[..., House]) -> House:
+def rig(request: pytest.FixtureRequest, build: Callable[..., LentRig]) -> LentRig:
     """The ledger by a URL, the user's Engine beside it."""
     return build(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
-def pg(pg_url: str, build: Callable[..., House]) -> House:
+def pg(pg_url: str, build: Callable[..., LentRig]) -> LentRig:
     return build(pg_url)
 
 
 @pytest.fixture
-def behind_proxy(postgres: Any, pg_url: str, build: Any) -> Iterator[tuple[House, Proxy]]:
+def behind_proxy(postgres: Any, pg_url: str, build: Any) -> Iterator[tuple[LentRig, Proxy]]:
     """The user's Engine reaches the database by way of the proxy, the ledger does not."""
     with Proxy(postgres.port) as proxy:
         url = pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")
         yield build(pg_url, engine=sa.create_engine(url)), proxy
 
 
-def _session(house: House) -> Session:
-    return Session(house.engine)
+def _session(rig: LentRig) -> Session:
+    return Session(rig.engine)
 
 
-LENDERS: dict[str, Callable[[House], Any]] = {
+LENDERS: dict[str, Callable[[LentRig], Any]] = {
     "Session": _session,
-    "Connection": lambda house: house.engine.connect(),
-    "Session on a Connection": lambda house: Session(house.engine.connect()),
+    "Connection": lambda rig: rig.engine.connect(),
+    "Session on a Connection": lambda rig: Session(rig.engine.connect()),
 }
 
 
 @pytest.fixture(params=LENDERS)
-def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
+def on(request: pytest.FixtureRequest, rig: LentRig) -> Iterator[Any]:
     """What the user hands in."""
-    lent = LENDERS[request.param](house)
+    lent = LENDERS[request.param](rig)
     yield lent
     bind = lent.get_bind() if not isinstance(lent, sa.Connection) else None
     lent.close()
@@ -124,7 +124,7 @@ def on(request: pytest.FixtureRequest, house: House) -> Iterator[Any]:
 # -- together, or not at all ------------------------------------------------------------------
 
 
-def test_effects_and_done_commit_together(house: House, on: Any) -> None:
+def test_effects_and_done_commit_together(rig: LentRig, on: Any) -> None:
     """The block gives what it was handed; a duplicate gets the stored result."""
 
     def body(guard: Guard) -> None:
@@ -135,17 +135,17 @@ def test_effects_and_done_commit_together(house: House, on: Any) -> None:
             guard.result = "shipped"
 
     for _ in range(2):
-        outcome: Any = house.shop.deliver(body)
+        outcome: Any = rig.shop.deliver(body)
         assert outcome.value == "shipped"
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert (rig.shop.effects, rig.shop.states) == (["x"], ["DONE"])
     assert on.execute(sa.text("select 1")).scalar() == 1  # it is still good for more
 
 
-def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) -> None:
+def test_a_scoped_session_is_taken_for_the_session_of_its_scope(rig: LentRig) -> None:
     """It commits with DONE, and no commit() in the block goes by it either."""
-    scoped = scoped_session(sessionmaker(house.engine))
+    scoped = scoped_session(sessionmaker(rig.engine))
 
-    @house.shop.tg.guarded(key="order:<n>")
+    @rig.shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction(scoped):
             write(scoped, f"{n}")
@@ -156,7 +156,7 @@ def test_a_scoped_session_is_taken_for_the_session_of_its_scope(house: House) ->
     with pytest.raises(TransactionUsageError):
         ship(2)
     scoped.remove()
-    assert (house.shop.effects, house.shop.states) == (["1"], ["DONE", "FAILED"])
+    assert (rig.shop.effects, rig.shop.states) == (["1"], ["DONE", "FAILED"])
 
 
 LENT: dict[str, tuple[int, Callable[[str], Any]]] = {
@@ -170,15 +170,15 @@ LENT: dict[str, tuple[int, Callable[[str], Any]]] = {
 
 @pytest.mark.parametrize("lender", LENT)
 def test_a_lent_transaction_takes_one_message_more_than_by_hand(
-    postgres: Any, pg_url: str, build: Callable[..., House], lender: str
+    postgres: Any, pg_url: str, build: Callable[..., LentRig], lender: str
 ) -> None:
     """On PostgreSQL: the bounds are set where it is seen that this is the ledger's database."""
-    house, (messages, lend) = build(pg_url), LENT[lender]
+    rig, (messages, lend) = build(pg_url), LENT[lender]
     with Proxy(postgres.port) as proxy:
         on = lend(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
         statement: Any = "insert into effects values ('x')"
 
-        @house.shop.tg.guarded(key="order:<n>")
+        @rig.shop.tg.guarded(key="order:<n>")
         def ship(n: int, guard: Guard) -> None:
             del n
             with guard.transaction(on):
@@ -197,12 +197,12 @@ def test_a_lent_transaction_takes_one_message_more_than_by_hand(
 
 @pytest.mark.parametrize("tables", [False, True], ids=["without", "with"])
 def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
-    pg: House, tables: bool
+    pg: LentRig, tables: bool
 ) -> None:
     """A schema a tenant, with or without a ledger's tables; its own for itself are no trouble."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema tenant"))
-        for table in ("works", "keys") if tables else ():
+        for table in ("work", "keys") if tables else ():
             db.execute(sa.text(f"create table tenant.taskguard_{table} (like taskguard_{table})"))
 
     @pg.shop.tg.guarded(key="order:<schema>")
@@ -221,15 +221,15 @@ def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 @pytest.mark.parametrize("make", [Session, sa.Engine.connect])
 def test_on_the_ledgers_own_engine(
-    request: pytest.FixtureRequest, build: Callable[..., House], name: str, make: Any
+    request: pytest.FixtureRequest, build: Callable[..., LentRig], name: str, make: Any
 ) -> None:
     """Which is the user's: it commits with DONE, and no commit() in the block goes by."""
     url = request.getfixturevalue(name)
     engine = sa.create_engine(url)
-    house = build(url, engine, engine=engine)
+    rig = build(url, engine, engine=engine)
     on = make(engine)
 
-    @house.shop.tg.guarded(key="order:<n>")
+    @rig.shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction(on):
             write(on, f"{n}")
@@ -240,10 +240,10 @@ def test_on_the_ledgers_own_engine(
     with pytest.raises(TransactionUsageError):
         ship(2)
     on.close()
-    assert (house.shop.effects, sorted(house.shop.states)) == (["1"], ["DONE", "FAILED"])
+    assert (rig.shop.effects, sorted(rig.shop.states)) == (["1"], ["DONE", "FAILED"])
 
 
-def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
+def test_nothing_is_seen_before_the_end_of_the_block(pg: LentRig) -> None:
     """Neither effects nor DONE."""
     with _session(pg) as session:
 
@@ -257,7 +257,7 @@ def test_nothing_is_seen_before_the_end_of_the_block(pg: House) -> None:
     assert (pg.orders, pg.shop.states) == (["shipped"], ["DONE"])
 
 
-def test_a_body_that_fails_writes_nothing(house: House, on: Any) -> None:
+def test_a_body_that_fails_writes_nothing(rig: LentRig, on: Any) -> None:
     """The user's session or connection is rolled back, and usable again."""
 
     def body(guard: Guard) -> None:
@@ -266,16 +266,16 @@ def test_a_body_that_fails_writes_nothing(house: House, on: Any) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+        rig.shop.deliver(body)
+    assert (rig.shop.effects, rig.shop.states) == ([], ["FAILED"])
     write(on, "later")
     on.commit()
-    assert house.shop.effects == ["later"]
+    assert rig.shop.effects == ["later"]
 
 
-def test_a_holder_that_was_overtaken_writes_nothing(house: House, on: Any) -> None:
+def test_a_holder_that_was_overtaken_writes_nothing(rig: LentRig, on: Any) -> None:
     """Its effects are rolled back with its DONE."""
-    shop = house.shop
+    shop = rig.shop
     heard: list[BaseException] = []
 
     def body(guard: Guard) -> None:
@@ -295,24 +295,24 @@ def test_a_holder_that_was_overtaken_writes_nothing(house: House, on: Any) -> No
     assert len(heard) == 1
 
 
-def test_what_the_orm_has_pending_goes_before_done(house: House) -> None:
+def test_what_the_orm_has_pending_goes_before_done(rig: LentRig) -> None:
     """Flushed with a constraint that fails: an error of the body, and nothing of it stays."""
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 session.add(Order(id=1, status="again"))
 
         with pytest.raises(sa.exc.IntegrityError):
-            house.shop.deliver(body)
-        assert (house.orders, house.shop.states) == (["new"], ["FAILED"])
+            rig.shop.deliver(body)
+        assert (rig.orders, rig.shop.states) == (["new"], ["FAILED"])
         assert session.get_one(Order, 1).status == "new"
 
 
 @pytest.mark.parametrize("expire", [True, False])
-def test_objects_are_usable_after_the_block(house: House, expire: bool) -> None:
+def test_objects_are_usable_after_the_block(rig: LentRig, expire: bool) -> None:
     """New ones and old ones, expired by the commit or not."""
-    with Session(house.engine, expire_on_commit=expire) as session:
+    with Session(rig.engine, expire_on_commit=expire) as session:
 
         def body(guard: Guard) -> list[str]:
             with guard.transaction(session):
@@ -321,12 +321,12 @@ def test_objects_are_usable_after_the_block(house: House, expire: bool) -> None:
                 old.status = "shipped"
             return [old.status, new.status]
 
-        assert house.shop.deliver(body) == Completed(["shipped", "new"])
+        assert rig.shop.deliver(body) == Completed(["shipped", "new"])
 
 
-def test_a_savepoint_may_be_rolled_back_and_another_committed(house: House) -> None:
+def test_a_savepoint_may_be_rolled_back_and_another_committed(rig: LentRig) -> None:
     """begin_nested() is for parts that may fail, on a Session as on a Connection."""
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
@@ -337,21 +337,21 @@ def test_a_savepoint_may_be_rolled_back_and_another_committed(house: House) -> N
                 write(session, "dropped")
                 part.rollback()
 
-        house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == (["kept", "kept, too"], ["DONE"])
+        rig.shop.deliver(body)
+    assert (rig.shop.effects, rig.shop.states) == (["kept", "kept, too"], ["DONE"])
 
 
-def test_several_keys_complete_on_it_too(house: House) -> None:
+def test_several_keys_complete_on_it_too(rig: LentRig) -> None:
     """Which takes several statements."""
-    with _session(house) as session:
+    with _session(rig) as session:
 
-        @house.shop.tg.guarded(key=["order:<n>", "account:<n>"])
+        @rig.shop.tg.guarded(key=["order:<n>", "account:<n>"])
         def ship(n: int, guard: Guard) -> None:
             with guard.transaction(session):
                 write(session)
 
         ship(1)
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert (rig.shop.effects, rig.shop.states) == (["x"], ["DONE"])
 
 
 # -- the body ends it -------------------------------------------------------------------------
@@ -376,11 +376,11 @@ GOES_ON = ["stops", "writes", "writes and commits", "swallows"]
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("end", ENDS)
-def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
+def test_a_body_that_ends_it_is_told(rig: LentRig, on: Any, end: str) -> None:
     """Nothing of before or after is written, also by what the user does with it later."""
     for goes_on in GOES_ON:
         if isinstance(on, sa.Connection) and on.closed:
-            on = house.engine.connect()
+            on = rig.engine.connect()
 
         def body(guard: Guard, goes_on: str = goes_on, on: Any = on) -> None:
             with guard.transaction(on):
@@ -397,13 +397,13 @@ def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
 
         # A Connection that is closed says so itself.
         with pytest.raises((TransactionUsageError, sa.exc.ResourceClosedError)):
-            house.shop.deliver(body)
-        assert (house.shop.effects, house.shop.states) == ([], ["FAILED"])
+            rig.shop.deliver(body)
+        assert (rig.shop.effects, rig.shop.states) == ([], ["FAILED"])
         if not (isinstance(on, sa.Connection) and on.closed):
             on.commit()
             write(on, "later")
             on.commit()
-            assert house.shop.effects == ["later"]
+            assert rig.shop.effects == ["later"]
             on.execute(sa.text("delete from effects"))
             on.commit()
     if isinstance(on, sa.Connection):
@@ -411,11 +411,11 @@ def test_a_body_that_ends_it_is_told(house: House, on: Any, end: str) -> None:
 
 
 def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
-    pg_url: str, build: Callable[..., House]
+    pg_url: str, build: Callable[..., LentRig]
 ) -> None:
     """Whoever gets the connection next would commit it."""
-    house = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
-    with _session(house) as session:
+    rig = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
@@ -423,13 +423,13 @@ def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
                 session.connection().commit()
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
-    with house.engine.begin() as db:
+            rig.shop.deliver(body)
+    with rig.engine.begin() as db:
         db.execute(sa.text("select 1"))
-    assert house.shop.effects == []
+    assert rig.shop.effects == []
 
 
-def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str) -> None:
+def test_a_second_database_of_the_session_is_refused(pg: LentRig, sqlite_url: str) -> None:
     """It would commit apart from DONE."""
     other = sa.create_engine(sqlite_url)
     Base.metadata.create_all(other)
@@ -452,9 +452,9 @@ def test_a_second_database_of_the_session_is_refused(pg: House, sqlite_url: str)
 
 
 @pytest.mark.parametrize("how", ["wrote", "read", "added"])
-def test_one_that_has_begun_is_refused(house: House, on: Any, how: str) -> None:
+def test_one_that_has_begun_is_refused(rig: LentRig, on: Any, how: str) -> None:
     """As by `session.begin()`: what was done before is neither committed nor rolled back."""
-    if how == "wrote" and house.engine.dialect.name == "sqlite":
+    if how == "wrote" and rig.engine.dialect.name == "sqlite":
         return  # one writer at a time: nothing would be claimed
     if how == "added":
         if isinstance(on, sa.Connection):
@@ -468,16 +468,16 @@ def test_one_that_has_begun_is_refused(house: House, on: Any, how: str) -> None:
             write(on)
 
     with pytest.raises(TransactionUsageError, match="Commit or roll back before the block"):
-        house.shop.deliver(body)
+        rig.shop.deliver(body)
     on.commit()
-    assert house.shop.effects == (["mine"] if how == "wrote" else [])
-    assert house.orders == (["new", "added"] if how == "added" else ["new"])
-    assert house.shop.states == ["FAILED"]
+    assert rig.shop.effects == (["mine"] if how == "wrote" else [])
+    assert rig.orders == (["new", "added"] if how == "added" else ["new"])
+    assert rig.shop.states == ["FAILED"]
 
 
-def test_a_session_that_joins_an_open_transaction_is_refused(house: House) -> None:
+def test_a_session_that_joins_an_open_transaction_is_refused(rig: LentRig) -> None:
     """Its commit() would not commit, and DONE would be lost with the outer one."""
-    with house.engine.connect() as db:
+    with rig.engine.connect() as db:
         outer = db.begin()
 
         def body(guard: Guard) -> None:
@@ -485,13 +485,13 @@ def test_a_session_that_joins_an_open_transaction_is_refused(house: House) -> No
                 write(session)
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
+            rig.shop.deliver(body)
         outer.rollback()
 
 
 @pytest.mark.parametrize("ledger_there", ["none", "empty", "same_work"])
 def test_another_database_is_refused_with_the_reason(
-    postgres: Any, pg: House, ledger_there: str
+    postgres: Any, pg: LentRig, ledger_there: str
 ) -> None:
     """Also if a ledger is there that knows the work, by another claim."""
     url = postgres.create_database(f"other_{ledger_there}")
@@ -518,7 +518,7 @@ def test_another_database_is_refused_with_the_reason(
     postgres.drop_database(url.rsplit("/", 1)[1])
 
 
-def test_another_kind_of_database_is_refused(pg: House, sqlite_url: str) -> None:
+def test_another_kind_of_database_is_refused(pg: LentRig, sqlite_url: str) -> None:
     """Before anything is asked of it."""
     other = sa.create_engine(sqlite_url)
     with Session(other) as session:
@@ -533,7 +533,7 @@ def test_another_kind_of_database_is_refused(pg: House, sqlite_url: str) -> None
     other.dispose()
 
 
-def test_another_schema_is_refused(pg: House) -> None:
+def test_another_schema_is_refused(pg: LentRig) -> None:
     """The same database, by a session that would not find the ledger's tables."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema mine"))
@@ -551,24 +551,24 @@ def test_another_schema_is_refused(pg: House) -> None:
 
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 def test_one_that_commits_each_statement_is_refused(
-    request: pytest.FixtureRequest, build: Callable[..., House], name: str
+    request: pytest.FixtureRequest, build: Callable[..., LentRig], name: str
 ) -> None:
     """Effects and DONE could not commit together."""
     url = request.getfixturevalue(name)
-    house = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
-    with _session(house) as session:
+    rig = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 write(session)
 
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            house.shop.deliver(body)
-    assert house.shop.effects == []
+            rig.shop.deliver(body)
+    assert rig.shop.effects == []
 
 
 @pytest.mark.parametrize("on", ["engine", "url", "factory", "twophase"])
-def test_what_is_neither_session_nor_connection_is_refused(pg: House, on: str) -> None:
+def test_what_is_neither_session_nor_connection_is_refused(pg: LentRig, on: str) -> None:
     """By name; and two phases are not one."""
     given: Any = {
         "engine": pg.engine,
@@ -588,11 +588,11 @@ def test_what_is_neither_session_nor_connection_is_refused(pg: House, on: str) -
 # -- the database says no, or nothing ---------------------------------------------------------
 
 
-def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Proxy]) -> None:
+def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[LentRig, Proxy]) -> None:
     """It happened: the body is not run again, and the Session is good for more."""
-    house, proxy = behind_proxy
+    rig, proxy = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> str:
             runs.append(1)
@@ -603,17 +603,17 @@ def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[House, Prox
                 proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
             return order.status
 
-        assert house.shop.deliver(body) == Completed("shipped")
-    assert (len(runs), house.shop.effects) == (1, ["x"])
-    assert (house.orders, house.shop.states) == (["shipped"], ["DONE"])
+        assert rig.shop.deliver(body) == Completed("shipped")
+    assert (len(runs), rig.shop.effects) == (1, ["x"])
+    assert (rig.orders, rig.shop.states) == (["shipped"], ["DONE"])
 
 
 def test_a_body_of_several_parts_commits_them_on_one_session(
-    behind_proxy: tuple[House, Proxy],
+    behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
     """Each with its progress; a part whose COMMIT got no answer is not done twice."""
-    house, proxy = behind_proxy
-    with _session(house) as session:
+    rig, proxy = behind_proxy
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             for part in range(guard.progress or 0, 3):
@@ -625,15 +625,15 @@ def test_a_body_of_several_parts_commits_them_on_one_session(
             with guard.transaction(session):
                 write(session)
 
-        house.shop.deliver(body)
+        rig.shop.deliver(body)
     assert proxy.lost > 0
-    assert house.orders == ["new", "part 0", "part 1", "part 2"]
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    assert rig.orders == ["new", "part 0", "part 1", "part 2"]
+    assert (rig.shop.effects, rig.shop.states) == (["x"], ["DONE"])
 
 
-def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
+def test_a_commit_in_a_checkpoint_is_refused(rig: LentRig) -> None:
     """Neither the part nor its progress is written."""
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.checkpoint(1, session):
@@ -641,24 +641,24 @@ def test_a_commit_in_a_checkpoint_is_refused(house: House) -> None:
                 session.commit()
 
         with pytest.raises(TransactionUsageError):
-            house.shop.deliver(body)
-    view = house.shop.ledger.view("ship order:1")
+            rig.shop.deliver(body)
+    view = rig.shop.ledger.view("ship order:1")
     assert view is not None
-    assert (house.shop.effects, view.progress_json) == ([], None)
+    assert (rig.shop.effects, view.progress_json) == ([], None)
 
 
 def test_a_commit_that_did_not_happen_runs_the_body_again(
-    behind_proxy: tuple[House, Proxy],
+    behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
     """The server ends the session before it can commit; once is what remains."""
-    house, _ = behind_proxy
+    rig, _ = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def end_the_session(_: Session) -> None:
             if len(runs) == 1:
                 pid = session.connection().exec_driver_sql("select pg_backend_pid()").scalar()
-                with house.shop.engine.connect() as db:
+                with rig.shop.engine.connect() as db:
                     db.execute(sa.text("select pg_terminate_backend(:pid)"), {"pid": pid})
 
         def body(guard: Guard) -> None:
@@ -668,17 +668,17 @@ def test_a_commit_that_did_not_happen_runs_the_body_again(
                 if len(runs) == 1:
                     sa.event.listen(session, "before_commit", end_the_session)
 
-        house.shop.deliver(body)
-    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x"], ["DONE"])
+        rig.shop.deliver(body)
+    assert (len(runs), rig.shop.effects, rig.shop.states) == (2, ["x"], ["DONE"])
 
 
 def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
-    behind_proxy: tuple[House, Proxy],
+    behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
     """On the same Session, which gets another connection."""
-    house, proxy = behind_proxy
+    rig, proxy = behind_proxy
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             runs.append(1)
@@ -688,28 +688,28 @@ def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
                     proxy.cut()
                 write(session, "y")
 
-        house.shop.deliver(body)
-    assert (len(runs), house.shop.effects, house.shop.states) == (2, ["x", "y"], ["DONE"])
+        rig.shop.deliver(body)
+    assert (len(runs), rig.shop.effects, rig.shop.states) == (2, ["x", "y"], ["DONE"])
 
 
-def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[House, Proxy]) -> None:
+def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[LentRig, Proxy]) -> None:
     """It is not the body's fault."""
-    house, proxy = behind_proxy
-    house.engine.dispose()
+    rig, proxy = behind_proxy
+    rig.engine.dispose()
     queue = NotingQueue()
-    with _session(house) as session:
+    with _session(rig) as session:
 
         def body(guard: Guard) -> None:
             with guard.transaction(session):
                 raise AssertionError("unreachable")
 
         proxy.mode = Mode.CUT
-        house.shop.deliver(body, queue)
+        rig.shop.deliver(body, queue)
         proxy.mode = Mode.PASS
-    assert (queue.copies, house.shop.states) == ([1], ["NEW"])
+    assert (queue.deferrals, rig.shop.states) == ([1], ["NEW"])
 
 
-def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: House) -> None:
+def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: LentRig) -> None:
     """Nothing is unknown about it; the Session can go on."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create table u (id int unique deferrable initially deferred)"))
@@ -725,7 +725,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: House) -> None
     assert pg.shop.states == ["FAILED"]
 
 
-def test_a_deadlock_runs_the_body_again(pg: House) -> None:
+def test_a_deadlock_runs_the_body_again(pg: LentRig) -> None:
     """As the database asks for, on the same Session."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("insert into orders values (2, 'new')"))
@@ -761,14 +761,14 @@ def test_a_deadlock_runs_the_body_again(pg: House) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_body_longer_than_a_renewal_on_a_snapshot(
-    pg_url: str, build: Callable[..., House], level: str
+    pg_url: str, build: Callable[..., LentRig], level: str
 ) -> None:
     """The watchdog's own renewal is no reason to run the body again."""
-    house = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
+    rig = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
     runs: list[int] = []
-    with _session(house) as session:
+    with _session(rig) as session:
 
-        @house.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+        @rig.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
         def ship(n: int, guard: Guard) -> None:
             runs.append(1)
             with guard.transaction(session):
@@ -776,10 +776,10 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
                 time.sleep(0.7)
 
         ship(1)
-    assert (len(runs), house.shop.effects) == (1, ["x"])
+    assert (len(runs), rig.shop.effects) == (1, ["x"])
 
 
-def test_it_leaves_no_listener_on_the_session(house: House, on: Any) -> None:
+def test_it_leaves_no_listener_on_the_session(rig: LentRig, on: Any) -> None:
     """After the block commit() is the user's own again."""
 
     def body(guard: Guard) -> None:
@@ -790,11 +790,11 @@ def test_it_leaves_no_listener_on_the_session(house: House, on: Any) -> None:
         write(on, "dropped")
         on.rollback()
 
-    house.shop.deliver(body)
-    assert house.shop.effects == ["after", "x"]
+    rig.shop.deliver(body)
+    assert rig.shop.effects == ["after", "x"]
 
 
-def test_a_second_transaction_is_refused(house: House, on: Any) -> None:
+def test_a_second_transaction_is_refused(rig: LentRig, on: Any) -> None:
     """Inside the block, and after DONE."""
 
     def body(guard: Guard) -> None:
@@ -807,5 +807,5 @@ def test_a_second_transaction_is_refused(house: House, on: Any) -> None:
             with guard.transaction(on):
                 pass
 
-    house.shop.deliver(body)
-    assert (house.shop.effects, house.shop.states) == (["x"], ["DONE"])
+    rig.shop.deliver(body)
+    assert (rig.shop.effects, rig.shop.states) == (["x"], ["DONE"])

@@ -301,7 +301,7 @@ def test_another_database_that_cannot_write_is_the_bodys_trouble(
 
     with pytest.raises(sa.exc.DBAPIError, match="read-only"):
         pg.deliver(body, queue)
-    assert (pg.states, queue.copies) == (["FAILED"], [])
+    assert (pg.states, queue.deferrals) == (["FAILED"], [])
     other.dispose()
 
 
@@ -326,7 +326,7 @@ def test_another_connection_of_psycopg_is_the_bodys_trouble(
 
     with pytest.raises(psycopg.Error):
         pg.deliver(body, queue)
-    assert (len(runs), pg.states, queue.copies) == (1, ["FAILED"], [])
+    assert (len(runs), pg.states, queue.deferrals) == (1, ["FAILED"], [])
 
 
 # -- errors that break nothing --------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_statement_that_sqlite_does_not_understand_is_the_bodys(
 
     with pytest.raises(sa.exc.OperationalError):
         shop.deliver(body, queue)
-    assert (len(runs), shop.states, queue.copies) == (1, ["FAILED"], [])
+    assert (len(runs), shop.states, queue.deferrals) == (1, ["FAILED"], [])
 
 
 def test_a_statement_of_the_bodys_that_takes_too_long_is_the_bodys(pg: GuardedShop) -> None:
@@ -361,4 +361,4 @@ def test_a_statement_of_the_bodys_that_takes_too_long_is_the_bodys(pg: GuardedSh
 
     with pytest.raises(sa.exc.OperationalError):
         pg.deliver(body, queue)
-    assert (len(runs), pg.states, queue.copies) == (1, ["FAILED"], [])
+    assert (len(runs), pg.states, queue.deferrals) == (1, ["FAILED"], [])

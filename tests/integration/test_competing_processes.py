@@ -1,4 +1,4 @@
-"""Several processes on one database of each kind, in competition for the same works."""
+"""Several processes on one database of each kind, in competition for the same work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from support.competing import COUNT, EFFECT, request_for
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Claimed, MessageRef
+from taskguard.ledger.protocol import Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -61,7 +61,7 @@ def test_processes_that_compete_have_each_effect_once(
         tx.complete(late.claim, None)
     with engine.connect() as db:
         effects = Counter(db.execute(sa.text("select item from effects")).scalars())
-        states = Counter(db.execute(sa.text("select state from taskguard_works")).scalars())
+        states = Counter(db.execute(sa.text("select state from taskguard_work")).scalars())
     assert effects == dict.fromkeys(range(COUNT), 1)
     assert states == {"DONE": COUNT}
     assert counts["Claimed"] == COUNT + counts["stale"] + counts["again"]

@@ -41,23 +41,23 @@ from taskguard.states import State
 
 
 class NotingQueue:
-    """Takes copies, or refuses them."""
+    """Takes messages that are put off, or refuses them."""
 
     max_delay_s = 15.0
-    numbers_copies = True
+    new_message_per_deferral = True
 
     def __init__(self) -> None:
-        self.copies: list[tuple[int, float]] = []
+        self.deferrals: list[tuple[int, float]] = []
         self.refuses = False
         self.longest_wait_s = math.inf
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
         if self.refuses:
             raise ConnectionError("the broker is away")
-        self.copies.append((copy, delay_s))
+        self.deferrals.append((deferrals, delay_s))
 
 
-class Depot:
+class RunnerRig:
     """A runner, its parts in reach."""
 
     def __init__(self, url: str) -> None:
@@ -73,7 +73,7 @@ class Depot:
 
     def delivery(self, message: str = "m", **values: Any) -> Delivery:
         """A delivery of work on order:1; options of its task are given by name."""
-        numbers = {name: values.pop(name, 0) for name in ("retries", "copy")}
+        numbers = {name: values.pop(name, 0) for name in ("retries", "deferrals")}
         fixed: dict[str, Any] = {
             name: values.pop(name)
             for name in ("work", "published_at_s", "queue", "by_message")
@@ -111,127 +111,127 @@ class Depot:
 
 
 @pytest.fixture
-def depot(sqlite_url: str) -> Iterator[Depot]:
-    made = Depot(sqlite_url)
+def rig(sqlite_url: str) -> Iterator[RunnerRig]:
+    made = RunnerRig(sqlite_url)
     yield made
     made.ledger.close()
 
 
-def test_done_is_answered_with_the_stored_result(depot: Depot) -> None:
+def test_done_is_answered_with_the_stored_result(rig: RunnerRig) -> None:
     """Also to another message, and also where the lock server forgot everything."""
-    assert depot.deliver(lambda guard: {"n": 1}) == Completed({"n": 1})
-    depot.locks.flush()
-    assert depot.deliver(message="other") == Answered({"n": 1})
-    assert depot.locks.held() == {}
+    assert rig.deliver(lambda guard: {"n": 1}) == Completed({"n": 1})
+    rig.locks.flush()
+    assert rig.deliver(message="other") == Answered({"n": 1})
+    assert rig.locks.held() == {}
 
 
 OTHER = {"message": "other", "work": "bill order:1"}
 
 
-def inside(depot: Depot, **second: Any) -> Any:
+def inside(rig: RunnerRig, **second: Any) -> Any:
     """What a second delivery is told that comes while the body of a first one runs."""
     told: list[Any] = []
 
     def body(guard: Guard) -> None:
         # A context of its own: else it would be the first body that asks for its own key.
-        told.append(contextvars.Context().run(depot.deliver, **second))
+        told.append(contextvars.Context().run(rig.deliver, **second))
 
-    depot.deliver(body)
+    rig.deliver(body)
     return told[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"busy": "wait", "wait_s": 0.05}], ids=["retry", "wait"])
-def test_a_taken_key_puts_the_delivery_off(depot: Depot, options: dict[str, Any]) -> None:
-    """A copy is published, no later than a quarter of the visibility timeout."""
-    assert isinstance(inside(depot, **OTHER, **options), Deferred)
-    assert [copy for copy, _ in depot.queue.copies] == [1]
-    assert all(0 < delay_s <= 15 for _, delay_s in depot.queue.copies)
+def test_a_taken_key_puts_the_delivery_off(rig: RunnerRig, options: dict[str, Any]) -> None:
+    """It is published again, no later than a quarter of the visibility timeout."""
+    assert isinstance(inside(rig, **OTHER, **options), Deferred)
+    assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
+    assert all(0 < delay_s <= 15 for _, delay_s in rig.queue.deferrals)
 
 
-def test_a_delivery_waits_no_longer_than_its_queue_can(depot: Depot) -> None:
+def test_a_delivery_waits_no_longer_than_its_queue_can(rig: RunnerRig) -> None:
     """A time limit would end it, or the broker take it for lost."""
-    depot.queue.longest_wait_s = 0.05
-    assert isinstance(inside(depot, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
-    assert [copy for copy, _ in depot.queue.copies] == [1]
+    rig.queue.longest_wait_s = 0.05
+    assert isinstance(inside(rig, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
+    assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
 
 
-def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(depot: Depot) -> None:
+def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(rig: RunnerRig) -> None:
     """busy="skip": acknowledged, with an event."""
-    assert inside(depot, **OTHER, busy="skip") == Dropped("skipped")
-    assert depot.queue.copies == []
-    assert "duplicate" in depot.names()
+    assert inside(rig, **OTHER, busy="skip") == Dropped("skipped")
+    assert rig.queue.deferrals == []
+    assert "duplicate" in rig.names()
 
 
-def test_a_taken_key_raises_where_the_user_chose_so(depot: Depot) -> None:
+def test_a_taken_key_raises_where_the_user_chose_so(rig: RunnerRig) -> None:
     """busy="raise": KeyBusyError, with the key and when to come again."""
 
     def body(guard: Guard) -> None:
         with pytest.raises(KeyBusyError) as caught:
-            contextvars.Context().run(depot.deliver, **OTHER, busy="raise")
+            contextvars.Context().run(rig.deliver, **OTHER, busy="raise")
         assert caught.value.key == "order:1"
         assert caught.value.retry_after_s is not None
         assert 0 < caught.value.retry_after_s <= 30
 
-    depot.deliver(body)
+    rig.deliver(body)
 
 
 @pytest.mark.parametrize("busy", ["skip", "raise"])
-def test_what_has_started_is_never_dropped(depot: Depot, busy: str) -> None:
+def test_what_has_started_is_never_dropped(rig: RunnerRig, busy: str) -> None:
     """Other work that was begun before: put off, for dropping it could lose it."""
     with pytest.raises(ZeroDivisionError):
-        depot.deliver(lambda guard: 1 / 0, **OTHER)
-    assert isinstance(inside(depot, **OTHER, retries=1, busy=busy), Deferred)
+        rig.deliver(lambda guard: 1 / 0, **OTHER)
+    assert isinstance(inside(rig, **OTHER, retries=1, busy=busy), Deferred)
 
 
-def test_the_same_work_in_progress_is_put_off_whatever_the_user_chose(depot: Depot) -> None:
+def test_the_same_work_in_progress_is_put_off_whatever_the_user_chose(rig: RunnerRig) -> None:
     """A duplicate of what runs: it may be the only copy left once its holder is killed."""
-    assert isinstance(inside(depot, message="m", busy="skip"), Deferred)
+    assert isinstance(inside(rig, message="m", busy="skip"), Deferred)
 
 
-def test_a_copy_that_the_broker_refused_is_no_acknowledgement(depot: Depot) -> None:
+def test_a_copy_that_the_broker_refused_is_no_acknowledgement(rig: RunnerRig) -> None:
     """The broker's error goes on to the queue; the message is still the live copy."""
 
     def body(guard: Guard) -> None:
-        depot.queue.refuses = True
+        rig.queue.refuses = True
         with pytest.raises(ConnectionError):
-            contextvars.Context().run(depot.deliver, **OTHER)
-        depot.queue.refuses = False
+            contextvars.Context().run(rig.deliver, **OTHER)
+        rig.queue.refuses = False
 
-    depot.deliver(body)
-    assert depot.deliver(lambda guard: 7, **OTHER) == Completed(7)
+    rig.deliver(body)
+    assert rig.deliver(lambda guard: 7, **OTHER) == Completed(7)
 
 
-def test_a_superseded_delivery_goes_without_a_copy(depot: Depot) -> None:
+def test_a_superseded_delivery_goes_without_a_copy(rig: RunnerRig) -> None:
     """Its copy with a higher number is alive: fifty duplicates leave one."""
-    assert isinstance(inside(depot, **OTHER), Deferred)
-    assert depot.deliver(**OTHER) == Dropped("superseded")
-    assert isinstance(depot.deliver(**OTHER, copy=1), Completed)
-    assert len(depot.queue.copies) == 1
+    assert isinstance(inside(rig, **OTHER), Deferred)
+    assert rig.deliver(**OTHER) == Dropped("superseded")
+    assert isinstance(rig.deliver(**OTHER, deferrals=1), Completed)
+    assert len(rig.queue.deferrals) == 1
 
 
-def test_a_message_older_than_the_record_is_not_run(depot: Depot) -> None:
+def test_a_message_older_than_the_record_is_not_run(rig: RunnerRig) -> None:
     """MessageTooOldError where nothing is known of its work; what is known is answered."""
     old = {"published_at_s": time.time() - 100, "retention_s": 50}
     with pytest.raises(MessageTooOldError, match="retention_s"):
-        depot.deliver(**old)
-    assert depot.ledger.view("ship order:1") is None
-    depot.deliver(lambda guard: 1)
-    assert depot.deliver(**old, message="other") == Answered(1)
+        rig.deliver(**old)
+    assert rig.ledger.view("ship order:1") is None
+    rig.deliver(lambda guard: 1)
+    assert rig.deliver(**old, message="other") == Answered(1)
 
 
 def test_a_late_answer_to_a_new_message_names_once_per(
-    depot: Depot, caplog: pytest.LogCaptureFixture
+    rig: RunnerRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An hour after the work was done; not to a message of its own."""
-    depot.deliver()
-    depot.change("update taskguard_works set finished = finished - 3600000000 - 1")
-    depot.deliver()
+    rig.deliver()
+    rig.change("update taskguard_work set finished = finished - 3600000000 - 1")
+    rig.deliver()
     assert 'once_per="message"' not in caplog.text
-    depot.deliver(message="other")
+    rig.deliver(message="other")
     assert 'once_per="message"' in caplog.text
 
 
-def test_a_deadlock_runs_the_body_again_under_the_same_lease(depot: Depot) -> None:
+def test_a_deadlock_runs_the_body_again_under_the_same_lease(rig: RunnerRig) -> None:
     """A few times at most; then the delivery is put off, and the work given back."""
     fences: list[int] = []
 
@@ -241,46 +241,46 @@ def test_a_deadlock_runs_the_body_again_under_the_same_lease(depot: Depot) -> No
             raise TransactionRetryError("deadlock")
         return len(fences)
 
-    assert depot.deliver(body) == Completed(3)
+    assert rig.deliver(body) == Completed(3)
     assert len(set(fences)) == 1
 
     def hopeless(guard: Guard) -> None:
         raise TransactionRetryError("deadlock")
 
-    assert isinstance(depot.deliver(hopeless, **OTHER), Deferred)
-    assert depot.state("bill order:1") is State.NEW
+    assert isinstance(rig.deliver(hopeless, **OTHER), Deferred)
+    assert rig.state("bill order:1") is State.NEW
 
 
-def test_without_the_ledger_nothing_runs(depot: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_ledger_nothing_runs(rig: RunnerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put off with a growing delay, and no lease is left at the lock server."""
 
     def away(*_: Any, **__: Any) -> Any:
         raise LedgerUnavailableError("away")
 
-    for name in ("claim", "look", "defer"):
-        monkeypatch.setattr(depot.ledger, name, away)
+    for name in ("claim", "peek", "defer"):
+        monkeypatch.setattr(rig.ledger, name, away)
     ran: list[Guard] = []
     delays = []
-    for copy in (0, 3, 9):
-        told = depot.deliver(ran.append, copy=copy)
+    for deferrals in (0, 3, 9):
+        told = rig.deliver(ran.append, deferrals=deferrals)
         assert isinstance(told, Deferred)
         delays.append(told.delay_s)
     assert ran == []
-    assert depot.locks.held() == {}
+    assert rig.locks.held() == {}
     assert delays == sorted(delays)
-    assert max(delays) <= depot.queue.max_delay_s
+    assert max(delays) <= rig.queue.max_delay_s
 
 
-def test_the_bodys_own_error_is_failed_and_goes_on(depot: Depot) -> None:
+def test_the_bodys_own_error_is_failed_and_goes_on(rig: RunnerRig) -> None:
     """Its lease ends at once; a later delivery does the work."""
     with pytest.raises(ZeroDivisionError):
-        depot.deliver(lambda guard: 1 / 0)
-    assert depot.state() is State.FAILED
-    assert depot.locks.held() == {}
-    assert isinstance(depot.deliver(retries=1), Completed)
+        rig.deliver(lambda guard: 1 / 0)
+    assert rig.state() is State.FAILED
+    assert rig.locks.held() == {}
+    assert isinstance(rig.deliver(retries=1), Completed)
 
 
-def test_an_error_after_done_leaves_done(depot: Depot) -> None:
+def test_an_error_after_done_leaves_done(rig: RunnerRig) -> None:
     """It goes on to the queue, but the effects stand and are not repeated."""
 
     def body(guard: Guard) -> None:
@@ -289,13 +289,13 @@ def test_an_error_after_done_leaves_done(depot: Depot) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        depot.deliver(body)
-    assert depot.state() is State.DONE
-    assert depot.deliver(body, retries=1) == Answered("shipped")
+        rig.deliver(body)
+    assert rig.state() is State.DONE
+    assert rig.deliver(body, retries=1) == Answered("shipped")
 
 
 @pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt])
-def test_a_shutdown_gives_the_work_back(depot: Depot, leaves: type[BaseException]) -> None:
+def test_a_shutdown_gives_the_work_back(rig: RunnerRig, leaves: type[BaseException]) -> None:
     """NEW at once, no crash; another worker need not wait for the lease."""
 
     def body(guard: Guard) -> None:
@@ -303,13 +303,13 @@ def test_a_shutdown_gives_the_work_back(depot: Depot, leaves: type[BaseException
         signal.raise_signal(number)
 
     with exiting_at_sigterm(), pytest.raises(leaves):
-        depot.deliver(body)
-    assert depot.state() is State.NEW
-    assert depot.locks.held() == {}
-    assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
+        rig.deliver(body)
+    assert rig.state() is State.NEW
+    assert rig.locks.held() == {}
+    assert rig.deliver(lambda guard: guard.attempt) == Completed(2)
 
 
-def test_a_body_that_exits_is_a_crash_each_time(depot: Depot) -> None:
+def test_a_body_that_exits_is_a_crash_each_time(rig: RunnerRig) -> None:
     """`sys.exit()` ends every process that runs it: no lease is waited for, and it is DEAD."""
 
     def body(guard: Guard) -> None:
@@ -319,19 +319,19 @@ def test_a_body_that_exits_is_a_crash_each_time(depot: Depot) -> None:
     attempts: list[int] = []
     for _ in range(3):
         with pytest.raises(SystemExit):
-            depot.deliver(body, max_crashes=3)
-        assert (depot.state(), depot.locks.held()) == (State.PROCESSING, {})
+            rig.deliver(body, max_crashes=3)
+        assert (rig.state(), rig.locks.held()) == (State.PROCESSING, {})
     with pytest.raises(WorkDeadError, match=r"3 holders.*SystemExit: usage"):
-        depot.deliver(body, max_crashes=3)
+        rig.deliver(body, max_crashes=3)
     assert attempts == [1, 2, 3]
-    assert depot.state() is State.DEAD
-    view = depot.ledger.view("ship order:1")
+    assert rig.state() is State.DEAD
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert view.error == "SystemExit: usage: …"
-    assert depot.names().count("failed") == 3
+    assert rig.names().count("failed") == 3
 
 
-def test_an_exit_after_done_leaves_done(depot: Depot) -> None:
+def test_an_exit_after_done_leaves_done(rig: RunnerRig) -> None:
     """The effects stand."""
 
     def body(guard: Guard) -> None:
@@ -340,12 +340,12 @@ def test_an_exit_after_done_leaves_done(depot: Depot) -> None:
         sys.exit(0)
 
     with pytest.raises(SystemExit):
-        depot.deliver(body)
-    assert depot.deliver(body) == Answered("shipped")
+        rig.deliver(body)
+    assert rig.deliver(body) == Answered("shipped")
 
 
 def test_an_exit_that_the_ledger_never_hears_of_counts_too(
-    depot: Depot, monkeypatch: pytest.MonkeyPatch
+    rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease runs out; the process does not report itself as alive later."""
 
@@ -353,18 +353,18 @@ def test_an_exit_that_the_ledger_never_hears_of_counts_too(
         raise LedgerUnavailableError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(depot.ledger, "crash", away)
+        patch.setattr(rig.ledger, "crash", away)
         with pytest.raises(SystemExit):
-            depot.deliver(lambda guard: sys.exit(1))
-    depot.change("update taskguard_works set lease_until = 1")
-    depot.change("update taskguard_keys set lease_until = 1")
-    assert depot.deliver(lambda guard: guard.attempt) == Completed(2)
-    view = depot.ledger.view("ship order:1")
+            rig.deliver(lambda guard: sys.exit(1))
+    rig.change("update taskguard_work set lease_until = 1")
+    rig.change("update taskguard_keys set lease_until = 1")
+    assert rig.deliver(lambda guard: guard.attempt) == Completed(2)
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert view.crashes == 1
 
 
-def test_a_cancelled_body_is_failed(depot: Depot) -> None:
+def test_a_cancelled_body_is_failed(rig: RunnerRig) -> None:
     """The record says so, and the queue gets an error that does not end its worker."""
 
     def body(guard: Guard) -> None:
@@ -374,45 +374,45 @@ def test_a_cancelled_body_is_failed(depot: Depot) -> None:
         asyncio.run(cancelled())
 
     with pytest.raises(BodyCancelledError, match="event loop") as caught:
-        depot.deliver(body)
+        rig.deliver(body)
     assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-    view = depot.ledger.view("ship order:1")
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert (view.state, view.crashes) == (State.FAILED, 0)
     assert (view.error or "").startswith("CancelledError")
     with pytest.raises(asyncio.CancelledError):
-        depot.deliver(body, queue=None)
-    assert depot.deliver(lambda guard: guard.attempt, retries=1) == Completed(3)
+        rig.deliver(body, queue=None)
+    assert rig.deliver(lambda guard: guard.attempt, retries=1) == Completed(3)
 
 
-def test_a_dead_work_is_raised_so_that_a_person_sees_it(depot: Depot) -> None:
+def test_a_dead_work_is_raised_so_that_a_person_sees_it(rig: RunnerRig) -> None:
     """After max_crashes; every later delivery is told the same."""
 
     def vanish(guard: Guard) -> None:
-        depot.change("update taskguard_works set lease_until = 1")
-        depot.change("update taskguard_keys set lease_until = 1")
-        depot.locks.flush()
+        rig.change("update taskguard_work set lease_until = 1")
+        rig.change("update taskguard_keys set lease_until = 1")
+        rig.locks.flush()
         with pytest.raises(WorkDeadError):
-            contextvars.Context().run(depot.deliver, max_crashes=1)
+            contextvars.Context().run(rig.deliver, max_crashes=1)
 
     with pytest.raises(WorkDeadError, match="requeue"):
-        depot.deliver(vanish, max_crashes=1)
-    assert depot.state() is State.DEAD
-    assert "dead" in depot.names()
+        rig.deliver(vanish, max_crashes=1)
+    assert rig.state() is State.DEAD
+    assert "dead" in rig.names()
 
 
 # -- a lock server that comes back ------------------------------------------------------------
 
 
 def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
-    depot: Depot, monkeypatch: pytest.MonkeyPatch
+    rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its holder was not let in by the lock server, which was away: it ends there all the same."""
-    locks = depot.locks
+    locks = rig.locks
     told: list[Any] = []
 
     def wait() -> None:
-        told.append(depot.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
+        told.append(rig.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
 
     waiter = threading.Thread(target=wait)
 
@@ -427,7 +427,7 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
 
     with monkeypatch.context() as patch:
         patch.setattr(locks, "acquire", away)
-        assert depot.deliver(body, ttl_s=600) == Completed(1)
+        assert rig.deliver(body, ttl_s=600) == Completed(1)
     waiter.join()
     assert told == [Completed(2)]
     assert locks.held() == {}
@@ -437,13 +437,13 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
 
 
 @pytest.fixture
-def alone(depot: Depot) -> Depot:
+def alone(rig: RunnerRig) -> RunnerRig:
     """The ledger alone, as by `locks=None`."""
-    depot.runner = Runner(locks=None, ledger=depot.ledger, events=Events(depot.events.append))
-    return depot
+    rig.runner = Runner(locks=None, ledger=rig.ledger, events=Events(rig.events.append))
+    return rig
 
 
-def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: Depot) -> None:
+def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: RunnerRig) -> None:
     """Its return value may still come: a chord would get None in its place."""
     told: list[Any] = []
 
@@ -455,11 +455,13 @@ def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: Depot) -> N
 
     assert alone.deliver(body) == Completed(7)
     assert isinstance(told[0], Deferred)
-    assert alone.deliver(copy=1) == Answered(7)
+    assert alone.deliver(deferrals=1) == Answered(7)
 
 
 @pytest.mark.parametrize("transacts", [True, False])
-def test_a_body_without_a_value_is_answered_once_it_ended(alone: Depot, transacts: bool) -> None:
+def test_a_body_without_a_value_is_answered_once_it_ended(
+    alone: RunnerRig, transacts: bool
+) -> None:
     """At once: that it ended is on record."""
 
     def body(guard: Guard) -> None:
@@ -469,12 +471,12 @@ def test_a_body_without_a_value_is_answered_once_it_ended(alone: Depot, transact
 
     assert alone.deliver(body) == Completed(None)
     assert alone.deliver() == Answered(None)
-    assert alone.queue.copies == []
+    assert alone.queue.deferrals == []
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_a_body_that_fails_after_done_is_answered_at_once(
-    alone: Depot, error: type[BaseException]
+    alone: RunnerRig, error: type[BaseException]
 ) -> None:
     """No value will come."""
 
@@ -489,7 +491,7 @@ def test_a_body_that_fails_after_done_is_answered_at_once(
 
 
 def test_a_holder_that_died_after_done_is_not_waited_for(
-    alone: Depot, monkeypatch: pytest.MonkeyPatch
+    alone: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for longer than a lease: what it would have returned is lost."""
 
@@ -503,8 +505,8 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
         with pytest.raises(ZeroDivisionError):
             alone.deliver(body)
     assert isinstance(alone.deliver(), Deferred)
-    alone.change("update taskguard_works set finished = finished - 30000000")
-    assert alone.deliver(copy=1) == Answered(None)
+    alone.change("update taskguard_work set finished = finished - 30000000")
+    assert alone.deliver(deferrals=1) == Answered(None)
 
 
 # -- forks ------------------------------------------------------------------------------------
@@ -513,7 +515,7 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
 @pytest.mark.parametrize("leaves", ["returns", "raises", "exits"])
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
-    depot: Depot, leaves: str, atomic: bool
+    rig: RunnerRig, leaves: str, atomic: bool
 ) -> None:
     """It marks nothing DONE or FAILED, and no worker goes on twice; its parent does the work."""
     me = os.getpid()
@@ -530,22 +532,22 @@ def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
         _, status = os.waitpid(pid, 0)
         seen.append(os.waitstatus_to_exitcode(status))
         if not atomic:  # else SQLite has this body as its writer
-            seen.append(depot.state())
+            seen.append(rig.state())
         guard.check()
         return 2
 
     try:
-        outcome = depot.deliver(body, atomic=atomic)
+        outcome = rig.deliver(body, atomic=atomic)
     finally:
         if os.getpid() != me:
             os._exit(77)
     assert outcome == Completed(2)
     assert seen[0] == {"returns": int(atomic), "raises": 1, "exits": 5}[leaves]
     assert atomic or seen[1] is State.PROCESSING
-    assert depot.deliver(message="other") == Answered(2)
+    assert rig.deliver(message="other") == Answered(2)
 
 
-def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
+def test_a_plain_call_in_a_forked_process_is_nobodys_work(rig: RunnerRig) -> None:
     """There is no queue that could be told twice: the child is told that it holds nothing."""
     me = os.getpid()
 
@@ -554,12 +556,12 @@ def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
         if pid:
             _, status = os.waitpid(pid, 0)
             assert os.waitstatus_to_exitcode(status) == 3
-            assert depot.state() is State.PROCESSING
+            assert rig.state() is State.PROCESSING
         return 2
 
     status = 4
     try:
-        outcome = depot.deliver(body, queue=None)
+        outcome = rig.deliver(body, queue=None)
     except LeaseLostError:
         status = 3
         if os.getpid() == me:
@@ -573,7 +575,7 @@ def test_a_plain_call_in_a_forked_process_is_nobodys_work(depot: Depot) -> None:
 # -- what a body raises -----------------------------------------------------------------------
 
 
-def test_an_error_without_words_is_failed_as_any_other(depot: Depot) -> None:
+def test_an_error_without_words_is_failed_as_any_other(rig: RunnerRig) -> None:
     """`str()` of it raises: its claim ends all the same, and the record names its class."""
 
     class WordlessError(Exception):
@@ -585,15 +587,15 @@ def test_an_error_without_words_is_failed_as_any_other(depot: Depot) -> None:
 
     for number in range(4):
         with pytest.raises(WordlessError):
-            depot.deliver(body, retries=number)
-        assert (depot.state(), depot.locks.held()) == (State.FAILED, {})
-    view = depot.ledger.view("ship order:1")
+            rig.deliver(body, retries=number)
+        assert (rig.state(), rig.locks.held()) == (State.FAILED, {})
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert view.crashes == 0
     assert (view.error or "").startswith("WordlessError: ")
 
 
-def test_an_exit_without_words_is_a_crash_that_names_its_class(depot: Depot) -> None:
+def test_an_exit_without_words_is_a_crash_that_names_its_class(rig: RunnerRig) -> None:
     """The lease ends at once."""
 
     class WordlessExit(SystemExit):  # as SystemExit
@@ -604,8 +606,8 @@ def test_an_exit_without_words_is_a_crash_that_names_its_class(depot: Depot) -> 
         raise WordlessExit
 
     with pytest.raises(WordlessExit):
-        depot.deliver(body)
-    view = depot.ledger.view("ship order:1")
+        rig.deliver(body)
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert (view.state, view.lease_until_s) == (State.PROCESSING, 0.0)
     assert (view.error or "").startswith("WordlessExit: ")

@@ -76,7 +76,7 @@ def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
     for _ in range(4):
         with pytest.raises(LookupError):
             encoded.deliver(body)
-    [view] = encoded.ledger.works(State.FAILED)
+    [view] = encoded.ledger.list_work(State.FAILED)
     assert view.crashes == 0
     assert view.error in (
         f"LookupError: {TEXT}",
@@ -98,6 +98,6 @@ def test_an_error_is_recorded_by_a_driver_of_any_encoding(
 
     with pytest.raises(LookupError):
         shop.deliver(body)
-    [view] = shop.ledger.works(State.FAILED)
+    [view] = shop.ledger.list_work(State.FAILED)
     whole = charset == "utf8mb4"
     assert view.error == f"LookupError: {TEXT}" if whole else (view.error or "").isascii()

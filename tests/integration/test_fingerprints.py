@@ -70,7 +70,7 @@ def test_work_that_failed_is_not_run_with_other_arguments(cash: Cash, ledger: Sq
     cash.failures = 1
     with pytest.raises(RuntimeError):
         cash.charge(1, 100)
-    with pytest.raises(FingerprintMismatchError, match="works requeue 'charge order:1'") as caught:
+    with pytest.raises(FingerprintMismatchError, match="work requeue 'charge order:1'") as caught:
         cash.charge(1, 200)
     assert caught.value.key == "order:1"
     assert ledger.requeue("charge order:1", reason="the amount was wrong")

@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 LOCK = "taskguard:{order:1}"
 
 
-class Depot:
+class LockRig:
     """A guard on Redis and a ledger, and a client beside it."""
 
     def __init__(self, redis_url: str, ledger: str) -> None:
@@ -44,8 +44,8 @@ class Depot:
 
 
 @pytest.fixture
-def depot(redis_url: str, sqlite_url: str) -> Iterator[Depot]:
-    made = Depot(redis_url, sqlite_url)
+def rig(redis_url: str, sqlite_url: str) -> Iterator[LockRig]:
+    made = LockRig(redis_url, sqlite_url)
     yield made
     made.close()
 
@@ -59,55 +59,55 @@ FOREIGN = [
 
 @pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
 def test_the_ledger_decides_and_the_value_stays(
-    depot: Depot, value: str, expires_ms: int | None
+    rig: LockRig, value: str, expires_ms: int | None
 ) -> None:
     """The ledger knows no holder: the work is done at once, and nobody's value is touched."""
-    depot.client.set(LOCK, value, px=expires_ms)
+    rig.client.set(LOCK, value, px=expires_ms)
 
-    @depot.tg.guarded(key="order:<n>")
+    @rig.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> int:
         return guard.attempt
 
     assert ship(1) == 1  # type: ignore[call-arg]  # the guard is ours
-    assert depot.client.get(LOCK) == value.encode()
-    assert "lock_overruled" in depot.names()
-    (overruled,) = [event for event in depot.events if event.name == "lock_overruled"]
+    assert rig.client.get(LOCK) == value.encode()
+    assert "lock_overruled" in rig.names()
+    (overruled,) = [event for event in rig.events if event.name == "lock_overruled"]
     assert (overruled.key, overruled.level) == ("order:1", 30)
 
 
 @pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
-def test_so_it_does_for_plain_locks(depot: Depot, value: str, expires_ms: int | None) -> None:
+def test_so_it_does_for_plain_locks(rig: LockRig, value: str, expires_ms: int | None) -> None:
     """And who holds it by the ledger still keeps others out, for no longer than that lease."""
-    depot.client.set(LOCK, value, px=expires_ms)
-    with depot.tg.lock("order:1") as lease:
+    rig.client.set(LOCK, value, px=expires_ms)
+    with rig.tg.lock("order:1") as lease:
         assert lease.fence
         with pytest.raises(KeyBusyError) as caught:
-            contextvars.Context().run(depot.other.lock("order:1").__enter__)
+            contextvars.Context().run(rig.other.lock("order:1").__enter__)
         assert caught.value.retry_after_s is not None
         assert caught.value.retry_after_s <= 30
-    with depot.other.lock("order:1", wait_s=5):
+    with rig.other.lock("order:1", wait_s=5):
         pass
 
 
-def test_a_live_lease_at_the_lock_server_is_believed(depot: Depot) -> None:
+def test_a_live_lease_at_the_lock_server_is_believed(rig: LockRig) -> None:
     """Of a holder that is about to ask the ledger, or whose body is about to end."""
-    depot.client.set(LOCK, str(new_owner("m")), px=29_000)
+    rig.client.set(LOCK, str(new_owner("m")), px=29_000)
     with pytest.raises(KeyBusyError):
-        depot.tg.lock("order:1").__enter__()
-    assert "lock_overruled" not in depot.names()
+        rig.tg.lock("order:1").__enter__()
+    assert "lock_overruled" not in rig.names()
 
 
-def test_a_longer_lease_of_another_task_is_the_ledgers_to_tell(depot: Depot) -> None:
+def test_a_longer_lease_of_another_task_is_the_ledgers_to_tell(rig: LockRig) -> None:
     """It stands in the ledger, too, so the key is busy."""
-    with depot.tg.lock("order:1", ttl_s=600), pytest.raises(KeyBusyError):
-        contextvars.Context().run(depot.other.lock("order:1", ttl_s=1).__enter__)
-    assert "lock_overruled" not in depot.names()
+    with rig.tg.lock("order:1", ttl_s=600), pytest.raises(KeyBusyError):
+        contextvars.Context().run(rig.other.lock("order:1", ttl_s=1).__enter__)
+    assert "lock_overruled" not in rig.names()
 
 
-def test_without_a_ledger_nobody_can_tell(depot: Depot, redis_url: str) -> None:
+def test_without_a_ledger_nobody_can_tell(rig: LockRig, redis_url: str) -> None:
     """Locks alone: the value keeps the key."""
     alone: Any = taskguard.connect(locks=redis_url, ledger=None)
-    depot.client.set(LOCK, "maintenance")
+    rig.client.set(LOCK, "maintenance")
     with pytest.raises(KeyBusyError):
         alone.lock("order:1").__enter__()
     alone.close()

@@ -35,7 +35,7 @@ from taskguard_celery.message import is_redelivered
 from taskguard_celery.recognition import guarded_function_of as function_of_task
 from taskguard_rq import guarded_job
 from taskguard_rq.decorator import guarded_function_of as function_of_job
-from taskguard_rq.queue import COPY
+from taskguard_rq.queue import DEFERRALS
 from taskguard_rq.redelivery import is_redelivered as is_begun_again
 from taskguard_rq.redelivery import note_start
 
@@ -137,13 +137,13 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
 
     assert after.deliver(body=apart) == Completed("shipped")
     assert isinstance(told[0], Deferred)
-    assert before.deliver(message="n", copy=1) == Answered("shipped")
+    assert before.deliver(message="n", deferrals=1) == Answered("shipped")
     assert before.ran == []
     assert shop.effects == ["x"]
 
 
 def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
-    """A warning names both works; only of a message that the queue says it has delivered before."""
+    """A warning names both work ids, but only of a message that the queue has delivered before."""
     Guarded(shop, **WAS).deliver()
     changed = Guarded(shop, key="shop:<shop>:order:<order_id>")
     changed.deliver(redelivered=True)
@@ -301,7 +301,7 @@ BEFORE = datetime.now(UTC)
         ({"started_at": None}, False),
         ({"started_at": None, "number_of_retries": 1}, True),
         ({"started_at": BEFORE, "repeats_left": 0}, False),
-        ({"started_at": BEFORE, "meta": {COPY: 1}}, False),
+        ({"started_at": BEFORE, "meta": {DEFERRALS: 1}}, False),
         ({"started_at": BEFORE, "meta": {"interval": 60}}, False),
     ],
     ids=["begun", "new", "has asked again", "a repeat", "put off", "of rq-scheduler"],

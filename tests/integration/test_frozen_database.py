@@ -100,5 +100,5 @@ def test_a_deferral_is_published_all_the_same(server: Any, make_shop: Any) -> No
     asked_at_s = time.monotonic()
     queue = NotingQueue()
     shop.deliver(lambda guard: None, queue)
-    assert queue.copies == [1]
+    assert queue.deferrals == [1]
     assert time.monotonic() - asked_at_s < 40.0

@@ -22,7 +22,7 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
-from taskguard.ledger.base import Claimed, LedgerHold
+from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
@@ -219,7 +219,7 @@ def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
         answers = []
 
         def taken_over() -> bool:
-            assert other.renew([LedgerHold(second.claim, 30.0)]) == [Renewal.RENEWED]
+            assert other.renew([second.claim]) == [Renewal.RENEWED]
             answers.append(other.claim(request(1)))
             return isinstance(answers[-1], Claimed)
 
@@ -244,7 +244,7 @@ def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url:
             ledger.claim(request(2))
         assert "postgres@" not in str(caught.value)
         with pytest.raises(LedgerUnavailableError):
-            ledger.renew([LedgerHold(claimed.claim, 1.0)])
+            ledger.renew([claimed.claim])
         server.start()
         wait_until(lambda: isinstance(_try(ledger), Claimed), timeout_s=30)
         ledger.close()
@@ -306,7 +306,7 @@ def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> Non
     claimed = bench.claim()
     with bench.engine.begin() as db:  # what recovery leaves when the claim's WAL was lost
         db.execute(sa.text("delete from taskguard_keys"))
-        db.execute(sa.text("delete from taskguard_works"))
+        db.execute(sa.text("delete from taskguard_work"))
     with pytest.raises(StaleTokenError):
         bench.ledger.complete(claimed.claim, None)
     again = bench.claim()
@@ -355,7 +355,7 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
     bench.claim(2, work=None)
     with bench.engine.begin() as db:
         db.execute(sa.update(KEYS).values(fence=2**61, lease_until=0))
-        db.execute(sa.text("update taskguard_works set lease_until = 0"))
+        db.execute(sa.text("update taskguard_work set lease_until = 0"))
     assert bench.claim(1).claim.fence == 2**61 + 1
     bench.claim(2, work=None)
     bench.claim(3)

@@ -26,9 +26,10 @@ from taskguard.errors import (
     LedgerUnavailableError,
     MissingDriverError,
 )
-from taskguard.ledger import upgrades
-from taskguard.ledger.base import Claimed
-from taskguard.ledger.sql import SqlLedger, ddl
+from taskguard.ledger.protocol import Claimed
+from taskguard.ledger.schema import upgrades
+from taskguard.ledger.schema.creation import ddl
+from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import SCHEMA_VERSION
 from taskguard.settings import make_ledger, make_locks
 from taskguard_sandbox.servers import free_port
@@ -182,10 +183,10 @@ def older(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     ledger = SqlLedger(url)
     ledger.create_schema()
     ledger.close()
-    add = ("ALTER TABLE taskguard_works ADD COLUMN colour VARCHAR(9) DEFAULT '5%'",)
+    add = ("ALTER TABLE taskguard_work ADD COLUMN colour VARCHAR(9) DEFAULT '5%'",)
     step = upgrades.Step(
         to=SCHEMA_VERSION + 1,
-        why="works have colours",
+        why="work has a colour",
         statements=dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), add),
     )
     monkeypatch.setattr(upgrades, "STEPS", (*upgrades.STEPS, step))
@@ -218,7 +219,7 @@ def test_older_tables_are_upgraded_by_the_command_that_is_named(
     ledger.close()
     engine = sa.create_engine(older)
     with engine.connect() as db:
-        assert db.execute(sa.text("select colour from taskguard_works")).scalars().all() == ["5%"]
+        assert db.execute(sa.text("select colour from taskguard_work")).scalars().all() == ["5%"]
     engine.dispose()
 
 
@@ -283,7 +284,7 @@ def test_alembics_autogenerate_leaves_the_ledgers_tables(sqlite_url: str) -> Non
     with engine.begin() as db:
         db.execute(sa.text("create table forgotten (id int)"))
     dropped = {name for change, name in found() if change == "remove_table"}
-    assert dropped >= {"taskguard_works", "taskguard_keys", "forgotten"}
+    assert dropped >= {"taskguard_work", "taskguard_keys", "forgotten"}
     left = found(include_name=taskguard.include_name)
     assert left == {("add_table", "orders"), ("remove_table", "forgotten")}
     engine.dispose()
@@ -319,7 +320,7 @@ def test_the_command_creates_the_tables_and_asked_again_does_nothing(
     assert isinstance(ledger.claim(request()), Claimed)
     ledger.close()
     assert main(["ledger", "create", "--sql", "--url", pg_url]) == 0
-    assert "CREATE TABLE taskguard_works" in capsys.readouterr().out
+    assert "CREATE TABLE taskguard_work" in capsys.readouterr().out
 
 
 def test_an_engine_of_the_users_own_is_taken_as_it_is(pg_url: str) -> None:

@@ -10,10 +10,10 @@ from support.databases import DATABASES
 from support.old_tables import back_to_version_1, shape_of
 from taskguard.cli import main
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger.base import Answer, Claimed, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, MessageRef
+from taskguard.ledger.schema.upgrades import upgrade_statements
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.upgrades import upgrade_statements
-from taskguard.states import State
+from taskguard.states import Decision
 
 
 @pytest.fixture(params=DATABASES)
@@ -23,7 +23,10 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_tables_of_version_1_become_todays(url: str) -> None:
-    """With all that is on record: numbers in their work, works by message named by key, too."""
+    """With all that is on record: numbers in their work, work by message is named by key, too.
+
+    Deferrals begin at 0 again: messages that are on their way carry theirs in another header.
+    """
     engine = sa.create_engine(url)
     ledger = SqlLedger(url)
     ledger.create_schema()
@@ -44,10 +47,11 @@ def test_tables_of_version_1_become_todays(url: str) -> None:
     for work in ("ship order:1", "ship eu:message:m order:1"):
         found = ledger.claim(request(work=work))
         assert isinstance(found, Answer)
-        assert (found.state, found.result_json) == (State.DONE, "7")
+        assert (found.decision, found.result_json) == (Decision.DONE, "7")
     with engine.connect() as db:
-        numbers = db.exec_driver_sql("select message, work, retries, copy from taskguard_messages")
-        assert numbers.all() == [("m", "ship order:1", 0, 3)]
+        columns = "message, work, retries, deferrals"
+        numbers = db.exec_driver_sql(f"select {columns} from taskguard_messages")
+        assert numbers.all() == [("m", "ship order:1", 0, 0)]
     assert isinstance(ledger.claim(request(2, message=MessageRef("m"))), Claimed)
     ledger.close()
     engine.dispose()
@@ -74,7 +78,7 @@ def test_a_step_that_stopped_anywhere_begins_again(
         ledger.check_schema()
         with engine.begin() as db:
             assert db.exec_driver_sql("select count(*) from taskguard_messages").scalar() == 1
-            db.exec_driver_sql("delete from taskguard_works")
+            db.exec_driver_sql("delete from taskguard_work")
     ledger.close()
     engine.dispose()
 

@@ -43,4 +43,4 @@ def test_a_statement_beyond_the_servers_packet_is_the_bodys_failure(
 
     with pytest.raises(TransactionUsageError, match="max_allowed_packet"):
         shop.deliver(body, queue)
-    assert (len(runs), shop.states, queue.copies) == (1, ["FAILED"], [])
+    assert (len(runs), shop.states, queue.deferrals) == (1, ["FAILED"], [])

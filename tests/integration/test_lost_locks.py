@@ -21,7 +21,7 @@ from taskguard.locks.memory import MemoryLocks
 LOCK = "taskguard:{a}"
 
 
-class House:
+class LockRig:
     """Locks, with or without a ledger, and what can be done to them."""
 
     def __init__(self, redis_url: str, ledger: str | None) -> None:
@@ -31,7 +31,7 @@ class House:
         self.tg: TaskGuard = taskguard.connect(
             locks=redis_url, ledger=ledger, listeners=(self.events.append,)
         )
-        made = self.tg.runner.ledger
+        made = self.tg.ledger
         if made is not None:
             made.create_schema()
 
@@ -53,55 +53,55 @@ class House:
 
 
 @pytest.fixture(params=["locks alone", "with a ledger"])
-def house(request: pytest.FixtureRequest, redis_url: str, sqlite_url: str) -> Iterator[House]:
-    made = House(redis_url, sqlite_url if request.param == "with a ledger" else None)
+def rig(request: pytest.FixtureRequest, redis_url: str, sqlite_url: str) -> Iterator[LockRig]:
+    made = LockRig(redis_url, sqlite_url if request.param == "with a ledger" else None)
     yield made
     made.close()
 
 
-def test_a_lock_that_was_taken_over_is_an_error_at_its_end(house: House) -> None:
+def test_a_lock_that_was_taken_over_is_an_error_at_its_end(rig: LockRig) -> None:
     """As redis-py's LockNotOwnedError; and an event. The other's is left alone."""
-    with pytest.raises(LeaseLostError, match=r"lease\.check") as caught, house.tg.lock("a"):
-        house.take_away()
+    with pytest.raises(LeaseLostError, match=r"lease\.check") as caught, rig.tg.lock("a"):
+        rig.take_away()
     assert caught.value.key == "a"
-    (event,) = house.lost()
+    (event,) = rig.lost()
     assert (event.key, event.reason) == ("a", "another holder took it over")
-    assert house.client.get(LOCK) == b"another/m"
+    assert rig.client.get(LOCK) == b"another/m"
 
 
-def test_the_blocks_own_error_is_told_instead(house: House) -> None:
+def test_the_blocks_own_error_is_told_instead(rig: LockRig) -> None:
     """The event tells of the lost lease all the same."""
-    with pytest.raises(ZeroDivisionError), house.tg.lock("a"):
-        house.take_away()
+    with pytest.raises(ZeroDivisionError), rig.tg.lock("a"):
+        rig.take_away()
         raise ZeroDivisionError
-    assert len(house.lost()) == 1
+    assert len(rig.lost()) == 1
 
 
-def test_a_lock_that_stood_is_none(house: House) -> None:
+def test_a_lock_that_stood_is_none(rig: LockRig) -> None:
     """Nor is one that a server's loss of memory left to the ledger."""
-    with house.tg.lock("a"):
-        if house.url is not None:
-            house.client.flushdb()
-    assert house.lost() == []
+    with rig.tg.lock("a"):
+        if rig.url is not None:
+            rig.client.flushdb()
+    assert rig.lost() == []
 
 
-def test_a_lease_that_ran_out_unseen_is_an_error(house: House) -> None:
+def test_a_lease_that_ran_out_unseen_is_an_error(rig: LockRig) -> None:
     """The process was paused: its watchdog had no time to see it."""
     clock = FakeClock()
     tg = taskguard.connect(
-        locks=MemoryLocks(clock), ledger=None, clock=clock, listeners=(house.events.append,)
+        locks=MemoryLocks(clock), ledger=None, clock=clock, listeners=(rig.events.append,)
     )
     with pytest.raises(LeaseLostError, match="ran out"), tg.lock("a", ttl_s=30) as lease:
         clock.advance(31)
         assert lease.remaining_s == 0
-    assert len(house.lost()) == 1
+    assert len(rig.lost()) == 1
     tg.close()
 
 
-def test_a_lost_lease_is_told_once(house: House) -> None:
+def test_a_lost_lease_is_told_once(rig: LockRig) -> None:
     """By the watchdog, long before the end."""
-    with suppress(LeaseLostError), house.tg.lock("a", ttl_s=0.3) as lease:
-        house.take_away()
+    with suppress(LeaseLostError), rig.tg.lock("a", ttl_s=0.3) as lease:
+        rig.take_away()
         assert lease.lost.wait(60)
-    wait_until(house.lost, message="it is told, by one of the two")
-    assert len(house.lost()) == 1
+    wait_until(rig.lost, message="it is told, by one of the two")
+    assert len(rig.lost()) == 1

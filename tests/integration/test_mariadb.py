@@ -30,10 +30,11 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
-from taskguard.ledger.base import Busy, Claimed, LedgerHold, MessageRef
-from taskguard.ledger.database import CannotWriteError
-from taskguard.ledger.sql import SqlLedger, ddl
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.protocol import Busy, Claimed, MessageRef
+from taskguard.ledger.schema.creation import ddl
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
 from taskguard.states import State
 from taskguard_sandbox.servers import MariaDB
@@ -169,7 +170,7 @@ def test_the_longest_result_is_stored_whole(shop: GuardedShop) -> None:
 
 
 def test_a_work_that_is_too_long_is_refused_whole(shop: GuardedShop) -> None:
-    """Not cut off, which would make two works one."""
+    """Not cut off, which would make two work items one."""
     for last in "ab":
         with pytest.raises(DBAPIError, match="too long"):
             shop.ledger.claim(request(work="w" * 768 + last))
@@ -188,7 +189,7 @@ def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) ->
     ledger = SqlLedger(engine)
     ledger.create_schema()
     ledger.complete(claim(ledger).claim, None)
-    assert ledger.defer(request(2), lambda copy: None)
+    assert ledger.defer(request(2), lambda deferrals: None)
     with engine.connect() as db:
         assert (db.execute(settings).one(), db.get_isolation_level()) == before
     engine.dispose()
@@ -249,7 +250,7 @@ def test_a_completion_locks_the_key_before_the_work(url: str) -> None:
 
     thread = threading.Thread(target=lambda: ledger.complete(claimed, None))
     with engine.begin() as db:
-        db.execute(sa.select(WORKS).with_for_update())
+        db.execute(sa.select(WORK).with_for_update())
         thread.start()
         wait_until(key_is_locked)
     thread.join()
@@ -273,8 +274,8 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
     for number in range(3):
         message = MessageRef(f"m{number}")
         claimed = claim(ledger, number, message=message)
-        assert ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
-        assert ledger.defer(request(number, message=message), lambda copy: None)
+        assert ledger.renew([claimed.claim]) == [Renewal.RENEWED]
+        assert ledger.defer(request(number, message=message), lambda deferrals: None)
         with ledger.transaction(claimed.claim) as tx:
             assert tx.db.execute(limit).scalar() == servers
             tx.complete(claimed.claim, None)
@@ -391,7 +392,7 @@ def test_a_locked_key_is_busy_and_a_locked_work_is_told(url: str) -> None:
     ledger.give_back(held.claim)
     engine = sa.create_engine(url)
     with engine.begin() as db:
-        db.exec_driver_sql("select * from taskguard_works for update")
+        db.exec_driver_sql("select * from taskguard_work for update")
         assert ledger.claim(request()) == Busy(None, None, same_work=False, started=True)
         # The key's row was locked first, and is free again.
         fence = sa.select(KEYS.c.fence).with_for_update(nowait=True)
@@ -616,7 +617,7 @@ def test_renewals_need_no_connection_of_the_bodies(url: str) -> None:
     first, second = claim(ledger).claim, claim(ledger, 2).claim
     with ledger.transaction(first):
         for _ in range(2):
-            assert ledger.renew([LedgerHold(second, 30.0)]) == [Renewal.RENEWED]
+            assert ledger.renew([second]) == [Renewal.RENEWED]
     ledger.close()
 
 
@@ -711,7 +712,7 @@ def test_after_a_restart_the_next_claim_goes_through() -> None:
 
 
 def test_claims_lock_no_gaps(shop: GuardedShop) -> None:
-    """While one is in the middle of a first claim, keys and works beside it are claimed."""
+    """While one is in the middle of a first claim, keys and work beside it are claimed."""
     ledger = shop.ledger
     claim(ledger, 10)
     claim(ledger, 30)
@@ -728,21 +729,23 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
     ledger = shop.ledger
     for number in (1, 2, 3):
         claimed = claim(ledger, number, message=MessageRef(f"m{number}"))
-        assert ledger.defer(request(number, message=MessageRef(f"m{number}")), lambda copy: None)
+        assert ledger.defer(
+            request(number, message=MessageRef(f"m{number}")), lambda deferrals: None
+        )
         ledger.fail(claimed.claim, "x")
     with shop.engine.begin() as db:
-        for table in ("works", "keys", "messages"):
-            column = {"works": "finished", "keys": "fence", "messages": "updated"}[table]
+        for table in ("work", "keys", "messages"):
+            column = {"work": "finished", "keys": "fence", "messages": "updated"}[table]
             db.exec_driver_sql(f"update taskguard_{table} set `{column}` = 1")
     with shop.engine.begin() as db:
-        db.exec_driver_sql("select * from taskguard_works where id = 'ship order:1' for update")
+        db.exec_driver_sql("select * from taskguard_work where id = 'ship order:1' for update")
         db.exec_driver_sql("select * from taskguard_messages where message = 'm1' for update")
         assert ledger.requeue("ship order:2", reason="again")
         purged = ledger.purge(older_than_s=3600)
-        assert (purged.works, purged.messages, purged.keys) == (1, 1, 3)
+        assert (purged.work_items, purged.messages, purged.keys) == (1, 1, 3)
     purged = ledger.purge(older_than_s=3600)
-    assert (purged.works, purged.messages, purged.keys) == (1, 1, 0)
-    assert [each.id for each in ledger.works(State.NEW)] == ["ship order:2"]
+    assert (purged.work_items, purged.messages, purged.keys) == (1, 1, 0)
+    assert [each.id for each in ledger.list_work(State.NEW)] == ["ship order:2"]
 
 
 @pytest.fixture
@@ -802,8 +805,8 @@ def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None
     ledger.create_schema()
     claimed = claim(ledger).claim
     with ledger.transaction(claimed) as tx:
-        tx.db.execute(sa.select(WORKS)).all()
-        assert other.renew([LedgerHold(claimed, 60.0)])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
+        tx.db.execute(sa.select(WORK)).all()
+        assert other.renew([claimed])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
         assert isinstance(other.claim(request()), Busy)
         tx.complete(claimed, None)
     stale = claim(ledger, 2, ttl_s=0.05).claim
@@ -821,7 +824,7 @@ def test_on_the_users_engine_an_open_body_locks_nothing(url: str) -> None:
     ledger.create_schema()
     frozen = claim(ledger, ttl_s=0.05).claim
     with pytest.raises(StaleTokenError), ledger.transaction(frozen) as tx:
-        tx.db.execute(sa.select(WORKS)).all()
+        tx.db.execute(sa.select(WORK)).all()
         wait_until(lambda: isinstance(other.claim(request()), Claimed))
         tx.complete(frozen, None)
     engine.dispose()

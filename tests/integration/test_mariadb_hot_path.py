@@ -21,12 +21,12 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
 from taskguard.lease import Owner
-from taskguard.ledger import mariadb, sql
-from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
-from taskguard.ledger.database import CannotWriteError, HotPath
+from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
-from taskguard.states import State
+from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.states import Decision
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian
@@ -57,13 +57,13 @@ def engine(mariadb_url: str) -> Iterator[sa.Engine]:
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the one message answered; None: more are needed."""
     answers: list[Any] = []
-    claim = mariadb.claim
+    claim = MariaDBStatements._claim_first
 
     def recorded(*args: Any) -> Any:
         answers.append(claim(*args))
         return answers[-1]
 
-    monkeypatch.setattr(mariadb, "claim", recorded)
+    monkeypatch.setattr(MariaDBStatements, "_claim_first", recorded)
     return answers
 
 
@@ -138,7 +138,7 @@ def test_a_claim_that_waited_for_a_key_has_its_whole_lease(
     assert blocks[-1] == claimed
     assert claimed.claim.fence >= now_us
     with engine.connect() as db:
-        for table in (KEYS, WORKS):
+        for table in (KEYS, WORK):
             until_us = sa.select(sa.func.max(table.c.lease_until))
             assert db.execute(until_us).scalar_one() >= now_us + 30_000_000
 
@@ -148,11 +148,11 @@ def done_meanwhile(db: sa.Connection) -> None:
     texts = {"task": "ship", "key": "k", "message": "m", "state": "DONE", "owner": "n/x"}
     numbers = dict.fromkeys(("retries", "final", "lease_until", "crashes", "created"), 0)
     values = {"id": "ship order:1", "fence": 1, "attempts": 1, "crashed_owner": "", "result": "7"}
-    db.execute(sa.insert(WORKS).values(**texts, **numbers, **values))
+    db.execute(sa.insert(WORK).values(**texts, **numbers, **values))
 
 
 def superseded_meanwhile(db: sa.Connection) -> None:
-    values = {"message": "m", "work": "ship order:1", "retries": 0, "copy": 1, "updated": 1}
+    values = {"message": "m", "work": "ship order:1", "retries": 0, "deferrals": 1, "updated": 1}
     db.execute(sa.insert(MESSAGES).values(**values))
 
 
@@ -163,8 +163,11 @@ def taken_meanwhile(db: sa.Connection) -> None:
 @pytest.mark.parametrize(
     ("meanwhile", "expected"),
     [
-        (done_meanwhile, lambda answer: answer.state is State.DONE and answer.result_json == "7"),
-        (superseded_meanwhile, lambda answer: answer.superseded),
+        (
+            done_meanwhile,
+            lambda answer: answer.decision is Decision.DONE and answer.result_json == "7",
+        ),
+        (superseded_meanwhile, lambda answer: answer.decision is Decision.SUPERSEDED),
         (taken_meanwhile, lambda answer: answer.owner == Owner.parse("n/x")),
     ],
     ids=["done", "superseded", "taken"],
@@ -188,7 +191,10 @@ def test_what_changed_while_a_claim_waited_counts(
     ("meanwhile", "check"),
     [
         (done_meanwhile, "known or mine"),
-        (superseded_meanwhile, "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"),
+        (
+            superseded_meanwhile,
+            "(%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals)",
+        ),
         (taken_meanwhile, "held_until <= now_us"),
     ],
 )
@@ -241,10 +247,10 @@ def test_no_way_through_leaves_a_transaction_open(
     ledger.claim(mine)
     assert isinstance(ledger.claim(request()), Busy)
     assert isinstance(ledger.claim(request(work="other")), Busy)
-    assert ledger.defer(request(2), lambda copy: None)
-    assert ledger.claim(request(2)) == Answer(None, superseded=True)
+    assert ledger.defer(request(2), lambda deferrals: None)
+    assert ledger.claim(request(2)) == Answer(Decision.SUPERSEDED)
     assert ledger.claim(request(3, message=MessageRef("o"), may_create=False)) == Answer(
-        None, too_old=True
+        Decision.TOO_OLD
     )
     assert len(seen) == 12
     with pytest.raises(sa.exc.DBAPIError, match="too long"):
@@ -292,7 +298,7 @@ def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
     with engine.begin() as db:
-        db.execute(sa.select(WORKS).with_for_update())
+        db.execute(sa.select(WORK).with_for_update())
         with pytest.raises(TransactionRetryError, match="not given in time"):
             with ledger.transaction(claimed.claim, look_first=False) as tx:
                 tx.db.execute(sa.text("set innodb_lock_wait_timeout = 1"))
@@ -411,7 +417,7 @@ def test_texts_of_every_kind_are_stored_as_they_are(
     assert isinstance(claimed, Claimed)
     assert blocks == [claimed]
     with engine.connect() as db:
-        row = db.execute(sa.select(WORKS)).one()
+        row = db.execute(sa.select(WORK)).one()
         assert db.execute(sa.select(KEYS.c.key)).scalars().all() == [odd]
     assert {row.id, row.key, row.task, row.message, row.fingerprint, row.call} == {odd}
     assert row.due == row.lease_until
@@ -421,7 +427,7 @@ def test_texts_of_every_kind_are_stored_as_they_are(
     ledger.complete(claimed.claim, odd)
     answer = ledger.claim(request(keys=(odd,), work=odd, fingerprint=odd))
     assert isinstance(answer, Answer)
-    assert (answer.state, answer.result_json) == (State.DONE, odd)
+    assert (answer.decision, answer.result_json) == (Decision.DONE, odd)
 
 
 def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any]) -> None:
@@ -431,7 +437,7 @@ def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any
         found = ledger.claim(request(keys=(name,), work=name, message=MessageRef(name)))
         assert isinstance(found, Claimed), name
     assert [type(block) for block in blocks] == [Claimed] * len(names)
-    assert ledger.defer(request(2, message=MessageRef("m ")), lambda copy: None)
+    assert ledger.defer(request(2, message=MessageRef("m ")), lambda deferrals: None)
     assert isinstance(ledger.claim(request(2, message=MessageRef("M "))), Claimed)
     assert isinstance(ledger.claim(request(3, message=MessageRef("m"))), Claimed)
 
@@ -443,19 +449,18 @@ def test_it_is_taken_on_the_ledgers_own_connections_to_mariadb(mariadb_url: str)
     """By either spelling of the URL, once it is connected; an Engine of the user's has its steps,
     for its sessions are not set as a claim wants them."""
     as_mysql = SqlLedger(mariadb_url.replace("mariadb+", "mysql+"))
-    assert as_mysql._database.hot_path is None
     as_mysql.create_schema()
     engine = sa.create_engine(mariadb_url)
     theirs, in_steps = SqlLedger(engine), SqlLedger(mariadb_url, one_statement=False)
-    found = {ledger: ledger._database.hot_path for ledger in (as_mysql, theirs, in_steps)}
-    assert found == {as_mysql: HotPath.MARIADB, theirs: None, in_steps: None}
+    found = {ledger: type(ledger._statements) for ledger in (as_mysql, theirs, in_steps)}
+    assert found == {as_mysql: MariaDBStatements, theirs: Statements, in_steps: Statements}
     for ledger in found:
         ledger.close()
 
 
 def test_first_claims_take_no_steps(ledger: SqlLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do answers of what is done, or held."""
-    monkeypatch.setattr(sql, "claim_in_steps", None)
+    monkeypatch.setattr(claims, "claim", None)
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert isinstance(ledger.claim(request()), Busy)

@@ -36,9 +36,9 @@ def ledger_url(sqlite_url: str) -> str:
 
 
 @pytest.fixture
-def rq_house(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rq_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """RQ's settings of this process, for one test."""
-    settings = importlib.import_module("taskguard_rq.house")
+    settings = importlib.import_module("taskguard_rq.runtime")
     monkeypatch.setattr(settings, "_settings", {})
     monkeypatch.setattr(settings, "_made", made := [])
     yield
@@ -71,8 +71,8 @@ def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: st
         assert [shipped_by(tg, "the first") for tg in (shop, billing, plain)] == ["the first"] * 3
         assert [shipped_by(tg, "again") for tg in (shop, billing, plain)] == ["the first"] * 3
     ledger = SqlLedger(ledger_url)
-    works = {work.id for work in ledger.works(State.DONE, limit=9)}
-    assert works == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
+    found = {work.id for work in ledger.list_work(State.DONE, limit=9)}
+    assert found == {"ship shop:order:1", "ship billing:order:1", "ship order:1"}
     ledger.close()
 
 
@@ -131,7 +131,7 @@ def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: 
         taskguard.connect(locks="memory://", ledger=sqlite_url, namespace=wrong)
 
 
-@pytest.mark.usefixtures("rq_house")
+@pytest.mark.usefixtures("rq_runtime")
 def test_celery_rq_and_the_environment_say_it(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +166,7 @@ def test_celery_rq_and_the_environment_say_it(
     taskguard_celery.configure(ship.app, namespace="")
     assert ship(1) == "order:1"
     for app in apps:
-        taskguard_celery.house_of(app).close()
+        taskguard_celery.runtime_of(app).close()
 
 
 @pytest.mark.parametrize("namespace", [None, "CELERY"])
@@ -189,7 +189,7 @@ def test_an_unknown_setting_of_a_celery_app_is_an_error(
     else:
         app.conf.update(known)
     with pytest.raises(ConfigurationError, match=rf"{name}.*{near}"):
-        taskguard_celery.house_of(app)
+        taskguard_celery.runtime_of(app)
 
 
 def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
@@ -205,10 +205,10 @@ def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
         "CELERY_BROKER_URL": "memory://",
     }
     app.config_from_object(source, namespace="CELERY")
-    assert taskguard_celery.house_of(app).namespace == "shop"
+    assert taskguard_celery.runtime_of(app).namespace == "shop"
 
 
-@pytest.mark.usefixtures("rq_house")
+@pytest.mark.usefixtures("rq_runtime")
 def test_listeners_are_added_to_the_one_that_logs(
     ledger_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,7 +218,7 @@ def test_listeners_are_added_to_the_one_that_logs(
     taskguard_celery.configure(app, locks="memory://", ledger=ledger_url, listeners=[heard.append])
     taskguard_rq.configure(locks="memory://", ledger=ledger_url, listeners=[heard.append])
     plain = taskguard.connect(locks="memory://", ledger=ledger_url, listeners=[heard.append])
-    for tg in (taskguard_celery.house_of(app), taskguard_rq.house(), plain):
+    for tg in (taskguard_celery.runtime_of(app), taskguard_rq.runtime(), plain):
         caplog.clear()
         heard.clear()
 
@@ -263,7 +263,7 @@ def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> N
             enqueue_in(None, tg, delivery, broken)
         engine = sa.create_engine(ledger_url)
         with engine.begin() as db:
-            db.execute(sa.text("update taskguard_works set due = 1"))
+            db.execute(sa.text("update taskguard_work set due = 1"))
         engine.dispose()
         swept = Sweeper(shop, {"test": send}).sweep()
         assert (swept.sent, swept.strange) == (2, 1)

@@ -151,7 +151,7 @@ def test_steps_that_call_their_work_alike(shop: Shop) -> None:
     ship()
 
     def body(guard: Guard) -> None:
-        shop.change("delete from taskguard_works where id = 'ship order:7'")  # purged
+        shop.change("delete from taskguard_work where id = 'ship order:7'")  # purged
         shop.change("update taskguard_keys set lease_until = 1")
         with pytest.raises(RowIneligibleError):
             ship(by=shop.process(), message="another")
@@ -185,7 +185,7 @@ def test_a_row_in_another_state_is_an_error_by_default(shop: Shop) -> None:
 
 @pytest.mark.parametrize("which", ["missing", "ineligible"])
 def test_either_may_be_skipped_or_put_off(shop: Shop, which: str) -> None:
-    """Acknowledged with an event, or by a copy that finds the row later. Never a silent run."""
+    """Acknowledged with an event, or put off until it finds the row. Never a silent run."""
     order, status = (8, "PAID") if which == "missing" else (7, "WAITING")
     if which == "ineligible":
         shop.put(7, "WAITING")
@@ -194,11 +194,11 @@ def test_either_may_be_skipped_or_put_off(shop: Shop, which: str) -> None:
     assert shop.reasons == [which]
     defer = shop.step(**{f"on_{which}": "defer"})
     assert isinstance(defer(order=order), Deferred)
-    assert shop.queue.copies == [1]
+    assert shop.queue.deferrals == [1]
     assert defer(order=order) == Dropped("superseded")
     assert shop.effects == []
     shop.put(order, "PAID")
-    assert defer(order=order, copy=1) == Completed("ship")
+    assert defer(order=order, deferrals=1) == Completed("ship")
     assert (shop.order(order).status, status) != ("WAITING", "WAITING")
 
 
@@ -229,7 +229,7 @@ def test_the_row_tells_longer_than_the_record(shop: Shop) -> None:
     ship = shop.step(retention_s=50)
     old = time.time() - 100
     assert ship(published_at_s=old) == Completed("ship")
-    shop.change("delete from taskguard_works")
+    shop.change("delete from taskguard_work")
     assert ship(published_at_s=old, message="another") == Answered(None)
     assert shop.effects == ["ship order:7"]
 
@@ -521,13 +521,13 @@ def test_a_row_needs_a_ledger(shop: Shop) -> None:
 
 
 def test_somebody_who_locks_the_row_makes_it_busy(pg_url: str) -> None:
-    """No longer than the lock time-out; then a copy comes later."""
+    """No longer than the lock time-out; then it is put off."""
     shop = Shop(pg_url)
     with shop.engine.begin() as db:
         db.execute(sa.select(ORDERS).where(ORDERS.c.id == 7).with_for_update())
         assert isinstance(shop.step()(), Deferred)
     assert shop.status == "PAID"
-    assert shop.step()(copy=1) == Completed("ship")
+    assert shop.step()(deferrals=1) == Completed("ship")
     shop.close()
 
 
@@ -602,7 +602,7 @@ def test_what_its_row_says_cannot_be_run_is_not_sent_for_ever(
 
 
 def test_what_waits_for_its_row_is_sent_until_it_comes(shop: Shop) -> None:
-    """Its copy may be lost, as any message."""
+    """What is published again may be lost, as any message."""
     ship = shop.step(on_ineligible="defer")
     shop.ledger.enqueue(None, ship.request("m", call={"queue": "test"}), due_in_s=0)
     shop.put(7, "ORDERED")

@@ -31,7 +31,7 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard_sandbox.servers import Postgres
 
 
-class House:
+class Application:
     """A TaskGuard with its database, effects table and events in reach."""
 
     def __init__(self, locks: Any, ledger_url: str) -> None:
@@ -66,16 +66,16 @@ def effect(db: Any, item: object, guard: Guard) -> None:
 
 
 @pytest.fixture(params=DATABASES)
-def house(request: pytest.FixtureRequest, redis_url: str) -> Iterator[House]:
-    made = House(redis_url, request.getfixturevalue(request.param))
+def app(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Application]:
+    made = Application(redis_url, request.getfixturevalue(request.param))
     yield made
     made.close()
 
 
-def test_many_callers_one_effect_and_one_answer(house: House) -> None:
-    """Eight threads call each of ten works: one effect each, and everybody gets its result."""
+def test_many_callers_one_effect_and_one_answer(app: Application) -> None:
+    """Eight threads call each of ten work items: one effect each, and everybody gets its result."""
 
-    @house.tg.guarded(key="order:<order>", busy="wait", wait_s=30)
+    @app.tg.guarded(key="order:<order>", busy="wait", wait_s=30)
     def ship(order: int, guard: Guard) -> dict[str, int]:
         with guard.transaction() as db:
             effect(db, order, guard)
@@ -92,13 +92,13 @@ def test_many_callers_one_effect_and_one_answer(house: House) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert house.effects() == Counter({str(order): 1 for order in range(10)})
+    assert app.effects() == Counter({str(order): 1 for order in range(10)})
 
 
-def test_several_keys_name_the_work_in_the_order_of_their_templates(house: House) -> None:
+def test_several_keys_name_the_work_in_the_order_of_their_templates(app: Application) -> None:
     """Back is not forth, though both lock the same two accounts."""
 
-    @house.tg.guarded(key=["account:<src>", "account:<dst>"])
+    @app.tg.guarded(key=["account:<src>", "account:<dst>"])
     def transfer(src: int, dst: int, guard: Guard) -> str:
         with guard.transaction() as db:
             effect(db, f"{src} to {dst}", guard)
@@ -106,14 +106,14 @@ def test_several_keys_name_the_work_in_the_order_of_their_templates(house: House
         return ""
 
     assert [transfer(1, 2), transfer(2, 1), transfer(1, 2)] == ["1 to 2", "2 to 1", "1 to 2"]
-    assert house.effects() == Counter({"1 to 2": 1, "2 to 1": 1})
+    assert app.effects() == Counter({"1 to 2": 1, "2 to 1": 1})
 
 
-def test_a_body_that_raises_writes_nothing_and_may_run_again(house: House) -> None:
+def test_a_body_that_raises_writes_nothing_and_may_run_again(app: Application) -> None:
     """Its writes roll back, the state is FAILED, and the next call does the work."""
     attempts: list[int] = []
 
-    @house.tg.guarded(key="order:<order>")
+    @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> str:
         attempts.append(guard.attempt)
         with guard.transaction() as db:
@@ -124,16 +124,16 @@ def test_a_body_that_raises_writes_nothing_and_may_run_again(house: House) -> No
 
     with pytest.raises(ValueError, match="no stock"):
         ship(1)
-    assert house.effects() == Counter()
+    assert app.effects() == Counter()
     assert ship(1) == "shipped"
     assert attempts == [1, 2]
-    assert house.effects() == Counter({"1": 1})
+    assert app.effects() == Counter({"1": 1})
 
 
-def test_a_function_that_exits_is_dead_after_max_crashes(house: House) -> None:
+def test_a_function_that_exits_is_dead_after_max_crashes(app: Application) -> None:
     """As argparse does it: nothing of it is written, and nobody waits for its lease."""
 
-    @house.tg.guarded(key="order:<order>", max_crashes=2)
+    @app.tg.guarded(key="order:<order>", max_crashes=2)
     def ship(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             effect(db, order, guard)
@@ -144,16 +144,16 @@ def test_a_function_that_exits_is_dead_after_max_crashes(house: House) -> None:
             ship(1)
     with pytest.raises(WorkDeadError, match="SystemExit: usage: ship"):
         ship(1)
-    assert house.effects() == Counter()
+    assert app.effects() == Counter()
 
 
-def test_a_stale_holder_is_refused_and_gets_the_winners_result(house: House) -> None:
+def test_a_stale_holder_is_refused_and_gets_the_winners_result(app: Application) -> None:
     """Its lease is taken over while it works: nothing of its own is written."""
 
-    @house.tg.guarded(key="order:<order>", ttl_s=0.2)
+    @app.tg.guarded(key="order:<order>", ttl_s=0.2)
     def ship(order: int, guard: Guard) -> str:
         if guard.attempt == 1:
-            _freeze(house)
+            _freeze(app)
             assert threading.Event().wait(0.5) is False
             other: list[Any] = []
             thread = threading.Thread(target=lambda: other.append(ship(order)))
@@ -165,25 +165,25 @@ def test_a_stale_holder_is_refused_and_gets_the_winners_result(house: House) -> 
         return f"by attempt {guard.attempt}"
 
     assert ship(7) == "by attempt 2"
-    assert house.effects() == Counter({"7 by 2": 1})
-    assert house.names()["stale_refused"] == 1
-    assert house.names()["takeover"] == 1
+    assert app.effects() == Counter({"7 by 2": 1})
+    assert app.names()["stale_refused"] == 1
+    assert app.names()["takeover"] == 1
 
 
-def _freeze(house: House) -> None:
+def _freeze(app: Application) -> None:
     """As if this process had been paused: the watchdog forgets its leases."""
-    watchdog = house.tg.runner.watchdog
+    watchdog = app.tg.runner.watchdog
     with watchdog._mutex:
-        watchdog._kept.clear()
+        watchdog._tracked.clear()
 
 
-def test_swallowing_the_refusal_does_not_help(house: House) -> None:
+def test_swallowing_the_refusal_does_not_help(app: Application) -> None:
     """A body that catches StaleTokenError and returns is still answered from the record."""
 
-    @house.tg.guarded(key="order:<order>", ttl_s=0.2)
+    @app.tg.guarded(key="order:<order>", ttl_s=0.2)
     def ship(order: int, guard: Guard) -> str:
         if guard.attempt == 1:
-            _freeze(house)
+            _freeze(app)
             threading.Event().wait(0.5)
             thread = threading.Thread(target=lambda: ship(order))
             thread.start()
@@ -196,13 +196,13 @@ def test_swallowing_the_refusal_does_not_help(house: House) -> None:
         return "done"
 
     assert ship(7) == "done"
-    assert house.effects() == Counter({"2": 1})
+    assert app.effects() == Counter({"2": 1})
 
 
-def test_checkpoints_commit_progress_without_completing(house: House) -> None:
+def test_checkpoints_commit_progress_without_completing(app: Application) -> None:
     """The next attempt finds the progress and goes on from there."""
 
-    @house.tg.guarded(key="import:<name>")
+    @app.tg.guarded(key="import:<name>")
     def load(name: str, guard: Guard) -> int:
         start = guard.progress["page"] if guard.progress else 0
         for page in range(start, 4):
@@ -215,27 +215,27 @@ def test_checkpoints_commit_progress_without_completing(house: House) -> None:
     with pytest.raises(RuntimeError):
         load("a")
     assert load("a") == 2
-    assert house.effects() == Counter({f"page {page}": 1 for page in range(4)})
+    assert app.effects() == Counter({f"page {page}": 1 for page in range(4)})
 
 
-def test_atomic_commits_the_return_value_with_the_effects(house: House) -> None:
+def test_atomic_commits_the_return_value_with_the_effects(app: Application) -> None:
     """guard.db is the whole body's transaction."""
 
-    @house.tg.guarded(key="account:<a>", atomic=True)
+    @app.tg.guarded(key="account:<a>", atomic=True)
     def move(a: int, guard: Guard) -> dict[str, int]:
         effect(guard.db, a, guard)
         return {"moved": 3}
 
     assert move(1) == move(1) == {"moved": 3}
-    view = house.ledger.view(f"{move.__module__}.{move.__qualname__} account:1")
+    view = app.ledger.view(f"{move.__module__}.{move.__qualname__} account:1")
     assert view is not None
     assert view.result_json == '{"moved":3}'
 
 
-def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(house: House) -> None:
+def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(app: Application) -> None:
     """Set inside the transaction, it is known early and says what to do."""
 
-    @house.tg.guarded(key="order:<order>")
+    @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             effect(db, order, guard)
@@ -243,13 +243,13 @@ def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(house:
 
     with pytest.raises(ResultError, match="not JSON"):
         ship(1)
-    assert house.effects() == Counter()
+    assert app.effects() == Counter()
 
 
-def test_a_second_transaction_names_checkpoint(house: House) -> None:
+def test_a_second_transaction_names_checkpoint(app: Application) -> None:
     """DONE is committed once."""
 
-    @house.tg.guarded(key="order:<order>")
+    @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             effect(db, 1, guard)
@@ -258,29 +258,29 @@ def test_a_second_transaction_names_checkpoint(house: House) -> None:
 
     with pytest.raises(TransactionUsageError, match="checkpoint"):
         ship(1)
-    assert house.effects() == Counter({"1": 1})
+    assert app.effects() == Counter({"1": 1})
 
 
-def test_asking_for_a_key_that_is_held_here_is_an_error_at_once(house: House) -> None:
+def test_asking_for_a_key_that_is_held_here_is_an_error_at_once(app: Application) -> None:
     """It would wait for itself."""
 
-    @house.tg.guarded(key="order:<order>")
+    @app.tg.guarded(key="order:<order>")
     def outer(order: int) -> None:
-        with house.tg.lock(f"order:{order}", wait_s=60):
+        with app.tg.lock(f"order:{order}", wait_s=60):
             pass
 
     with pytest.raises(KeyAlreadyHeldError, match="order:5"):
         outer(5)
 
 
-def test_the_plain_lock_excludes_and_its_fence_grows(house: House) -> None:
+def test_the_plain_lock_excludes_and_its_fence_grows(app: Application) -> None:
     """A second taker is refused, or waits; fences come from the ledger and grow."""
-    with house.tg.lock("inventory:42", ttl_s=5) as first:
+    with app.tg.lock("inventory:42", ttl_s=5) as first:
         refused: list[Exception] = []
 
         def take() -> None:
             try:
-                with house.tg.lock("inventory:42"):
+                with app.tg.lock("inventory:42"):
                     pass
             except KeyBusyError as error:
                 refused.append(error)
@@ -290,7 +290,7 @@ def test_the_plain_lock_excludes_and_its_fence_grows(house: House) -> None:
         thread.join()
         assert len(refused) == 1
         first.check()
-    with house.tg.lock("inventory:42", wait_s=5) as second:
+    with app.tg.lock("inventory:42", wait_s=5) as second:
         assert second.fence > first.fence
 
 
@@ -334,9 +334,9 @@ def test_wrong_settings_say_what_to_write_and_hold_no_password(
 def test_an_outage_of_the_database_is_no_crash_of_its_holders(redis_url: str) -> None:
     """Its end could not be told, and its lease ran out: told late, it counts as no crash."""
     with Postgres(fsync="off") as server:
-        house = House(redis_url, server.create_database("house"))
+        app = Application(redis_url, server.create_database("app"))
 
-        @house.tg.guarded(key="order:<order>", ttl_s=0.5, max_crashes=2)
+        @app.tg.guarded(key="order:<order>", ttl_s=0.5, max_crashes=2)
         def ship(order: int, guard: Guard) -> int:
             if guard.attempt < 4:
                 server.halt()
@@ -344,22 +344,22 @@ def test_an_outage_of_the_database_is_no_crash_of_its_holders(redis_url: str) ->
                 return guard.attempt
 
         def expired() -> bool:
-            with house.engine.connect() as db:
+            with app.engine.connect() as db:
                 return bool(db.execute(sa.text(EXPIRED)).scalar())
 
         for _ in range(3):
             with pytest.raises(LedgerUnavailableError):
                 ship(1)
             server.start()
-            house.engine.dispose()
+            app.engine.dispose()
             wait_until(expired)
         assert ship(1) == 4
-        with house.engine.connect() as db:
-            assert db.execute(sa.text("select crashes from taskguard_works")).scalar() == 0
-        house.close()
+        with app.engine.connect() as db:
+            assert db.execute(sa.text("select crashes from taskguard_work")).scalar() == 0
+        app.close()
 
 
 EXPIRED = """
 select bool_and(lease_until < extract(epoch from clock_timestamp()) * 1000000)
-from taskguard_works
+from taskguard_work
 """

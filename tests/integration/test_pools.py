@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from taskguard.delivery import Deferred, Delivery, MessageRef
 from taskguard.errors import LedgerUnavailableError
 from taskguard.guard import Guard
-from taskguard.ledger import pools
+from taskguard.ledger.connections import pools
 from taskguard.policy import Policy
 
 SERVERS = ["pg_url", "mariadb_url", "mysql_url"]
@@ -260,8 +260,8 @@ def test_who_gets_no_connection_is_told_soon_and_once(
 
     share = pg.ledger._database.pools.of_body(0)
     with share.turn():
-        for copy in range(6):
-            assert isinstance(deliver(pg, body, copy), Deferred)
+        for deferrals in range(6):
+            assert isinstance(deliver(pg, body, deferrals), Deferred)
             assert pg.states == ["NEW"]
         assert asked == [0.1] * 6
         with pytest.raises(LedgerUnavailableError, match="fewer threads or greenlets"):
@@ -270,13 +270,13 @@ def test_who_gets_no_connection_is_told_soon_and_once(
     assert pg.effects == ["x"]
 
 
-def deliver(shop: GuardedShop, body: Any, copy: int) -> Any:
+def deliver(shop: GuardedShop, body: Any, deferrals: int) -> Any:
     """By a queue that puts off."""
     delivery = Delivery(
         keys=("order:1",),
         work="ship order:1",
         task="ship",
-        message=MessageRef("m", copy=copy),
+        message=MessageRef("m", deferrals=deferrals),
         policy=Policy(),
         queue=NotingQueue(),
     )

@@ -16,10 +16,10 @@ from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.delivery import Deferred
 from taskguard.errors import LedgerSchemaError
 from taskguard.guard import Guard
-from taskguard.ledger.base import MessageRef
+from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.sql import SqlLedger
 
-TABLES = ("taskguard_keys", "taskguard_works", "taskguard_messages")
+TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
 PRIVILEGES = ("select", "insert", "update")
 
 
@@ -71,9 +71,9 @@ def office(
 
 
 def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[int]]:
-    shop.tg.runner.ledger = shop.tg.runner._entry.ledger = ledger
+    shop.tg.runner.ledger = shop.tg.runner._admission.ledger = ledger
     queue = NotingQueue()
-    return shop.deliver(body, queue), queue.copies
+    return shop.deliver(body, queue), queue.deferrals
 
 
 @pytest.mark.parametrize("privilege", PRIVILEGES)
@@ -93,9 +93,9 @@ def test_what_may_not_be_done_is_found_at_the_start(
 def test_a_forgotten_grant_puts_deliveries_off(office: Office, table: str, privilege: str) -> None:
     """They were acknowledged as failed, one and all. MariaDB finds out about one at the end."""
     office.revoke(privilege, table)
-    told, copies = deliver(office.ledger, office.shop, lambda guard: None)
+    told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
     assert isinstance(told, Deferred)
-    assert copies == [1]
+    assert deferrals == [1]
     assert office.shop.states in ([], ["PROCESSING"])
 
 
@@ -103,22 +103,22 @@ def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Offic
     """If only the messages table cannot be written: every deferral was lost."""
     office.revoke("insert", "taskguard_messages")
     office.ledger.claim(request(work="ship order:1", message=MessageRef("another")))
-    told, copies = deliver(office.ledger, office.shop, lambda guard: None)
+    told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
     assert isinstance(told, Deferred)
-    assert copies == [1]
+    assert deferrals == [1]
 
 
 @pytest.mark.parametrize("column", ["crashed_owner", "lease_until"])
 def test_a_missing_column_puts_deliveries_off(shop: GuardedShop, column: str) -> None:
     """Tables of another version, or a migration that went wrong."""
     with shop.engine.begin() as db:
-        db.exec_driver_sql(f"alter table taskguard_works drop column {column}")
+        db.exec_driver_sql(f"alter table taskguard_work drop column {column}")
     runs: list[int] = []
     queue = NotingQueue()
     with pytest.raises(LedgerSchemaError, match=column):
         shop.ledger.check_schema()
     assert isinstance(shop.deliver(lambda guard: runs.append(1), queue), Deferred)
-    assert (runs, queue.copies) == ([], [1])
+    assert (runs, queue.deferrals) == ([], [1])
 
 
 def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
@@ -127,11 +127,11 @@ def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
             db.exec_driver_sql("insert into effects values ('x')")
-            office.revoke("update", "taskguard_works")
+            office.revoke("update", "taskguard_work")
 
-    told, copies = deliver(office.ledger, office.shop, body)
+    told, deferrals = deliver(office.ledger, office.shop, body)
     assert isinstance(told, Deferred)
-    assert (copies, office.shop.effects) == ([1], [])
+    assert (deferrals, office.shop.effects) == ([1], [])
 
 
 def test_what_the_body_may_not_do_is_its_own_failure(office: Office) -> None:

@@ -79,7 +79,7 @@ def every_call(locks: RedisLocks) -> list[Callable[[], object]]:
     return [
         lambda: locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=1.0),
         lambda: locks.renew([Hold(KEY, owner, 30.0)]),
-        lambda: locks.give_back(KEY, owner, to=new_owner("n"), ttl_s=30.0),
+        lambda: locks.hand_over(KEY, owner, to=new_owner("n"), ttl_s=30.0),
         lambda: locks.release(KEY, owner),
     ]
 
@@ -137,12 +137,12 @@ class TestLostReply:
         assert locks.release(KEY, owner) is False
 
     @BOTH_WAYS
-    def test_of_give_back(self, client: Any, proxy: Proxy, then: Mode) -> None:
+    def test_of_hand_over(self, client: Any, proxy: Proxy, then: Mode) -> None:
         """A hand-over whose reply is lost is told as done when asked again."""
         locks, true = connect(proxy.port), new_owner("true")
         owner = take(locks)
         proxy.lose_reply_to(b"EVALSHA", then=then)
-        assert locks.give_back(KEY, owner, to=true, ttl_s=30.0) is True
+        assert locks.hand_over(KEY, owner, to=true, ttl_s=30.0) is True
         assert proxy.lost > 0
         assert client.get(LOCK) == str(true)
 

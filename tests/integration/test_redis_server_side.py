@@ -216,7 +216,7 @@ class TestScripts:
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
         client.script_flush()
         other = new_owner("other")
-        assert locks.give_back(KEY, owner, to=other, ttl_s=5.0) is True
+        assert locks.hand_over(KEY, owner, to=other, ttl_s=5.0) is True
         client.script_flush()
         assert locks.release(KEY, other) is True
         client.script_flush()
@@ -311,7 +311,7 @@ class TestRights:
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
         assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
         other = new_owner("other")
-        assert locks.give_back(KEY, owner, to=other, ttl_s=30.0) is True
+        assert locks.hand_over(KEY, owner, to=other, ttl_s=30.0) is True
         assert locks.release(KEY, other) is True
         locks.wait(KEY, timeout_s=1.0)
         owner = take(locks)

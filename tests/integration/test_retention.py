@@ -13,11 +13,11 @@ from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.lease import new_owner
-from taskguard.ledger import steps
-from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.statements import claims as steps
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 
 DAY_S = 86_400.0
 
@@ -51,17 +51,17 @@ class Store:
         """So much time passes, but for leases."""
         us = int(days * DAY_S * 1e6)
         with self.engine.begin() as db:
-            db.execute(sa.update(WORKS).values(finished=WORKS.c.finished - us))
-            db.execute(sa.update(WORKS).values(fence=WORKS.c.fence - us))
+            db.execute(sa.update(WORK).values(finished=WORK.c.finished - us))
+            db.execute(sa.update(WORK).values(fence=WORK.c.fence - us))
             db.execute(sa.update(KEYS).values(fence=KEYS.c.fence - us))
             db.execute(sa.update(MESSAGES).values(updated=MESSAGES.c.updated - us))
 
     def left(self) -> list[set[str]]:
-        """The works, messages and keys that there are, by their names."""
+        """The work, messages and keys that there are, by their names."""
         with self.engine.connect() as db:
             return [
                 {text.rpartition(":")[2] for text in db.execute(sa.select(column)).scalars()}
-                for column in (WORKS.c.id, MESSAGES.c.message, KEYS.c.key)
+                for column in (WORK.c.id, MESSAGES.c.message, KEYS.c.key)
             ]
 
     def close(self) -> None:
@@ -89,15 +89,15 @@ def test_only_what_ended_before_goes(store: Store) -> None:
             ledger.give_back(claimed.claim)
         ledger.defer(store.request(name), lambda _: None)
     with store.engine.begin() as db:
-        dead = sa.update(WORKS).where(WORKS.c.id == "ship order:dead")
-        db.execute(dead.values(state="DEAD", finished=WORKS.c.started))
+        dead = sa.update(WORK).where(WORK.c.id == "ship order:dead")
+        db.execute(dead.values(state="DEAD", finished=WORK.c.started))
         free = {"owner": "", "lease_until": 0}
         db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(**free))
     store.age(31)
     ledger.complete(store.claim("young").claim, None)
-    assert ledger.purge(older_than_s=30 * DAY_S) == Purged(works=2, messages=2, keys=4)
-    works, messages, keys = store.left()
-    assert works == {"given-back", "running", "dead", "young"}
+    assert ledger.purge(older_than_s=30 * DAY_S) == Purged(work_items=2, messages=2, keys=4)
+    work_ids, messages, keys = store.left()
+    assert work_ids == {"given-back", "running", "dead", "young"}
     assert messages == {"given-back", "running", "dead"}
     assert keys == {"running", "young"}
     assert ledger.purge(older_than_s=30 * DAY_S, dead=True) == Purged(1, 1, 0)
@@ -122,7 +122,7 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
         run_out = KEYS.c.key.in_([f"order:{name}" for name in before - {"long-lease"}])
         older = {"lease_until": KEYS.c.lease_until - us}
         db.execute(sa.update(KEYS).where(run_out).values(older))
-        db.execute(sa.update(WORKS).where(WORKS.c.lease_until > 0).values(lease_until=1))
+        db.execute(sa.update(WORK).where(WORK.c.lease_until > 0).values(lease_until=1))
     assert ledger.purge(older_than_s=30 * DAY_S).keys == 3
     assert store.left()[2] == {"long-lease"} | mark
     # What the next holder gets is above all that was granted, and who slept is refused.
@@ -147,7 +147,7 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
     store.age(31)
     with store.engine.begin() as db:  # the holder's own token must stay what it has
         db.execute(sa.update(KEYS).where(KEYS.c.owner != "").values(fence=running.claim.fence))
-        b = sa.update(WORKS).where(WORKS.c.id == "ship order:b")
+        b = sa.update(WORK).where(WORK.c.id == "ship order:b")
         db.execute(b.values(fence=running.claim.fence))
     store.ledger.purge(older_than_s=30 * DAY_S)
     store.ledger.complete(running.claim, None)
@@ -156,7 +156,7 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
 
 
 def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store) -> None:
-    """An id that was used for several works, more of them than a batch has."""
+    """An id that was used for several work items, more of them than a batch has."""
     for number in range(7):
         claimed = store.claim(f"{number}", message="nightly")
         assert store.ledger.defer(store.request(f"{number}", message="nightly"), lambda _: None)
@@ -184,9 +184,9 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
         store.ledger.complete(store.claim(name).claim, None)
     store.age(31)
     with store.engine.begin() as db:
-        db.execute(sa.select(WORKS).where(WORKS.c.id == "ship order:a").with_for_update())
-        assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
-    assert store.ledger.purge(older_than_s=30 * DAY_S).works == 1
+        db.execute(sa.select(WORK).where(WORK.c.id == "ship order:a").with_for_update())
+        assert store.ledger.purge(older_than_s=30 * DAY_S).work_items == 1
+    assert store.ledger.purge(older_than_s=30 * DAY_S).work_items == 1
     store.close()
 
 
@@ -205,9 +205,9 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
     store.ledger.complete(store.claim("a").claim, None)
     store.age(2)
     assert main(["purge", "--url", store.url]) == 0
-    assert capsys.readouterr().out == "forgotten: 0 works, 0 messages, 0 keys\n"
+    assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys\n"
     assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
-    assert capsys.readouterr().out == "forgotten: 1 works, 0 messages, 1 keys\n"
+    assert capsys.readouterr().out == "forgotten: 1 work items, 0 messages, 1 keys\n"
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])

@@ -24,13 +24,13 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskguard.runner._LONGEST_PAUSE_S", 0.01)
 
 
-def deliver(shop: GuardedShop, body: Any, copy: int) -> Any:
+def deliver(shop: GuardedShop, body: Any, deferrals: int) -> Any:
     queue = NotingQueue()
     delivery = Delivery(
         keys=("order:1",),
         work="ship order:1",
         task="ship",
-        message=MessageRef("m", copy=copy),
+        message=MessageRef("m", deferrals=deferrals),
         policy=Policy(),
         queue=queue,
     )
@@ -45,10 +45,10 @@ def never(guard: Guard) -> None:
 
 def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> None:
     """And says why: in the record, and to the queue."""
-    for copy in range(3):
-        assert isinstance(deliver(pg, never, copy), Deferred)
+    for deferrals in range(3):
+        assert isinstance(deliver(pg, never, deferrals), Deferred)
         assert pg.states == ["NEW"]
-    with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*works requeue"):
+    with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*work requeue"):
         deliver(pg, never, 3)
     assert (pg.effects, pg.states) == ([], ["FAILED"])
     view = pg.ledger.view("ship order:1")
@@ -58,12 +58,12 @@ def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> No
 
 def test_the_count_begins_anew_with_the_queues_own_retry(pg: GuardedShop) -> None:
     """And one that gets through is DONE, whatever was before."""
-    for copy in range(3):
-        deliver(pg, never, copy)
+    for deferrals in range(3):
+        deliver(pg, never, deferrals)
     with pytest.raises(TransactionFailedError):
         deliver(pg, never, 3)
-    for copy in range(4, 7):
-        assert isinstance(deliver(pg, never, copy), Deferred)
+    for deferrals in range(4, 7):
+        assert isinstance(deliver(pg, never, deferrals), Deferred)
 
     def ship(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -89,8 +89,8 @@ def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
             write(db)
             time.sleep(0.5)
 
-    for copy in range(3):
-        assert isinstance(deliver(shop, idle, copy), Deferred)
+    for deferrals in range(3):
+        assert isinstance(deliver(shop, idle, deferrals), Deferred)
     with pytest.raises(TransactionFailedError, match=r"idles for 0\.2 s"):
         deliver(shop, idle, 3)
     assert (shop.effects, shop.states, len(runs)) == ([], ["FAILED"], 16)

@@ -18,7 +18,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.transaction import Transactions
+from taskguard.ledger.transactions.own import OwnConnection
 
 
 class Provider:
@@ -175,16 +175,15 @@ def test_a_result_whose_commit_failed_is_stored_by_the_next_run(
     shop: GuardedShop, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The body runs again under the same guard, which still knows it: nobody is called again."""
-    commit, failed = Transactions.commit, []
+    commit, failed = OwnConnection.commit, []
 
-    def fail_once(self: Any, db: Any, claim: Any, xid: Any = None) -> None:
+    def fail_once(self: OwnConnection) -> None:
         if not failed:
             failed.append(1)
-            db.rollback()
             raise TransactionRetryError("COMMIT did not happen", key="order:1")
-        commit(self, db, claim, xid)
+        commit(self)
 
-    monkeypatch.setattr(Transactions, "commit", fail_once)
+    monkeypatch.setattr(OwnConnection, "commit", fail_once)
 
     def body(guard: Guard) -> Any:
         charge = guard.step("charge", provider.charge, 1)["charge"]

@@ -21,20 +21,20 @@ from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest
+from taskguard.ledger.protocol import Claimed, ClaimRequest
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.tables import WORK
 from taskguard.policy import make_policy
 from taskguard.states import State
 
 
-class Yard:
-    """A house on a real database, and a queue that notes what it is sent, or refuses it."""
+class SweepRig:
+    """A runtime on a real database, and a queue that notes what it is sent, or refuses it."""
 
     def __init__(self, url: str) -> None:
         self.ledger = SqlLedger(url)
         self.ledger.create_schema()
-        self.house = taskguard.connect(locks="memory://", ledger=self.ledger)
+        self.runtime = taskguard.connect(locks="memory://", ledger=self.ledger)
         self.engine = sa.create_engine(url)
         self.sent: list[tuple[str, int, int]] = []
         self.refused: set[str] = set()
@@ -42,7 +42,7 @@ class Yard:
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         if call["order"] in self.refused:
             raise ConnectionError("the broker is away")
-        self.sent.append((call["order"], message.retries, message.copy))
+        self.sent.append((call["order"], message.retries, message.deferrals))
 
     def delivery(self, order: str = "1", message: str | None = None) -> Delivery:
         return Delivery(
@@ -55,91 +55,91 @@ class Yard:
         )
 
     def enqueue(self, session: Any, order: str = "1", message: str | None = None) -> Any:
-        return enqueue_in(session, self.house, self.delivery(order, message), self.send)
+        return enqueue_in(session, self.runtime, self.delivery(order, message), self.send)
 
     def sweep(self, **options: Any) -> Swept:
-        return Sweeper(self.house, {"test": self.send}, **options).sweep()
+        return Sweeper(self.runtime, {"test": self.send}, **options).sweep()
 
     def pass_time(self) -> None:
         with self.engine.begin() as db:
-            db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
-            db.execute(sa.text("update taskguard_works set lease_until = 1 where lease_until > 0"))
+            db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
+            db.execute(sa.text("update taskguard_work set lease_until = 1 where lease_until > 0"))
             db.execute(sa.text("update taskguard_keys set lease_until = 1 where lease_until > 0"))
 
     def close(self) -> None:
-        self.house.close()
+        self.runtime.close()
         self.engine.dispose()
 
 
 @pytest.fixture(params=DATABASES)
-def yard(request: pytest.FixtureRequest) -> Iterator[Yard]:
-    made = Yard(request.getfixturevalue(request.param))
+def rig(request: pytest.FixtureRequest) -> Iterator[SweepRig]:
+    made = SweepRig(request.getfixturevalue(request.param))
     yield made
     made.close()
 
 
-def put_orders(yard: Yard, *orders: str) -> None:
+def put_orders(rig: SweepRig, *orders: str) -> None:
     """Committed, and their process died before it could send them."""
-    with yard.engine.begin() as db:
+    with rig.engine.begin() as db:
         for order in orders:
-            yard.enqueue(db, order)
-    yard.pass_time()
+            rig.enqueue(db, order)
+    rig.pass_time()
 
 
 # -- sweeps -----------------------------------------------------------------------------------
 
 
-def test_what_is_overdue_is_sent_once_and_again_after_a_while(yard: Yard) -> None:
+def test_what_is_overdue_is_sent_once_and_again_after_a_while(rig: SweepRig) -> None:
     """In pages; a second sweep finds nothing, until the messages count as lost again."""
-    put_orders(yard, "1", "2", "3", "4", "5")
-    assert yard.sweep(batch=2) == Swept(sent=5)
-    assert yard.sweep() == Swept()
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=5)
-    assert sorted(yard.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
+    put_orders(rig, "1", "2", "3", "4", "5")
+    assert rig.sweep(batch=2) == Swept(sent=5)
+    assert rig.sweep() == Swept()
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=5)
+    assert sorted(rig.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
 
 
-def test_a_queue_that_is_behind_is_not_filled_by_sweeps(yard: Yard) -> None:
+def test_a_queue_that_is_behind_is_not_filled_by_sweeps(rig: SweepRig) -> None:
     """Twice as long after each sending that nobody claimed, up to a day; a claim begins anew."""
-    put_orders(yard, "1")
+    put_orders(rig, "1")
 
     def pause_s() -> float:
-        with yard.engine.connect() as db:
-            [due] = db.execute(sa.select(WORKS.c.due)).scalars()
+        with rig.engine.connect() as db:
+            [due] = db.execute(sa.select(WORK.c.due)).scalars()
         return float(due / 1e6) - time.time()
 
     pauses_h = []
     for _ in range(7):
-        assert yard.sweep().sent == 1
+        assert rig.sweep().sent == 1
         pauses_h.append(round(pause_s() / 3600, 1))
-        yard.pass_time()
+        rig.pass_time()
     assert pauses_h == [1, 2, 4, 8, 16, 24, 24]
     owner = new_owner("m1")
     asked = ClaimRequest(
         keys=("order:1",), owner=owner, ttl_s=30, work="ship order:1", message=MessageRef("m1")
     )
-    assert isinstance(yard.ledger.claim(asked), Claimed)
-    yard.pass_time()
-    assert yard.sweep().sent == 1
+    assert isinstance(rig.ledger.claim(asked), Claimed)
+    rig.pass_time()
+    assert rig.sweep().sent == 1
     assert round(pause_s() / 3600, 1) == 1
-    yard.pass_time()
-    assert yard.sweep(again_after_s=100_000).sent == 1
+    rig.pass_time()
+    assert rig.sweep(again_after_s=100_000).sent == 1
     assert round(pause_s()) == pytest.approx(100_000, abs=600)
 
 
 @pytest.fixture
 def elsewhere(
-    yard: Yard, request: pytest.FixtureRequest, tmp_path: Path
+    rig: SweepRig, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Callable[[], str]]:
-    """Makes another database of the yard's kind, on the same server."""
-    kind = yard.engine.dialect.name
+    """Makes another database of the rig's kind, on the same server."""
+    kind = rig.engine.dialect.name
     made: list[tuple[Any, str]] = []
 
     def make() -> str:
         if kind == "sqlite":
             return f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"
         names = {"postgresql": "postgres", "mariadb": "mariadb", "mysql": "mysql"}
-        url = yard.engine.url
+        url = rig.engine.url
         server = request.getfixturevalue(names[kind])
         if kind == "mysql" and url.port != server.port:
             server = request.getfixturevalue("mariadb")
@@ -154,7 +154,7 @@ def elsewhere(
 
 @pytest.mark.parametrize("tables", [True, False])
 def test_a_transaction_on_another_database_is_refused(
-    yard: Yard, elsewhere: Callable[[], str], tables: bool
+    rig: SweepRig, elsewhere: Callable[[], str], tables: bool
 ) -> None:
     """Also where taskguard's tables are there: no sweep would ever look for the work in them."""
     url = elsewhere()
@@ -164,148 +164,148 @@ def test_a_transaction_on_another_database_is_refused(
     engine = sa.create_engine(url)
     if tables:  # a ledger itself, of another application
         with engine.begin() as db:
-            ledger.enqueue(db, yard.house.runner.request(yard.delivery()))
+            ledger.enqueue(db, rig.runtime.runner.request(rig.delivery()))
         ledger.close()
     for _ in range(2):
         with orm.Session(engine) as session:
             with pytest.raises(ConfigurationError, match="not in the ledger's database"):
-                yard.enqueue(session, "2")
+                rig.enqueue(session, "2")
             session.rollback()
         with engine.connect() as db:
             with pytest.raises(ConfigurationError, match="not in the ledger's database"):
-                yard.enqueue(db, "2")
+                rig.enqueue(db, "2")
     engine.dispose()
-    assert yard.sent == []
-    assert yard.ledger.view("ship order:2") is None
-    with orm.Session(yard.engine) as session, session.begin():
-        yard.enqueue(session, "2")
-    assert yard.sent == [("2", 0, 0)]
+    assert rig.sent == []
+    assert rig.ledger.view("ship order:2") is None
+    with orm.Session(rig.engine) as session, session.begin():
+        rig.enqueue(session, "2")
+    assert rig.sent == [("2", 0, 0)]
 
 
-def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(yard: Yard) -> None:
+def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(rig: SweepRig) -> None:
     """The ledger's own, another by its URL, one whose transactions keep their snapshot."""
-    url = yard.engine.url
-    with yard.ledger._database.engine.connect() as db, db.begin():
-        yard.enqueue(db, "1")  # published by a sweep
+    url = rig.engine.url
+    with rig.ledger._database.engine.connect() as db, db.begin():
+        rig.enqueue(db, "1")  # published by a sweep
     engine = sa.create_engine(url, isolation_level="SERIALIZABLE")
     with orm.Session(engine) as session, session.begin():
-        yard.enqueue(session, "2")
+        rig.enqueue(session, "2")
     engine.dispose()
     if url.get_backend_name() == "mysql":
         by_other_name = sa.create_engine(url.set(drivername="mariadb+pymysql"))
         with contextlib.suppress(sa.exc.InvalidRequestError):  # it is MySQL
             with orm.Session(by_other_name) as session, session.begin():
-                yard.enqueue(session, "3")
+                rig.enqueue(session, "3")
         by_other_name.dispose()
-    assert yard.ledger.view("ship order:1") is not None
-    assert ("2", 0, 0) in yard.sent
+    assert rig.ledger.view("ship order:1") is not None
+    assert ("2", 0, 0) in rig.sent
 
 
-def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(yard: Yard) -> None:
+def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(rig: SweepRig) -> None:
     """Processes have remembered it."""
     for number, change in enumerate(("nothing", "purged", "made anew")):
         if change == "purged":
-            yard.ledger.purge(older_than_s=3600.0)
+            rig.ledger.purge(older_than_s=3600.0)
         elif change == "made anew":
-            with yard.engine.begin() as db:
+            with rig.engine.begin() as db:
                 db.execute(sa.text("delete from taskguard_keys"))
-        with orm.Session(yard.engine) as session, session.begin():
-            yard.enqueue(session, str(number))
-    assert len(yard.sent) == 3
+        with orm.Session(rig.engine) as session, session.begin():
+            rig.enqueue(session, str(number))
+    assert len(rig.sent) == 3
 
 
-def test_a_holder_that_vanished_is_found(yard: Yard) -> None:
+def test_a_holder_that_vanished_is_found(rig: SweepRig) -> None:
     """Its lease has run out and its broker has forgotten the message."""
 
     class Gone(BaseException):
         pass
 
     def body(guard: Guard) -> None:
-        yard.pass_time()
-        assert yard.sweep() == Swept(sent=1)
+        rig.pass_time()
+        assert rig.sweep() == Swept(sent=1)
         raise Gone
 
     with pytest.raises(Gone):
-        yard.house.runner.deliver(yard.delivery(), body)
-    assert yard.sent == [("1", 0, 0)]
-    yard.house.runner.deliver(yard.delivery(), lambda guard: None)
-    yard.pass_time()
-    assert yard.sweep() == Swept()
+        rig.runtime.runner.deliver(rig.delivery(), body)
+    assert rig.sent == [("1", 0, 0)]
+    rig.runtime.runner.deliver(rig.delivery(), lambda guard: None)
+    rig.pass_time()
+    assert rig.sweep() == Swept()
 
 
 def test_one_call_that_cannot_be_sent_holds_up_no_other(
-    yard: Yard, caplog: pytest.LogCaptureFixture
+    rig: SweepRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged, counted, and tried again in a while."""
-    put_orders(yard, "1", "2", "3")
-    with yard.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.id == "ship order:2").values(call="{"))
-    yard.refused = {"3"}
-    assert yard.sweep() == Swept(sent=1, refused=1, failed=1)
+    put_orders(rig, "1", "2", "3")
+    with rig.engine.begin() as db:
+        db.execute(sa.update(WORK).where(WORK.c.id == "ship order:2").values(call="{"))
+    rig.refused = {"3"}
+    assert rig.sweep() == Swept(sent=1, refused=1, failed=1)
     assert "ship order:2 is FAILED: its stored call cannot be read" in caplog.text
-    yard.refused = set()
-    assert yard.sweep() == Swept()
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=2)
+    rig.refused = set()
+    assert rig.sweep() == Swept()
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=2)
 
 
-def test_a_broker_that_is_away_is_not_asked_for_every_work(yard: Yard) -> None:
+def test_a_broker_that_is_away_is_not_asked_for_every_work(rig: SweepRig) -> None:
     """After ten refusals in a row the rest waits for another sweep, and none is lost."""
     orders = [str(order) for order in range(100, 130)]
-    put_orders(yard, *orders)
-    yard.refused = set(orders[2:])
-    assert yard.sweep(batch=5) == Swept(sent=2, refused=10)
-    yard.refused = set()
-    assert yard.sweep() == Swept(sent=18)
-    yard.pass_time()
-    assert yard.sweep().sent >= 10
+    put_orders(rig, *orders)
+    rig.refused = set(orders[2:])
+    assert rig.sweep(batch=5) == Swept(sent=2, refused=10)
+    rig.refused = set()
+    assert rig.sweep() == Swept(sent=18)
+    rig.pass_time()
+    assert rig.sweep().sent >= 10
 
 
-def test_calls_that_cannot_be_sent_hold_up_no_other(yard: Yard) -> None:
+def test_calls_that_cannot_be_sent_hold_up_no_other(rig: SweepRig) -> None:
     """Only the connection's errors mean that the broker is away; the rest is each call's own."""
     bad, good = [str(order) for order in range(100, 130)], [str(order) for order in range(200, 205)]
-    put_orders(yard, *bad, *good)
-    send = yard.send
+    put_orders(rig, *bad, *good)
+    send = rig.send
 
     def picky(call: dict[str, Any], message: MessageRef) -> None:
         if call["order"] in bad:
             raise ValueError("this one's queue says no")
         send(call, message)
 
-    yard.send = picky  # type: ignore[method-assign]
-    assert yard.sweep(batch=7) == Swept(sent=5, refused=30)
-    assert sorted(order for order, _, _ in yard.sent) == good
+    rig.send = picky  # type: ignore[method-assign]
+    assert rig.sweep(batch=7) == Swept(sent=5, refused=30)
+    assert sorted(order for order, _, _ in rig.sent) == good
 
 
-def test_a_call_that_nobody_can_read_is_failed_with_its_reason(yard: Yard) -> None:
+def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) -> None:
     """Ten of them would else stand before all others in each sweep; requeued, it is tried again."""
-    put_orders(yard, "1", "2")
-    send = yard.send
+    put_orders(rig, "1", "2")
+    send = rig.send
 
     def read(call: dict[str, Any], message: MessageRef) -> None:
         if call["order"] == "1":
             raise StoredCallError("its stored call cannot be read: pickle")
         send(call, message)
 
-    yard.send = read  # type: ignore[method-assign]
-    assert yard.sweep() == Swept(sent=1, failed=1)
-    view = yard.ledger.view("ship order:1")
+    rig.send = read  # type: ignore[method-assign]
+    assert rig.sweep() == Swept(sent=1, failed=1)
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert (view.state, view.final) == (State.FAILED, False)
     assert "pickle" in str(view.error)
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=1), "the other, as before"
-    yard.send = send  # type: ignore[method-assign]
-    assert yard.ledger.requeue("ship order:1", reason="readable now")
-    assert yard.sweep() == Swept(sent=1)
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=1), "the other, as before"
+    rig.send = send  # type: ignore[method-assign]
+    assert rig.ledger.requeue("ship order:1", reason="readable now")
+    assert rig.sweep() == Swept(sent=1)
 
 
-def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(yard: Yard) -> None:
+def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(rig: SweepRig) -> None:
     """Its task is gone, or refuses its arguments; a claim or an operator begins the count anew."""
-    put_orders(yard, "1", "2")
+    put_orders(rig, "1", "2")
     for _ in range(2):
-        assert yard.sweep(max_sends=3) == Swept(sent=2)
-        yard.pass_time()
+        assert rig.sweep(max_sends=3) == Swept(sent=2)
+        rig.pass_time()
 
     class Gone(BaseException):
         pass
@@ -314,54 +314,54 @@ def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(yard: Yard) -> None:
         raise Gone
 
     with pytest.raises(Gone):
-        yard.house.runner.deliver(yard.delivery("2"), vanish)
-    yard.pass_time()
-    assert yard.sweep(max_sends=3) == Swept(sent=2)
-    yard.pass_time()
-    assert yard.sweep(max_sends=3) == Swept(sent=1, failed=1)
-    view = yard.ledger.view("ship order:1")
+        rig.runtime.runner.deliver(rig.delivery("2"), vanish)
+    rig.pass_time()
+    assert rig.sweep(max_sends=3) == Swept(sent=2)
+    rig.pass_time()
+    assert rig.sweep(max_sends=3) == Swept(sent=1, failed=1)
+    view = rig.ledger.view("ship order:1")
     assert view is not None
     assert view.state is State.FAILED
     assert "sent 3 times" in str(view.error)
     assert view.finished_s is not None
-    assert yard.ledger.requeue("ship order:1", reason="deployed again")
-    assert yard.sweep(max_sends=3).sent == 1
-    yard.pass_time()
-    assert yard.sweep(max_sends=3).failed == 0
-    call = json.loads(str(yard.ledger.view("ship order:1").call))  # type: ignore[union-attr]
+    assert rig.ledger.requeue("ship order:1", reason="deployed again")
+    assert rig.sweep(max_sends=3).sent == 1
+    rig.pass_time()
+    assert rig.sweep(max_sends=3).failed == 0
+    call = json.loads(str(rig.ledger.view("ship order:1").call))  # type: ignore[union-attr]
     assert (call["queue"], call["order"]) == ("test", "1")
 
 
-def test_a_message_that_comes_after_all_is_run(yard: Yard) -> None:
+def test_a_message_that_comes_after_all_is_run(rig: SweepRig) -> None:
     """FAILED by a sweep is not final: the queue was slow, and had it all the time."""
-    put_orders(yard, "1")
-    assert yard.sweep(max_sends=1) == Swept(sent=1)
-    yard.pass_time()
-    assert yard.sweep(max_sends=1) == Swept(failed=1)
+    put_orders(rig, "1")
+    assert rig.sweep(max_sends=1) == Swept(sent=1)
+    rig.pass_time()
+    assert rig.sweep(max_sends=1) == Swept(failed=1)
     ran: list[int] = []
-    yard.house.runner.deliver(yard.delivery("1"), lambda guard: ran.append(guard.attempt))
+    rig.runtime.runner.deliver(rig.delivery("1"), lambda guard: ran.append(guard.attempt))
     assert ran == [1]
-    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
+    assert rig.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
 
-def test_what_was_claimed_meanwhile_is_not_failed(yard: Yard) -> None:
+def test_what_was_claimed_meanwhile_is_not_failed(rig: SweepRig) -> None:
     """The sweep has read the work, and its holder has it now."""
-    put_orders(yard, "1")
-    (found,) = yard.ledger.overdue(limit=1)
+    put_orders(rig, "1")
+    (found,) = rig.ledger.overdue(limit=1)
 
     def body(guard: Guard) -> None:
-        assert yard.ledger.abandon(found, error="too late") is False
+        assert rig.ledger.abandon(found, error="too late") is False
 
-    yard.house.runner.deliver(yard.delivery("1"), body)
-    assert yard.ledger.abandon(found, error="too late") is False
-    assert yard.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
+    rig.runtime.runner.deliver(rig.delivery("1"), body)
+    assert rig.ledger.abandon(found, error="too late") is False
+    assert rig.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
 
 class Batches:
     """A way to send whose batches are taken, or refused, where they end."""
 
-    def __init__(self, yard: Yard, *, refused: bool) -> None:
-        self._yard = yard
+    def __init__(self, rig: SweepRig, *, refused: bool) -> None:
+        self._yard = rig
         self._refused = refused
         self.ended: list[int] = []
 
@@ -379,240 +379,238 @@ class Batches:
             self(call, message)
 
 
-def test_what_a_batch_carried_is_noted_when_it_was_taken(yard: Yard) -> None:
+def test_what_a_batch_carried_is_noted_when_it_was_taken(rig: SweepRig) -> None:
     """Not before: while it ends, all of it is still overdue."""
-    put_orders(yard, "1", "2", "3")
-    batches = Batches(yard, refused=False)
+    put_orders(rig, "1", "2", "3")
+    batches = Batches(rig, refused=False)
     overdue: list[int] = []
-    send = yard.send
+    send = rig.send
 
-    def look(call: dict[str, Any], message: MessageRef) -> None:
-        overdue.append(len(yard.ledger.overdue(limit=9)))
+    def peek(call: dict[str, Any], message: MessageRef) -> None:
+        overdue.append(len(rig.ledger.overdue(limit=9)))
         send(call, message)
 
-    yard.send = look  # type: ignore[method-assign]
-    assert Sweeper(yard.house, {"test": batches}, batch=2).sweep() == Swept(sent=3)
+    rig.send = peek  # type: ignore[method-assign]
+    assert Sweeper(rig.runtime, {"test": batches}, batch=2).sweep() == Swept(sent=3)
     assert batches.ended == [2, 1]
     assert overdue == [3, 3, 1]
-    assert len(yard.sent) == 3
+    assert len(rig.sent) == 3
 
 
 def test_a_batch_that_is_not_taken_is_sent_one_by_one(
-    yard: Yard, caplog: pytest.LogCaptureFixture
+    rig: SweepRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody knows what of it arrived; what cannot be sent by itself holds up no other."""
-    put_orders(yard, "1", "2", "3")
-    yard.refused = {"2"}
-    swept = Sweeper(yard.house, {"test": Batches(yard, refused=False)}).sweep()
+    put_orders(rig, "1", "2", "3")
+    rig.refused = {"2"}
+    swept = Sweeper(rig.runtime, {"test": Batches(rig, refused=False)}).sweep()
     assert swept == Swept(sent=2, refused=1)
     assert "one by one" in caplog.text
-    assert {order for order, _, _ in yard.sent} == {"1", "3"}
-    assert yard.sweep() == Swept()  # two wait for a worker, one for its next turn
-    yard.refused = set()
-    yard.pass_time()
-    assert Sweeper(yard.house, {"test": Batches(yard, refused=True)}).sweep() == Swept(sent=3)
+    assert {order for order, _, _ in rig.sent} == {"1", "3"}
+    assert rig.sweep() == Swept()  # two wait for a worker, one for its next turn
+    rig.refused = set()
+    rig.pass_time()
+    assert Sweeper(rig.runtime, {"test": Batches(rig, refused=True)}).sweep() == Swept(sent=3)
 
 
-def test_a_batch_that_fails_sends_no_other_queues_messages_twice(yard: Yard) -> None:
+def test_a_batch_that_fails_sends_no_other_queues_messages_twice(rig: SweepRig) -> None:
     """Each queue has a batch of its own."""
-    put_orders(yard, "1", "2", "3", "4")
-    with yard.engine.begin() as db:
+    put_orders(rig, "1", "2", "3", "4")
+    with rig.engine.begin() as db:
         for order in "12":
             call = json.dumps({"queue": "other", "order": order})
-            db.execute(
-                sa.update(WORKS).where(WORKS.c.id == f"ship order:{order}").values(call=call)
-            )
-    senders = {"other": Batches(yard, refused=True), "test": Batches(yard, refused=False)}
-    assert Sweeper(yard.house, senders).sweep() == Swept(sent=4)
-    assert sorted(order for order, _, _ in yard.sent if order in "34") == ["3", "4"]
+            db.execute(sa.update(WORK).where(WORK.c.id == f"ship order:{order}").values(call=call))
+    senders = {"other": Batches(rig, refused=True), "test": Batches(rig, refused=False)}
+    assert Sweeper(rig.runtime, senders).sweep() == Swept(sent=4)
+    assert sorted(order for order, _, _ in rig.sent if order in "34") == ["3", "4"]
 
 
-def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(yard: Yard) -> None:
+def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(rig: SweepRig) -> None:
     """It gives up as without batches, and nothing counts as sent."""
     orders = [str(order) for order in range(100, 130)]
-    put_orders(yard, *orders)
-    yard.refused = set(orders)
-    swept = Sweeper(yard.house, {"test": Batches(yard, refused=True)}, batch=20).sweep()
+    put_orders(rig, *orders)
+    rig.refused = set(orders)
+    swept = Sweeper(rig.runtime, {"test": Batches(rig, refused=True)}, batch=20).sweep()
     assert swept == Swept(refused=10)
-    yard.refused = set()
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=30)
+    rig.refused = set()
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=30)
 
 
-def test_calls_of_another_queue_are_left_for_its_own_sweep(yard: Yard) -> None:
+def test_calls_of_another_queue_are_left_for_its_own_sweep(rig: SweepRig) -> None:
     """They are counted, so that somebody notices."""
-    put_orders(yard, "1")
-    assert Sweeper(yard.house, {"other": yard.send}).sweep() == Swept(strange=1)
-    assert yard.sweep() == Swept(sent=1)
+    put_orders(rig, "1")
+    assert Sweeper(rig.runtime, {"other": rig.send}).sweep() == Swept(strange=1)
+    assert rig.sweep() == Swept(sent=1)
 
 
-def test_one_sweeps_at_a_time(yard: Yard) -> None:
+def test_one_sweeps_at_a_time(rig: SweepRig) -> None:
     """By the guard's own lease, in the ledger."""
-    put_orders(yard, "1")
-    holds, let_go = threading.Event(), threading.Event()
+    put_orders(rig, "1")
+    holds, release_lock = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with yard.house.lock("taskguard:sweep"):
+        with rig.runtime.lock("taskguard:sweep"):
             holds.set()
-            let_go.wait(60)
+            release_lock.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert holds.wait(60)
     with pytest.raises(KeyBusyError):
-        yard.sweep()
-    let_go.set()
+        rig.sweep()
+    release_lock.set()
     thread.join()
-    assert yard.sweep() == Swept(sent=1)
+    assert rig.sweep() == Swept(sent=1)
 
 
 def test_without_a_ledger_there_is_nothing_to_sweep() -> None:
     """An error that says what is missing."""
-    house = taskguard.connect(locks="memory://", ledger=None)
+    runtime = taskguard.connect(locks="memory://", ledger=None)
     with pytest.raises(ConfigurationError, match="TASKGUARD_LEDGER_URL"):
-        Sweeper(house, {}).sweep()
+        Sweeper(runtime, {}).sweep()
 
 
 # -- in the user's transaction ----------------------------------------------------------------
 
 
-def test_a_session_that_commits_sends(yard: Yard) -> None:
+def test_a_session_that_commits_sends(rig: SweepRig) -> None:
     """At once, after the commit; a sweep has nothing left to do."""
-    with orm.Session(yard.engine) as session:
-        yard.enqueue(session)
-        assert yard.sent == []
+    with orm.Session(rig.engine) as session:
+        rig.enqueue(session)
+        assert rig.sent == []
         session.commit()
-        assert yard.sent == [("1", 0, 0)]
+        assert rig.sent == [("1", 0, 0)]
         session.execute(sa.text("select 1"))
         session.commit()
-    assert yard.sent == [("1", 0, 0)]
-    assert yard.ledger.overdue() == []
+    assert rig.sent == [("1", 0, 0)]
+    assert rig.ledger.overdue() == []
 
 
 @pytest.mark.parametrize("how", ["rollback", "close", "error"])
-def test_a_session_that_does_not_commit_sends_nothing(yard: Yard, how: str) -> None:
+def test_a_session_that_does_not_commit_sends_nothing(rig: SweepRig, how: str) -> None:
     """Nor later, when it commits something else."""
-    with orm.Session(yard.engine) as session:
+    with orm.Session(rig.engine) as session:
         if how == "error":
             with pytest.raises(ZeroDivisionError), session.begin():
-                yard.enqueue(session)
+                rig.enqueue(session)
                 raise ZeroDivisionError
         else:
-            yard.enqueue(session)
+            rig.enqueue(session)
             getattr(session, how)()
         session.execute(sa.text("select 1"))
         session.commit()
-    assert yard.sent == []
-    assert yard.ledger.view("ship order:1") is None
+    assert rig.sent == []
+    assert rig.ledger.view("ship order:1") is None
 
 
-def test_what_a_savepoint_took_back_is_not_sent(yard: Yard) -> None:
+def test_what_a_savepoint_took_back_is_not_sent(rig: SweepRig) -> None:
     """And what one kept is sent after the outermost commit, not before."""
-    with orm.Session(yard.engine) as session:
+    with orm.Session(rig.engine) as session:
         with session.begin_nested() as inner:
-            yard.enqueue(session, "1")
+            rig.enqueue(session, "1")
             inner.rollback()
         with session.begin_nested():
-            yard.enqueue(session, "2")
-        assert yard.sent == []
+            rig.enqueue(session, "2")
+        assert rig.sent == []
         session.commit()
-    assert yard.sent == [("2", 0, 0)]
+    assert rig.sent == [("2", 0, 0)]
 
 
-def test_on_a_connection_it_is_sent_by_hand_or_by_a_sweep(yard: Yard) -> None:
+def test_on_a_connection_it_is_sent_by_hand_or_by_a_sweep(rig: SweepRig) -> None:
     """Nobody hears of a connection's COMMIT; by hand after a rollback it does nothing."""
-    with yard.engine.connect() as db:
-        first = yard.enqueue(db, "1")
-        yard.enqueue(db, "2")
+    with rig.engine.connect() as db:
+        first = rig.enqueue(db, "1")
+        rig.enqueue(db, "2")
         db.commit()
-        gone = yard.enqueue(db, "3")
+        gone = rig.enqueue(db, "3")
         db.rollback()
         first()
         gone()
-    assert yard.sent == [("1", 0, 0)]
-    yard.pass_time()
-    yard.sweep()
-    assert [order for order, _, _ in yard.sent].count("2") == 1
+    assert rig.sent == [("1", 0, 0)]
+    rig.pass_time()
+    rig.sweep()
+    assert [order for order, _, _ in rig.sent].count("2") == 1
 
 
-def test_a_broker_that_is_away_after_the_commit_loses_nothing(yard: Yard) -> None:
+def test_a_broker_that_is_away_after_the_commit_loses_nothing(rig: SweepRig) -> None:
     """The commit stands, the caller is not troubled, a sweep sends."""
-    yard.refused = {"1"}
-    with orm.Session(yard.engine) as session, session.begin():
-        yard.enqueue(session)
-    assert yard.sent == []
-    yard.refused = set()
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=1)
+    rig.refused = {"1"}
+    with orm.Session(rig.engine) as session, session.begin():
+        rig.enqueue(session)
+    assert rig.sent == []
+    rig.refused = set()
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=1)
 
 
-def test_without_a_session_the_work_is_committed_first(yard: Yard) -> None:
+def test_without_a_session_the_work_is_committed_first(rig: SweepRig) -> None:
     """Also where the broker is away: the caller is not troubled, a sweep sends."""
-    yard.enqueue(None, "1")
-    assert yard.sent == [("1", 0, 0)]
-    yard.refused = {"2"}
-    yard.enqueue(None, "2")
-    assert yard.ledger.view("ship order:2") is not None
-    yard.refused = set()
-    yard.pass_time()
-    yard.sweep()
-    assert ("2", 0, 0) in yard.sent
+    rig.enqueue(None, "1")
+    assert rig.sent == [("1", 0, 0)]
+    rig.refused = {"2"}
+    rig.enqueue(None, "2")
+    assert rig.ledger.view("ship order:2") is not None
+    rig.refused = set()
+    rig.pass_time()
+    rig.sweep()
+    assert ("2", 0, 0) in rig.sent
 
 
-def test_a_message_of_work_that_is_known_is_sent_for_its_answer(yard: Yard) -> None:
+def test_a_message_of_work_that_is_known_is_sent_for_its_answer(rig: SweepRig) -> None:
     """Its caller waits for the result of that very message; nothing is run twice."""
-    with orm.Session(yard.engine) as session:
-        yard.enqueue(session, "1", "first")
+    with orm.Session(rig.engine) as session:
+        rig.enqueue(session, "1", "first")
         session.commit()
-        yard.enqueue(session, "1", "second")
+        rig.enqueue(session, "1", "second")
         session.commit()
-        assert len(yard.sent) == 2
-        yard.house.runner.deliver(yard.delivery("1", "first"), lambda guard: None)
-        yard.enqueue(session, "1", "third")
+        assert len(rig.sent) == 2
+        rig.runtime.runner.deliver(rig.delivery("1", "first"), lambda guard: None)
+        rig.enqueue(session, "1", "third")
         session.commit()
-    assert len(yard.sent) == 3
+    assert len(rig.sent) == 3
 
 
-def test_in_a_guarded_body_it_commits_with_done(yard: Yard) -> None:
+def test_in_a_guarded_body_it_commits_with_done(rig: SweepRig) -> None:
     """On `guard.db` and on a Session that is bound to it; not if the transaction is refused."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
-            yard.enqueue(db, "2")
+            rig.enqueue(db, "2")
             with orm.Session(bind=db) as session:
-                yard.enqueue(session, "3")
-            assert yard.sent == []
+                rig.enqueue(session, "3")
+            assert rig.sent == []
 
-    yard.house.runner.deliver(yard.delivery("1"), body)
-    assert sorted(order for order, _, _ in yard.sent) == ["2", "3"]
+    rig.runtime.runner.deliver(rig.delivery("1"), body)
+    assert sorted(order for order, _, _ in rig.sent) == ["2", "3"]
 
     def refused(guard: Guard) -> None:
         with guard.transaction() as db:
-            yard.enqueue(db, "5")
+            rig.enqueue(db, "5")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("4"), refused)
-    assert yard.ledger.view("ship order:5") is None
-    assert len(yard.sent) == 2
+        rig.runtime.runner.deliver(rig.delivery("4"), refused)
+    assert rig.ledger.view("ship order:5") is None
+    assert len(rig.sent) == 2
 
 
-def test_a_scoped_session_is_its_session(yard: Yard) -> None:
+def test_a_scoped_session_is_its_session(rig: SweepRig) -> None:
     """As Flask and others hand it out."""
-    session = orm.scoped_session(orm.sessionmaker(yard.engine))
-    yard.enqueue(session)
+    session = orm.scoped_session(orm.sessionmaker(rig.engine))
+    rig.enqueue(session)
     session.commit()
     session.remove()
-    assert yard.sent == [("1", 0, 0)]
+    assert rig.sent == [("1", 0, 0)]
 
 
-def test_what_is_no_session_is_refused(yard: Yard) -> None:
+def test_what_is_no_session_is_refused(rig: SweepRig) -> None:
     """An engine has no transaction that the work could be part of."""
     with pytest.raises(ConfigurationError, match="Session or Connection"):
-        yard.enqueue(yard.engine)
+        rig.enqueue(rig.engine)
 
 
-def test_after_commit_is_called_for_what_committed(yard: Yard) -> None:
+def test_after_commit_is_called_for_what_committed(rig: SweepRig) -> None:
     """A checkpoint's and the transaction's, in turn; never for one that was rolled back."""
     called: list[str] = []
 
@@ -626,89 +624,89 @@ def test_after_commit_is_called_for_what_committed(yard: Yard) -> None:
         with guard.transaction():
             guard.after_commit(lambda: called.append("done"))
 
-    yard.house.runner.deliver(yard.delivery(), body)
+    rig.runtime.runner.deliver(rig.delivery(), body)
     assert called == ["checkpoint", "done"]
 
 
-def test_calls_that_can_never_be_sent_hold_up_no_other(yard: Yard) -> None:
+def test_calls_that_can_never_be_sent_hold_up_no_other(rig: SweepRig) -> None:
     """However many: they go behind the others, and are tried again in a while."""
     poison = [str(order) for order in range(100, 125)]
-    put_orders(yard, *poison)
-    put_orders(yard, "200")
-    yard.refused = set(poison)
+    put_orders(rig, *poison)
+    put_orders(rig, "200")
+    rig.refused = set(poison)
     for _ in range(3):
-        yard.sweep()
-    assert yard.sent == [("200", 0, 0)]
-    yard.refused = set()
-    yard.pass_time()
-    assert yard.sweep() == Swept(sent=26)
+        rig.sweep()
+    assert rig.sent == [("200", 0, 0)]
+    rig.refused = set()
+    rig.pass_time()
+    assert rig.sweep() == Swept(sent=26)
 
 
-def test_a_sweep_ends(yard: Yard) -> None:
+def test_a_sweep_ends(rig: SweepRig) -> None:
     """What it has sent is not overdue for it again, however soon that is."""
-    put_orders(yard, "1", "2", "3")
+    put_orders(rig, "1", "2", "3")
     with pytest.raises(ConfigurationError, match="again_after_s"):
-        yard.sweep(again_after_s=0)
+        rig.sweep(again_after_s=0)
 
 
-def test_a_savepoint_takes_back_the_message_of_work_that_is_known(yard: Yard) -> None:
+def test_a_savepoint_takes_back_the_message_of_work_that_is_known(rig: SweepRig) -> None:
     """It failed before, so that it is on record whatever becomes of the savepoint."""
 
     def fail(guard: Guard) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("1", "first"), fail)
-    with orm.Session(yard.engine) as session:
+        rig.runtime.runner.deliver(rig.delivery("1", "first"), fail)
+    with orm.Session(rig.engine) as session:
         with session.begin_nested() as outer:
             with session.begin_nested():
-                yard.enqueue(session, "1")
+                rig.enqueue(session, "1")
             outer.rollback()
         with session.begin_nested():
-            yard.enqueue(session, "2")
+            rig.enqueue(session, "2")
         session.commit()
-    assert yard.sent == [("2", 0, 0)]
-    assert yard.ledger.view("ship order:1").state.value == "FAILED"
+    assert rig.sent == [("2", 0, 0)]
+    assert rig.ledger.view("ship order:1").state.value == "FAILED"
 
 
 @pytest.mark.parametrize("on", ["session", "connection"])
-def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(yard: Yard, on: str) -> None:
+def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(rig: SweepRig, on: str) -> None:
     """Sent once, after DONE; and not if the block is left by an error."""
-    own: Any = orm.Session(yard.engine) if on == "session" else yard.engine.connect()
+    own: Any = orm.Session(rig.engine) if on == "session" else rig.engine.connect()
 
     def body(guard: Guard) -> None:
         with guard.transaction(own):
-            yard.enqueue(own, "2")
-            assert yard.sent == []
+            rig.enqueue(own, "2")
+            assert rig.sent == []
         assert guard.completed
 
     def refused(guard: Guard) -> None:
         with guard.transaction(own):
-            yard.enqueue(own, "4")
+            rig.enqueue(own, "4")
             raise ZeroDivisionError
 
     with own:
-        yard.house.runner.deliver(yard.delivery("1"), body)
-        assert yard.sent == [("2", 0, 0)]
+        rig.runtime.runner.deliver(rig.delivery("1"), body)
+        assert rig.sent == [("2", 0, 0)]
         with pytest.raises(ZeroDivisionError):
-            yard.house.runner.deliver(yard.delivery("3"), refused)
+            rig.runtime.runner.deliver(rig.delivery("3"), refused)
         own.execute(sa.text("select 1"))
         own.commit()
-    assert yard.sent == [("2", 0, 0)]
-    assert yard.ledger.view("ship order:4") is None
+    assert rig.sent == [("2", 0, 0)]
+    assert rig.ledger.view("ship order:4") is None
 
 
-def test_an_error_after_the_commit_takes_nothing_back(yard: Yard) -> None:
+def test_an_error_after_the_commit_takes_nothing_back(rig: SweepRig) -> None:
     """It is the body's; DONE stands, and what is not sent a sweep sends."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
             guard.after_commit(lambda: 1 / 0)
-            yard.enqueue(db, "2")
+            rig.enqueue(db, "2")
 
     with pytest.raises(ZeroDivisionError):
-        yard.house.runner.deliver(yard.delivery("1"), body)
-    assert yard.ledger.view("ship order:1").state.value == "DONE"
-    yard.pass_time()
-    yard.sweep()
-    assert yard.sent == [("2", 0, 0)]
+        rig.runtime.runner.deliver(rig.delivery("1"), body)
+    assert rig.ledger.view("ship order:1").state.value == "DONE"
+    rig.pass_time()
+    rig.sweep()
+    assert rig.sent == [("2", 0, 0)]

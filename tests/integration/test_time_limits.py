@@ -223,7 +223,7 @@ def test_a_claim_whose_answers_were_lost_is_settled_by_the_next_delivery(
         patch.setattr(shop.ledger, "claim", unheard)
         assert isinstance(shop.deliver(lambda guard: None), Deferred)
     assert shop.states == ["PROCESSING"]
-    assert shop.deliver(lambda guard: guard.attempt, copy=1) == Completed(2)
+    assert shop.deliver(lambda guard: guard.attempt, deferrals=1) == Completed(2)
     view = shop.ledger.view("ship order:1")
     assert view is not None
     assert view.crashes == 0
@@ -243,7 +243,9 @@ def test_claims_whose_answers_were_lost_are_settled_by_several_deliveries_at_onc
     with monkeypatch.context() as patch:
         patch.setattr(shop.ledger, "claim", unheard)
         with ThreadPoolExecutor(2) as threads:
-            both = threads.map(lambda copy: shop.deliver(lambda guard: None, copy=copy), (0, 0))
+            both = threads.map(
+                lambda deferrals: shop.deliver(lambda guard: None, deferrals=deferrals), (0, 0)
+            )
             assert all(isinstance(outcome, Deferred | Dropped) for outcome in both)
     others: list[Any] = []
 
@@ -251,11 +253,11 @@ def test_claims_whose_answers_were_lost_are_settled_by_several_deliveries_at_onc
         if not others:
             others.append(None)  # it does as this one does, in the middle of it
             with ThreadPoolExecutor(1) as thread:
-                others[0] = thread.submit(shop.deliver, lambda guard: None, copy=1).result()
+                others[0] = thread.submit(shop.deliver, lambda guard: None, deferrals=1).result()
         return view(work)
 
     monkeypatch.setattr(shop.ledger, "view", view_among_others)
-    assert isinstance(shop.deliver(lambda guard: None, copy=9), Completed | Answered)
+    assert isinstance(shop.deliver(lambda guard: None, deferrals=9), Completed | Answered)
     assert len(others) == 1
     assert shop.states == ["DONE"]
 
@@ -283,7 +285,7 @@ def test_a_limit_on_the_way_in_holds_nothing(
         elif part == "ledger":
             interrupted(shop.ledger, "claim")
         else:
-            interrupted(shop.tg.runner._entry, "_note_claim")
+            interrupted(shop.tg.runner._admission, "_note_claim")
         shop.deliver(lambda guard: None)
     assert locks.held() == {}
     assert shop.deliver(lambda guard: 7) == Completed(7)

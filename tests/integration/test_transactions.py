@@ -19,7 +19,7 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.ledger.base import Claimed, MessageRef
+from taskguard.ledger.protocol import Claimed, MessageRef
 
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 
@@ -50,7 +50,7 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
     found: list[Any] = []
 
     @shop.tg.guarded(key="order:<order>")
-    def look(order: int, guard: Guard) -> None:
+    def peek(order: int, guard: Guard) -> None:
         with guard.transaction() as db:
             found.append(tuple(db.execute(settings).one()))
             if order == 1:
@@ -58,9 +58,9 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
             db.execute(sa.text("set idle_in_transaction_session_timeout = 0"))
 
     with pytest.raises(RuntimeError):
-        look(1)
-    look(2)
-    look(3)
+        peek(1)
+    peek(2)
+    peek(3)
     assert found == [("1min", "2s")] * 3
 
 
@@ -324,7 +324,7 @@ def test_several_keys_are_completed_again_over_a_new_connection(
     def ship(n: int) -> None:
         runs.append(1)
         if len(runs) == 1:
-            proxy.lose_reply_to(b"UPDATE taskguard_works", then=Mode.CUT)
+            proxy.lose_reply_to(b"UPDATE taskguard_work", then=Mode.CUT)
 
     ship(1)
     assert (len(runs), shop.states) == (1, ["DONE"])
@@ -343,7 +343,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -
 
     with pytest.raises(sa.exc.IntegrityError):
         pg.deliver(body, queue)
-    assert (len(runs), queue.copies, pg.states) == (1, [], ["FAILED"])
+    assert (len(runs), queue.deferrals, pg.states) == (1, [], ["FAILED"])
 
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
@@ -377,9 +377,9 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
     told: list[Any] = []
 
     class SlowQueue(NotingQueue):
-        def publish_copy(self, copy: int, delay_s: float) -> None:
+        def publish_again(self, deferrals: int, delay_s: float) -> None:
             time.sleep(0.05)
-            super().publish_copy(copy, delay_s)
+            super().publish_again(deferrals, delay_s)
 
     def deliver() -> None:
         gate.wait()

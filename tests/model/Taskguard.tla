@@ -23,8 +23,8 @@
 (*     one worker has in hand may be delivered to another as well          *)
 (*     (visibility timeout), under the same tag, as on Redis: who          *)
 (*     acknowledges it, acknowledges it for both.                          *)
-(*   Deferral: publish the next copy, record its number, acknowledge; a    *)
-(*     step each, the first two under the row lock of the message.         *)
+(*   Deferral: publish the message again, record how often it has been put *)
+(*     off, acknowledge; a step each, the first two under its row lock.    *)
 (*   Retries: a body that raises leaves FAILED, and the queue publishes    *)
 (*     the message with its next retry number before it acknowledges.      *)
 (*   Time: a lease stands until it expires.  When that is, is left open,   *)
@@ -34,7 +34,7 @@
 (*   Faults, MaxFaults of them, anywhere: a pause beyond the lease, a      *)
 (*     crash, a redelivery, a shutdown in the body, or a body that ends    *)
 (*     its process; the reply of a claim, of complete or of the recording  *)
-(*     of a copy lost; a crash of the database, with the claims it had     *)
+(*     of a deferral lost; a crash of the database, with the claims it had *)
 (*     not flushed.                                                        *)
 (*                                                                         *)
 (* What is left out                                                        *)
@@ -49,8 +49,8 @@
 (*   may be forgotten at any time, which is worse than either.             *)
 (*   A clock of the database that goes back; a failover of the database    *)
 (*   that loses flushed commits.  What the broker itself loses.            *)
-(*   Copies are numbered up to MaxCopy; a delivery that cannot be put off  *)
-(*   any further goes back into the queue, unacknowledged.                 *)
+(*   A message is put off at most MaxDeferrals times; one that cannot be   *)
+(*   put off any further goes back into the queue, unacknowledged.         *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
@@ -59,7 +59,7 @@ CONSTANTS
     Changed,    \* those of them that have the new guard; {} where no deploy changed it
     Works,      \* all of one key
     PerWork,    \* so many messages ask for each work; their ids are 1 to this, whatever the work
-    MaxCopy,    \* copies of a message are numbered from 0 to this
+    MaxDeferrals, \* so often a message may be put off
     MaxRetries, \* a body may raise while its message has retries left
     MaxFaults,  \* so much goes wrong, at most
     Unflushed,  \* which claims a crash of the database may lose
@@ -80,17 +80,17 @@ ASSUME Mutant \in {
     "early ack",         \* acknowledged when received, not when committed
     "no nonce",          \* a holder of the same message is taken for the same owner
     "dropped duplicate", \* a duplicate of work in progress is acknowledged without a copy
-    "record first",      \* a copy's number is recorded before the copy is published
+    "record first",      \* a deferral is recorded before the message is published again
     "numbers by id",     \* one number for all works that a message's id was used for
-    "two orders",        \* retries and copies are compared apart: see Below
+    "two orders",        \* retries and deferrals are compared apart: see Below
     "former unread",     \* a worker with the new guard looks at its own record alone
     "former unwritten",  \* it looks at both, and writes its own alone
     "no expiry"}         \* leases in the database last until they are released
 
 VARIABLES
-    live,    \* <<message, retry, copy>>: published and not acknowledged
+    live,    \* <<message, retry, deferrals>>: published and not acknowledged
     record,  \* of each message the last number that was recorded under an id of its work: its
-             \* retry, its copy
+             \* retry, its deferrals
     lock,    \* who holds the key at the lock server
     counter, \* the lock server's counter of tokens, for the mutant alone
     db,      \* the rows as the database shows them: key, work
@@ -103,8 +103,8 @@ vars == <<live, record, lock, counter, db, disk, worker, faults, history>>
 
 Messages == Works \X (1..PerWork)
 Retries == 0..MaxRetries
-Copies == 0..MaxCopy
-Deliveries == Messages \X Retries \X Copies
+Deferrals == 0..MaxDeferrals
+Deliveries == Messages \X Retries \X Deferrals
 WorkOf(message) == message[1]
 IdOf(message) == message[2]
 Max(a, b) == IF a > b THEN a ELSE b
@@ -121,11 +121,11 @@ After(w, x, change(_)) ==
     LET own == [db.work EXCEPT ![Own(w, x)] = change(@)]
     IN  IF WritesBoth(w) THEN [own EXCEPT ![<<x, "former">>] = change(@)] ELSE own
 
-Idle == [at |-> "idle", message |-> Nobody, retry |-> 0, copy |-> 0, token |-> 0, fence |-> 0]
+Idle == [at |-> "idle", message |-> Nobody, retry |-> 0, deferrals |-> 0, token |-> 0, fence |-> 0]
 
 Init ==
     /\ live = Messages \X {0} \X {0}
-    /\ record = [m \in Messages \X Guards |-> [retry |-> 0, copy |-> 0]]
+    /\ record = [m \in Messages \X Guards |-> [retry |-> 0, deferrals |-> 0]]
     /\ lock = Nobody
     /\ counter = 0
     /\ db = [key |-> [fence |-> 0, owner |-> Nobody, leased |-> FALSE],
@@ -193,14 +193,14 @@ Unlocked(w) == IF lock = Me(w) THEN Nobody ELSE lock
 (* The way of one delivery.                                                *)
 (***************************************************************************)
 
-Hand(w) == <<worker[w].message, worker[w].retry, worker[w].copy>>
+Hand(w) == <<worker[w].message, worker[w].retry, worker[w].deferrals>>
 InHand(d) == \E w \in Workers : worker[w].at # "idle" /\ Hand(w) = d
 
 Take(w, d) ==
     /\ worker[w].at = "idle"
     /\ d \in live
     /\ worker' = [worker EXCEPT ![w] =
-           [Idle EXCEPT !.at = "admit", !.message = d[1], !.retry = d[2], !.copy = d[3]]]
+           [Idle EXCEPT !.at = "admit", !.message = d[1], !.retry = d[2], !.deferrals = d[3]]]
     /\ live' = IF Mutant = "early ack" THEN live \ {d} ELSE live
     /\ Read
     /\ UNCHANGED <<record, lock, counter, history>>
@@ -226,10 +226,10 @@ Admit(w) ==
     /\ UNCHANGED <<live, record, history>>
 
 \* One order of all deliveries of a message, retries first.  By two orders, of retries and of
-\* copies, two deliveries can each be below the other, and both are dropped.
-Below(retry, copy, number) ==
-    IF Mutant = "two orders" THEN copy < number.copy
-    ELSE retry < number.retry \/ (retry = number.retry /\ copy < number.copy)
+\* deferrals, two deliveries can each be below the other, and both are dropped.
+Below(retry, deferrals, number) ==
+    IF Mutant = "two orders" THEN deferrals < number.deferrals
+    ELSE retry < number.retry \/ (retry = number.retry /\ deferrals < number.deferrals)
 
 \* Under which id a worker finds what counts: DONE under any of them, else who claimed last wrote
 \* last.
@@ -245,7 +245,7 @@ Row(w, x) == db.work[<<x, Speaking(w, x)>>]
 Number(w, m) ==
     LET own == record[<<m, GuardOf(w)>>]
         speaking == record[<<m, Speaking(w, WorkOf(m))>>]
-    IN  IF w \in Changed /\ Below(own.retry, own.copy, speaking) THEN speaking ELSE own
+    IN  IF w \in Changed /\ Below(own.retry, own.deferrals, speaking) THEN speaking ELSE own
 
 \* Another delivery of the message is known to live, or to have had its turn.
 Superseded(w, d) ==
@@ -380,7 +380,7 @@ Fail(w) ==
 
 Retry(w) ==
     /\ worker[w].at = "retry"
-    /\ live' = live \union {<<worker[w].message, worker[w].retry + 1, worker[w].copy>>}
+    /\ live' = live \union {<<worker[w].message, worker[w].retry + 1, worker[w].deferrals>>}
     /\ Leave(w, "ack")
     /\ Read
     /\ NoFault
@@ -407,13 +407,14 @@ RowIsLocked(w) ==
 \* Somebody recorded this delivery's next number, or a higher one.
 Recorded(w) ==
     LET number == record[<<worker[w].message, GuardOf(w)>>]
-    IN  ~Below(number.retry, number.copy, [retry |-> worker[w].retry, copy |-> worker[w].copy + 1])
+        next == [retry |-> worker[w].retry, deferrals |-> worker[w].deferrals + 1]
+    IN  ~Below(number.retry, number.deferrals, next)
 
 Publishes(w) ==
-    live' = live \union {<<worker[w].message, worker[w].retry, worker[w].copy + 1>>}
+    live' = live \union {<<worker[w].message, worker[w].retry, worker[w].deferrals + 1>>}
 Records(w) ==
     record' = [m \in RowOf(worker[w].message) \X {GuardOf(w)} |->
-        [retry |-> worker[w].retry, copy |-> worker[w].copy + 1]] @@ record
+        [retry |-> worker[w].retry, deferrals |-> worker[w].deferrals + 1]] @@ record
 
 Defer(w) ==
     /\ worker[w].at = "defer"
@@ -423,14 +424,14 @@ Defer(w) ==
           /\ Read
           /\ UNCHANGED <<live, record, lock>>
        \/ /\ ~Recorded(w)
-          /\ worker[w].copy < MaxCopy
+          /\ worker[w].deferrals < MaxDeferrals
           /\ IF Mutant = "record first" THEN Records(w) /\ UNCHANGED live
                                         ELSE Publishes(w) /\ UNCHANGED record
           /\ Goto(w, "record")
           /\ Read
           /\ UNCHANGED lock
        \/ /\ ~Recorded(w)
-          /\ worker[w].copy = MaxCopy
+          /\ worker[w].deferrals = MaxDeferrals
           /\ lock' = Unlocked(w)
           /\ Ends(w)
           /\ UNCHANGED <<live, record>>
@@ -446,7 +447,7 @@ Record(w) ==
     /\ NoFault
     /\ UNCHANGED <<lock, counter, history>>
 
-\* The database is away: the copy is published, its number is not on record.
+\* The database is away: the message is published again, which is not on record.
 RecordLost(w) ==
     /\ worker[w].at = "record"
     /\ Mutant # "record first"

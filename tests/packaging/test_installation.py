@@ -167,8 +167,8 @@ def test_the_first_example_of_the_readme_ships_once(
         assert worker.log.count("answered as a duplicate") == 1
     with engine.connect() as db:
         assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
-        works = sa.text("select state, attempts from taskguard_works")
-        assert db.execute(works).all() == [("DONE", 1)]
+        records = sa.text("select state, attempts from taskguard_work")
+        assert db.execute(records).all() == [("DONE", 1)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -204,7 +204,8 @@ def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
     installed: Callable[[str], Path], redis_url: str, pg_url: str, outside: Path
 ) -> None:
     """The README's block about cron jobs, web handlers and scripts, with no queue installed."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = ROOT / "docs" / "how-to" / "one-at-a-time.md"
+    readme = page.read_text(encoding="utf-8")
     block = readme.partition("```python\nimport taskguard\n")[2].partition("```")[0]
     commands = installed(SCRIPTS)
     said([commands / "taskguard", "ledger", "create", "--url", pg_url])
@@ -225,7 +226,7 @@ def test_the_command_alone_lists_works(
     del outside
     command = installed(COMMAND) / "taskguard"
     said([command, "ledger", "create", "--url", pg_url])
-    assert "create table taskguard_works" in said([command, "ledger", "create", "--sql"]).lower()
+    assert "create table taskguard_work" in said([command, "ledger", "create", "--sql"]).lower()
     told = subprocess.run(
         [command, "ledger", "create", "--url", "mysql+pymysql://shop@127.0.0.1:1/shop"],
         capture_output=True,
@@ -234,4 +235,4 @@ def test_the_command_alone_lists_works(
     )
     assert told.returncode == 1
     assert "pip install 'celery-taskguard[mysql]'" in told.stderr
-    said([command, "works", "list", "--url", pg_url])
+    said([command, "work", "list", "--url", pg_url])

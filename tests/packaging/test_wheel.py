@@ -80,13 +80,15 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
 
 @pytest.mark.alone
 def test_import_is_fast() -> None:
-    """`import taskguard` takes under 50 ms; the minimum of several, for a loaded machine."""
-    code = (
-        "import time; start = time.perf_counter(); import taskguard;"
-        "print(time.perf_counter() - start)"
-    )
-    run(code)  # compiles what is not compiled yet
-    assert min(float(run(code)) for _ in range(8)) < 0.050
+    """`import taskguard` takes less than half of `import redis`, which every worker does anyway."""
+
+    def took_s(module: str) -> float:
+        timed = f"import time; start = time.perf_counter(); import {module}"
+        return float(run(f"{timed}; print(time.perf_counter() - start)"))
+
+    took_s("taskguard"), took_s("redis")  # compiles what is not compiled yet
+    both = [(took_s("taskguard"), took_s("redis")) for _ in range(8)]  # in turns
+    assert min(ours for ours, _ in both) < 0.5 * min(theirs for _, theirs in both)
 
 
 def test_import_loads_no_driver_and_no_queue() -> None:

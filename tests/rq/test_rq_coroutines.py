@@ -56,7 +56,7 @@ def here(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(invoices, "_engines", {})
     taskguard_rq.configure()
     yield office
-    taskguard_rq.house().close()
+    taskguard_rq.runtime().close()
     taskguard_rq.configure()
     for engine in invoices._engines.values():
         engine.dispose()
@@ -117,7 +117,7 @@ def test_a_coroutine_whose_lease_is_lost_is_cancelled_and_runs_again(office: Any
     office.worker()
     office.wait_for(lambda: office.steps("began"), "began")
     with office.engine.begin() as db:
-        for table in ("taskguard_works", "taskguard_keys"):
+        for table in ("taskguard_work", "taskguard_keys"):
             db.exec_driver_sql(f"update {table} set owner = 'another'")
     office.wait_for(lambda: office.steps("cancelled"), "cancelled")
     office.wait_for(lambda: finished(job), "finished")
@@ -138,7 +138,9 @@ def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None
     office.worker()
     with office.holding("invoice:7"):
         job = office.queue.enqueue(wait_decorated, 7, 0.0)
-        office.wait_for(lambda: job.get_meta(refresh=True).get("taskguard_copy", 0) >= 1, "put off")
+        office.wait_for(
+            lambda: job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 1, "put off"
+        )
     office.wait_for(lambda: finished(job), "finished")
     assert office.effects() == Counter({"7": 1})
     late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=10)
@@ -154,7 +156,7 @@ def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
     with office.holding("invoice:9"):
         job = office.queue.enqueue(Clerk().charge, 9)
         office.wait_for(
-            lambda: failed(job) or job.get_meta(refresh=True).get("taskguard_copy", 0) >= 1,
+            lambda: failed(job) or job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 1,
             "put off",
         )
     office.wait_for(lambda: finished(job) or failed(job), "ended")

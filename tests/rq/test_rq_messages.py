@@ -149,11 +149,11 @@ def test_missing_tables_put_the_job_off_until_they_are_there(office: Any) -> Non
     """Gone while a worker runs. The log names the command; once it was run the work is done."""
     office.worker()
     with office.engine.begin() as db:
-        db.execute(sa.text("alter table taskguard_works rename to hidden"))
+        db.execute(sa.text("alter table taskguard_work rename to hidden"))
     job = office.queue.enqueue(charge, 8)
     office.wait_for(lambda: "taskguard ledger create" in office.logs(), "the command")
     assert not failed(job)
     with office.engine.begin() as db:
-        db.execute(sa.text("alter table hidden rename to taskguard_works"))
+        db.execute(sa.text("alter table hidden rename to taskguard_work"))
     office.wait_for(lambda: finished(job), "done")
     assert office.effects() == Counter({"8": 1})

@@ -116,7 +116,7 @@ def test_a_body_is_interrupted_when_its_lease_is_lost(office: Any) -> None:
     office.worker()
     office.wait_for(lambda: office.steps("began"), "the body")
     with office.engine.begin() as db:  # as after a holder that took it over, and vanished
-        for table in ("taskguard_keys", "taskguard_works"):
+        for table in ("taskguard_keys", "taskguard_work"):
             db.execute(
                 sa.text(f"update {table} set fence = fence + 1, owner = 'x/x', lease_until = 0")
             )

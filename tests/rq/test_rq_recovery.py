@@ -1,4 +1,4 @@
-"""Works that RQ lost, and jobs enqueued in a transaction, on real workers."""
+"""Work that RQ lost, and jobs enqueued in a transaction, on real workers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from taskguard_rq import enqueue, sweep
 
 
 @pytest.fixture(autouse=True)
-def _house(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test's own process is the producer, and sweeps."""
     for name, value in office.environment.items():
         monkeypatch.setenv(name, value)
     # Whatever tests before this one have configured in this process.
-    settings = importlib.import_module("taskguard_rq.house")
+    settings = importlib.import_module("taskguard_rq.runtime")
     monkeypatch.setattr(settings, "_settings", {})
     monkeypatch.setattr(settings, "_made", [])
     yield
-    taskguard_rq.house().close()
+    taskguard_rq.runtime().close()
 
 
 def make_due(office: Any) -> None:
     with office.engine.begin() as db:
-        db.execute(sa.text("update taskguard_works set due = 1 where due is not null"))
+        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def wait_for_effects(office: Any, count: int) -> None:
@@ -313,11 +313,11 @@ def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office
     office.connection.flushdb()
     make_due(office)
     with office.engine.begin() as db:
-        works = db.execute(sa.text("select id from taskguard_works order by id")).scalars().all()
+        work_ids = db.execute(sa.text("select id from taskguard_work order by id")).scalars().all()
         bad = sa.text(
-            "update taskguard_works set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
+            "update taskguard_work set call = replace(call, '\"fields\"', '\"f\"') where id = :id"
         )
-        assert db.execute(bad, {"id": works[0]}).rowcount == 1
+        assert db.execute(bad, {"id": work_ids[0]}).rowcount == 1
     done = sweep(office.connection)
     assert (done.sent, done.failed) == (1, 1)
     assert queue.count == 1

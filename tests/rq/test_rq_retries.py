@@ -85,7 +85,9 @@ def test_deferrals_are_not_counted_as_retries_by_the_stock_worker(office: Any) -
     office.worker("rq.Worker", "--with-scheduler")
     with office.holding("invoice:6"):
         job = office.queue.enqueue(ask_again, 6, 2, most=1)
-        office.wait_for(lambda: job.get_meta(refresh=True).get("taskguard_copy", 0) >= 2, "twice")
+        office.wait_for(
+            lambda: job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 2, "twice"
+        )
     office.wait_for(lambda: ended(job), "ended")
     assert finished(job)
     assert office.effects() == Counter({"6": 1})

@@ -15,7 +15,9 @@ from rq import Retry
 from support.invoices import charge, charge_patiently, decorated, die
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker
 
-rq_house = importlib.import_module("taskguard_rq.house")  # the package has a function of that name
+rq_runtime = importlib.import_module(
+    "taskguard_rq.runtime"
+)  # the package has a function of that name
 
 
 @pytest.mark.parametrize(
@@ -206,9 +208,9 @@ def test_a_worker_whose_ledger_may_not_be_written_does_not_start(
 ) -> None:
     """It would put every job off for ever."""
     with office.engine.begin() as db:
-        db.exec_driver_sql("alter table taskguard_works drop column lease_until")
-    monkeypatch.setattr(rq_house, "_made", [])
-    monkeypatch.setattr(rq_house, "_settings", {"locks": None, "ledger": pg_url})
+        db.exec_driver_sql("alter table taskguard_work drop column lease_until")
+    monkeypatch.setattr(rq_runtime, "_made", [])
+    monkeypatch.setattr(rq_runtime, "_settings", {"locks": None, "ledger": pg_url})
     worker = GuardedWorker([office.queue], connection=office.connection)
     with pytest.raises(SystemExit, match="lease_until"):
         worker.work(burst=True)

@@ -1,4 +1,4 @@
-"""What must hold, by the names of RELIABILITY.md: S1 to S8 after every step, L1 and L4 at the end.
+"""What must hold, as docs/architecture.md names it: S1 to S8 after every step, L1, L4 at the end.
 
 Told of what happens, it looks for itself at the rows, the locks and the broker; it asks nothing of
 the code that it judges.
@@ -16,7 +16,7 @@ from simulation.scheduler import Process
 from taskguard.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, Claimed
+from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.states import TRANSITIONS, State
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class History:
     def __init__(self, world: World) -> None:
         self._world = world
         self._fences: dict[str, int] = {}
-        self._works: dict[str, Work] = {}
+        self._work_items: dict[str, Work] = {}
         self._keys: dict[str, KeyRow] = {}
         self._published: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._effects: Counter[Any] = Counter()
@@ -80,9 +80,9 @@ class History:
             self._fences[thing] = claim.fence
         if self.trusts_are_disjoint:
             for worker in self._world.workers:
-                for kept in list(worker.runner.watchdog._kept.values()):
-                    lease = kept.lease
-                    other = kept.claim is not None and lease.owner != claim.owner
+                for tracked in list(worker.runner.watchdog._tracked.values()):
+                    lease = tracked.lease
+                    other = tracked.claim is not None and lease.owner != claim.owner
                     shared = things & set(map(thing_of, lease.keys))
                     if worker.process.dead or not (other and shared):
                         continue
@@ -91,7 +91,7 @@ class History:
                     if lease.remaining_s > 0:
                         raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
         for work, holder in self.bodies.values():
-            if work in claim.works and holder is not process and not holder.dead:
+            if work in claim.work_ids and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
 
     def _was_held_by(self, owner: Owner, key: str) -> bool:
@@ -101,7 +101,7 @@ class History:
 
     def committing(self, tx: MemoryTransaction, claim: Claim) -> None:
         """S3: nothing commits behind a claim with a higher fence."""
-        if not any(work.state is State.DONE for work in tx.works.values()):
+        if not any(work.state is State.DONE for work in tx.work_items.values()):
             return
         for key in claim.keys:
             if self._fences.get(thing_of(key), 0) > claim.fence:
@@ -131,7 +131,7 @@ class History:
 
     def acknowledged(self, message: Message, told: Any) -> None:
         """S7: nothing is acknowledged that is not done. S8: what was told is so."""
-        work = _record(self._world.ledger.works, message.task, message.id)
+        work = _record(self._world.ledger.work_items, message.task, message.id)
         state = None if work is None else work.state
         self._world.counts[f"told {type(told).__name__}"] += 1
         if isinstance(told, Completed | Answered):
@@ -140,10 +140,10 @@ class History:
             if told.value not in ("done", None):
                 raise ViolationError("S8", f"{message.id} was told {told.value!r}")
         elif isinstance(told, Deferred):
-            self._expect_copy(message)
+            self._expect_later(message)
         elif isinstance(told, Dropped):
             if told.reason == "superseded":
-                self._expect_copy(message)
+                self._expect_later(message)
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
                 raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
@@ -152,7 +152,7 @@ class History:
         elif state is not State.DONE:
             raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
 
-    def _expect_copy(self, message: Message) -> None:
+    def _expect_later(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.name]):
             raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
 
@@ -161,12 +161,12 @@ class History:
     def check(self) -> None:
         """After every step."""
         ledger = self._world.ledger
-        if ledger.works != self._works:
-            for name, work in ledger.works.items():
-                self._check_record(name, self._works.get(name), work)
+        if ledger.work_items != self._work_items:
+            for name, work in ledger.work_items.items():
+                self._check_record(name, self._work_items.get(name), work)
             for (message, _), task in self._world.published.items():
                 self._check_work(task, message)
-            self._works = dict(ledger.works)
+            self._work_items = dict(ledger.work_items)
         if ledger.keys != self._keys:
             for key, row in ledger.keys.items():
                 if key in self._keys and row.fence < self._keys[key].fence:
@@ -189,8 +189,8 @@ class History:
             raise ViolationError("S6", f"{name} left {before.state.value}")
 
     def _check_work(self, task: Task, message: str) -> None:
-        before = _record(self._works, task, message)
-        after = _record(self._world.ledger.works, task, message)
+        before = _record(self._work_items, task, message)
+        after = _record(self._world.ledger.work_items, task, message)
         if before is None or after is None or before.state is after.state:
             return
         if (before.state, after.state) not in TRANSITIONS:
@@ -201,7 +201,7 @@ class History:
         """L1: everything was done, and once. L4: nothing is left behind."""
         world = self._world
         for (message, _), task in world.published.items():
-            name, work = task.work(message), _record(world.ledger.works, task, message)
+            name, work = task.work(message), _record(world.ledger.work_items, task, message)
             if work is None or work.state not in _FINAL:
                 state = None if work is None else work.state.value
                 raise ViolationError("L1", f"{name} was lost: {state}")
@@ -232,8 +232,8 @@ class History:
                 raise ViolationError("L4", f"{key} is held by {row.owner}")
 
 
-def _record(works: dict[str, Work], task: Task, message: str) -> Work | None:
+def _record(work_items: dict[str, Work], task: Task, message: str) -> Work | None:
     """What is on record of a work: DONE under any of its ids, else what the last one wrote."""
-    found = [works[name] for name in task.works(message) if name in works]
+    found = [work_items[name] for name in task.work_ids(message) if name in work_items]
     said = [(work.state is State.DONE, work.fence, work.state in _FINAL) for work in found]
     return found[said.index(max(said))] if found else None

@@ -1,6 +1,6 @@
 """A ledger in memory: rows, row locks and transactions as a database has them, and nothing else.
 
-Guarantees what `taskguard/ledger/base.py` says, and passes the contract suite of ledgers, so that
+Guarantees what `ledger/protocol.py` says, and passes the contract suite of ledgers, so that
 what a simulation finds out is about the real ones. Every change of rows happens at one moment;
 what a transaction writes is seen by others when it commits. Whoever meets a row that another
 transaction has locked calls `wait` until it is free or the time is up.
@@ -19,15 +19,14 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
-from taskguard.ledger.answers import CLAIMABLE, Records, busy_key, decide_row, view_of
-from taskguard.ledger.base import (
+from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.protocol import (
     Answer,
     Busy,
     Claim,
     ClaimAnswer,
     Claimed,
     ClaimRequest,
-    LedgerHold,
     WorkView,
 )
 from taskguard.locks.base import Renewal
@@ -50,7 +49,7 @@ class KeyRow:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A row of works."""
+    """A row of the table of work."""
 
     id: str
     task: str
@@ -84,7 +83,7 @@ class MemoryTransaction:
     """
 
     ledger: MemoryLedger
-    works: dict[str, Work] = field(default_factory=dict)
+    work_items: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
     committed: bool = False
@@ -103,8 +102,8 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
-            for work in claim.works:
-                self.works[work] = replace(ledger.works[work], lease_until=0, **done)
+            for work in claim.work_ids:
+                self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
                 self.keys[key] = replace(ledger.keys[key], owner=FREE, lease_until=0)
 
@@ -112,13 +111,13 @@ class MemoryTransaction:
         ledger = self.ledger
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
-            for work in claim.works:
-                self.works[work] = replace(ledger.works[work], progress=progress_json)
+            for work in claim.work_ids:
+                self.work_items[work] = replace(ledger.work_items[work], progress=progress_json)
 
 
-def records_of(works: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The rows of these works, to be locked."""
-    return [("work", work) for work in works]
+def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
+    """The rows of this work, to be locked."""
+    return [("work", work) for work in work_items]
 
 
 class MemoryLedger:
@@ -133,9 +132,9 @@ class MemoryLedger:
     ) -> None:
         self.clock = clock
         self.keys: dict[str, KeyRow] = {}
-        self.works: dict[str, Work] = {}
+        self.work_items: dict[str, Work] = {}
         # The highest number of a message in a work.
-        self.copies: dict[tuple[str, str | None], tuple[int, int]] = {}
+        self.numbers: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
@@ -207,12 +206,12 @@ class MemoryLedger:
     def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
         """The claim's records that are still its own: old state, fence and owner."""
         mine = state, claim.fence, str(claim.owner)
-        records = [self.works[work] for work in claim.works if work in self.works]
+        records = [self.work_items[work] for work in claim.work_ids if work in self.work_items]
         return [work for work in records if (work.state, work.fence, work.owner) == mine]
 
     def works_stand(self, claim: Claim) -> bool:
         """All records of its work are still its own."""
-        return len(self.standing(claim)) == len(claim.works)
+        return len(self.standing(claim)) == len(claim.work_ids)
 
     def keys_stand(self, claim: Claim) -> bool:
         return all(
@@ -236,8 +235,8 @@ class MemoryLedger:
     def records(self, request: ClaimRequest) -> Records:
         """What is on record of its work, under each id that this has."""
         ids = (request.work, *request.formerly)
-        rows = tuple(self.works.get(work or "") for work in ids)
-        numbers = tuple(self.copies.get(self.numbered(request, work), (0, 0)) for work in ids)
+        rows = tuple(self.work_items.get(work or "") for work in ids)
+        numbers = tuple(self.numbers.get(self.numbered(request, work), (0, 0)) for work in ids)
         return Records(rows, numbers, self.now_us())
 
     def _decide(self, request: ClaimRequest) -> tuple[Records, Decision]:
@@ -249,7 +248,7 @@ class MemoryLedger:
         """Whose number a delivery has: a message's, in a work."""
         return request.message.name, work
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
         if decision not in CLAIMABLE and decision is not Decision.BURY:
             return records.answer(request, decision)
@@ -272,9 +271,9 @@ class MemoryLedger:
         mine, row = records.own, records.speaking
         if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
             with self._at_once(records_of([mine.id]), self._lock_timeout_s):
-                if self.works[mine.id] == mine:
+                if self.work_items[mine.id] == mine:
                     same = {"id": mine.id, "task": mine.task, "key": mine.key}
-                    self.works[mine.id] = replace(row, created=mine.created, **same)
+                    self.work_items[mine.id] = replace(row, created=mine.created, **same)
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
@@ -299,7 +298,7 @@ class MemoryLedger:
         mine = row.state, row.fence, row.owner
         for each in records.rows:
             if each is not None and (each.state, each.fence, each.owner) == mine:
-                self.works[each.id] = replace(
+                self.work_items[each.id] = replace(
                     each,
                     state=State.DEAD,
                     crashes=each.crashes + 1,
@@ -308,10 +307,9 @@ class MemoryLedger:
                 )
         recorded_as = None if row.id == request.work else row.id
         return Answer(
-            State.DEAD,
+            Decision.BURY,
             crashes=row.crashes + 1,
             error=row.error,
-            buried=True,
             recorded_as=recorded_as,
         )
 
@@ -359,7 +357,7 @@ class MemoryLedger:
                 )
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
-            self.works[fresh.id] = fresh
+            self.work_items[fresh.id] = fresh
 
     @staticmethod
     def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
@@ -390,7 +388,7 @@ class MemoryLedger:
     def commit(self, tx: MemoryTransaction) -> None:
         """Everything at one moment."""
         with self._mutex:
-            self.works.update(tx.works)
+            self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
             self.effects.extend(tx.effects)
             tx.committed = True
@@ -403,9 +401,9 @@ class MemoryLedger:
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
-        with self._at_once(records_of(claim.works)):
+        with self._at_once(records_of(claim.work_ids)):
             for work in self.standing(claim, State.DONE):
-                self.works[work.id] = replace(work, result=result_json)
+                self.work_items[work.id] = replace(work, result=result_json)
 
     def fail(self, claim: Claim, error: str) -> bool:
         error = error.replace("\0", "\\0")
@@ -415,7 +413,7 @@ class MemoryLedger:
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
-        before = self.works.get(claim.work or "")
+        before = self.work_items.get(claim.work or "")
         rounds = 1 if before is None else before.rounds + 1
         if rounds < most:
             ended = self._end(
@@ -447,26 +445,30 @@ class MemoryLedger:
             if not self.works_stand(claim):
                 return False
             for work in self.standing(claim):
-                self.works[work.id] = replace(work, **values)
+                self.work_items[work.id] = replace(work, **values)
             return True
 
-    def report_in(self, claim: Claim) -> None:
-        with self._at_once(records_of(claim.works)):
-            for work in [self.works[each] for each in claim.works if each in self.works]:
+    def uncount_crash(self, claim: Claim) -> None:
+        with self._at_once(records_of(claim.work_ids)):
+            for work in [
+                self.work_items[each] for each in claim.work_ids if each in self.work_items
+            ]:
                 if (
                     work.crashed_owner == str(claim.owner)
                     and work.crashes > 0
                     and work.state is not State.DEAD
                 ):
-                    self.works[work.id] = replace(work, crashes=work.crashes - 1, crashed_owner="")
+                    self.work_items[work.id] = replace(
+                        work, crashes=work.crashes - 1, crashed_owner=""
+                    )
 
     def revoke(self, work: str, *, message: str) -> bool:
         with self._at_once([("work", work)]):
-            row = self.works.get(work)
+            row = self.work_items.get(work)
             revocable = (State.NEW, State.PROCESSING, State.FAILED)
             if row is None or row.message != message or row.state not in revocable:
                 return False
-            self.works[work] = replace(
+            self.work_items[work] = replace(
                 row,
                 state=State.FAILED,
                 final=True,
@@ -477,12 +479,11 @@ class MemoryLedger:
             )
             return True
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         with self._mutex:
-            return [self._renew(hold) for hold in holds]
+            return [self._renew(claim) for claim in claims]
 
-    def _renew(self, hold: LedgerHold) -> str:
-        claim = hold.claim
+    def _renew(self, claim: Claim) -> str:
         if self.standing(claim, State.DONE):
             return Renewal.SKIPPED
         standing = self.standing(claim)
@@ -490,23 +491,23 @@ class MemoryLedger:
             return Renewal.TAKEN
         if any(row in self._locked for row in self.rows_of(claim)):
             return Renewal.SKIPPED
-        until_us = self.now_us() + int(hold.ttl_s * 1e6)
+        until_us = self.now_us() + int(claim.request.ttl_s * 1e6)
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
         for work in standing:
-            self.works[work.id] = replace(work, lease_until=until_us)
+            self.work_items[work.id] = replace(work, lease_until=until_us)
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         by = object()
-        row, copy = self.numbered(request, request.work), request.message.copy + 1
-        number = request.message.retries, copy
+        row, deferrals = self.numbered(request, request.work), request.message.deferrals + 1
+        number = request.message.retries, deferrals
         try:
             with self.locking(by, [("message", f"{row}")]):
-                if self.copies.get(row, (0, 0)) >= number:
+                if self.numbers.get(row, (0, 0)) >= number:
                     return False
-            publish(copy)  # others may go on meanwhile; the message's row stays locked
-            self.copies[row] = number
+            publish(deferrals)  # others may go on meanwhile; the message's row stays locked
+            self.numbers[row] = number
             return True
         finally:
             self.unlock(by)
@@ -516,10 +517,10 @@ class MemoryLedger:
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW, and its messages' numbers are forgotten."""
         with self._at_once(records_of([work])):
-            row = self.works.get(work)
+            row = self.work_items.get(work)
             if row is None or row.state not in (State.DEAD, State.FAILED):
                 return False
-            self.works[work] = replace(
+            self.work_items[work] = replace(
                 row,
                 state=State.NEW,
                 final=False,
@@ -533,17 +534,19 @@ class MemoryLedger:
                 error=f"requeued: {reason}",
                 finished=None,
             )
-            self.copies = {each: number for each, number in self.copies.items() if each[1] != work}
+            self.numbers = {
+                each: number for each, number in self.numbers.items() if each[1] != work
+            }
             return True
 
     def view(self, work: str) -> WorkView | None:
-        row = self.works.get(work)
+        row = self.work_items.get(work)
         return None if row is None else view_of(row)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         mine = request.message.name, request.task, State.DONE
         known = request.work, *request.formerly
-        for work in self.works.values():
+        for work in self.work_items.values():
             if (work.message, work.task, work.state) == mine and work.id not in known:
                 return work.id
         return None

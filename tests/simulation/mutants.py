@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import taskguard.entry
+import taskguard.admission
 import taskguard.states
 from simulation.ledger import KeyRow
 from simulation.world import World
 from taskguard.guard import Guard
 from taskguard.lease import Owner
-from taskguard.ledger.answers import Records
-from taskguard.ledger.base import Claim, ClaimRequest
+from taskguard.ledger.decisions import Records
+from taskguard.ledger.protocol import Claim, ClaimRequest
 from taskguard.states import State
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -36,7 +36,7 @@ def _no_fence_check(world: World) -> None:
     """DONE by whoever comes, as long as nobody else was."""
 
     def stands(claim: Claim) -> bool:
-        work = world.ledger.works.get(claim.work or "")
+        work = world.ledger.work_items.get(claim.work or "")
         return work is not None and work.state is State.PROCESSING
 
     world.ledger.stands = stands  # type: ignore[method-assign]
@@ -54,7 +54,7 @@ def _at_most_for_less(world: World) -> None:
 
 
 def _numbers_by_message(world: World) -> None:
-    """One number for all works that the id of a message was used for."""
+    """One number for all work that the id of a message was used for."""
     world.ledger.numbered = lambda request, work: (request.message.id, None)  # type: ignore[method-assign]
 
 
@@ -99,7 +99,7 @@ def _no_nonce(world: World) -> None:
 
 def _drop_duplicates_in_progress(world: World) -> None:
     """Somebody is at it, so this delivery is acknowledged, and no copy is left behind."""
-    world.publish_copies = False
+    world.publishes_again = False
 
 
 def _takeover_at_once(world: World) -> None:
@@ -129,7 +129,7 @@ def _exits_uncounted(world: World) -> None:
 
 def _believe_every_lock(world: World) -> None:
     """Whatever the lock server says, for however long: the ledger is not asked."""
-    world.patch(taskguard.entry, "_is_lease", lambda *_: True)
+    world.patch(taskguard.admission, "_is_lease", lambda *_: True)
 
 
 def _former_key_unheld(world: World) -> None:
@@ -156,7 +156,7 @@ def _former_record_unwritten(world: World) -> None:
         right(replace(request, formerly=()), records._replace(rows=records.rows[:1]), *values)
 
     world.ledger._write = write  # type: ignore[method-assign]
-    world.patch(Claim, "works", property(lambda claim: (claim.work,)))
+    world.patch(Claim, "work_ids", property(lambda claim: (claim.work,)))
 
 
 MUTANTS = (

@@ -21,7 +21,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, ClaimAnswer, ClaimRequest, LedgerHold, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
 from taskguard.locks.base import Granted, Held, Hold
 from taskguard.states import State
 
@@ -111,9 +111,9 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
-    def give_back(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
-            "give_back", lambda: self.world.locks.give_back(keys, owner, to=to, ttl_s=ttl_s)
+            "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
@@ -166,8 +166,8 @@ class PortLedger(Boundary):
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         return self._ask("claim", lambda: self.world.claim(self.process, request))
 
-    def look(self, request: ClaimRequest) -> ClaimAnswer:
-        return self._ask("look", lambda: self.world.ledger.look(request))
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
+        return self._ask("peek", lambda: self.world.ledger.peek(request))
 
     def fail(self, claim: Claim, error: str) -> bool:
         return self._ask("fail", lambda: self.world.ledger.fail(claim, error))
@@ -184,18 +184,18 @@ class PortLedger(Boundary):
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
 
-    def report_in(self, claim: Claim) -> None:
-        self._ask("report_in", lambda: self.world.ledger.report_in(claim))
+    def uncount_crash(self, claim: Claim) -> None:
+        self._ask("uncount_crash", lambda: self.world.ledger.uncount_crash(claim))
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
-        return self._ask("renew", lambda: self.world.ledger.renew(holds))
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        return self._ask("renew", lambda: self.world.ledger.renew(claims))
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """The transaction around a publish; its COMMIT may get lost."""
 
-        def publish_and_lose(copy: int) -> None:
-            publish(copy)
-            raise LedgerUnavailableError("defer: the copy's number was not committed")
+        def publish_and_lose(deferrals: int) -> None:
+            publish(deferrals)
+            raise LedgerUnavailableError("defer: the number of deferrals was not committed")
 
         self.world.boundary(self.process, "ledger.defer asked")
         lost = self.world.loses("ledger.defer")

@@ -48,7 +48,7 @@ def test_no_schedule_breaks_anything(
         "bodies that ended their process",
         "lock server's clock set back",
         "locks overruled",
-        "works claimed under two guards",
+        "work claimed under two guards",
     ):
         record_property(name, report.counts[name])
         assert report.counts[name] >= schedules / 400, name

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import taskguard.entry
+import taskguard.admission
 import taskguard.watchdog
 from simulation.history import CHANGED, BoomError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
@@ -39,7 +39,7 @@ from taskguard.errors import (
 from taskguard.events import Event, Events, LockOverruled, Lost, StaleRefused, Takeover
 from taskguard.guard import Guard
 from taskguard.lease import Owner
-from taskguard.ledger.base import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
 from taskguard.locks.memory import MemoryLocks
 from taskguard.policy import Policy
 from taskguard.runner import Runner
@@ -79,7 +79,7 @@ class Task:
         """The work's id before the deploy, which is its name here."""
         return self._work(self.key, message)
 
-    def works(self, message: str) -> tuple[str, ...]:
+    def work_ids(self, message: str) -> tuple[str, ...]:
         """The ids of all records of a work: that after the deploy, that before it."""
         former = self.work(message)
         return (self._work(CHANGED + self.key, message), former) if self.changed else (former,)
@@ -95,12 +95,12 @@ class Message:
     id: str
     task: Task
     retries: int = 0
-    copy: int = 0
+    deferrals: int = 0
     ready_at_s: float = 0.0
 
     @property
     def number(self) -> tuple[int, int]:
-        return self.retries, self.copy
+        return self.retries, self.deferrals
 
     @property
     def name(self) -> tuple[str, str]:
@@ -189,13 +189,13 @@ class PortQueue:
     worker: Worker
     message: Message
     max_delay_s: float
-    numbers_copies: bool = True
+    new_message_per_deferral: bool = True
     longest_wait_s: float = math.inf
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
-        if not self.worker.world.publish_copies:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        if not self.worker.world.publishes_again:
             return
-        self.worker.publish(self.message, copy=copy, delay_s=delay_s)
+        self.worker.publish(self.message, deferrals=deferrals, delay_s=delay_s)
 
 
 class Worker:
@@ -225,7 +225,9 @@ class Worker:
         if type(event) in names:
             self.world.counts[names[type(event)]] += 1
 
-    def publish(self, message: Message, *, copy: int, delay_s: float, retries: int = 0) -> None:
+    def publish(
+        self, message: Message, *, deferrals: int, delay_s: float, retries: int = 0
+    ) -> None:
         world = self.world
         world.boundary(self.process, "broker.publish asked")
         lost = world.loses("broker.publish")
@@ -233,7 +235,7 @@ class Worker:
             message.id,
             message.task,
             message.retries + retries,
-            copy,
+            deferrals,
             world.scheduler.now_s + delay_s,
         )
         if lost != "question":
@@ -257,7 +259,7 @@ class Worker:
                 told: Any = self._deliver(message)
                 if isinstance(told, BoomError):
                     # As autoretry_for: the next try is published before this one is acknowledged.
-                    self.publish(message, copy=message.copy, delay_s=0.5, retries=1)
+                    self.publish(message, deferrals=message.deferrals, delay_s=0.5, retries=1)
             except BrokerError:
                 world.broker.reject(tag)
                 continue
@@ -272,7 +274,7 @@ class Worker:
 
     def _deliver(self, message: Message) -> Any:
         task = message.task
-        keys, (work, *formerly) = (task.key,), task.works(message.id)
+        keys, (work, *formerly) = (task.key,), task.work_ids(message.id)
         if self.former:
             work, formerly = task.work(message.id), []
         elif task.changed == "key":
@@ -284,7 +286,7 @@ class Worker:
             work=work,
             formerly=tuple(formerly),
             task=task.name,
-            message=MessageRef(message.id, message.retries, message.copy),
+            message=MessageRef(message.id, message.retries, message.deferrals),
             policy=task.policy,
             queue=PortQueue(self, message, max_delay_s=self.world.visibility_s / 4),
             by_message=task.by_message,
@@ -356,7 +358,7 @@ class World:
         self._idle_s = 8.0
         # For mutants.
         self.acknowledges_first = False
-        self.publish_copies = True
+        self.publishes_again = True
         self.holds_former_keys = True
         self._patches = _Patches()
         self.workers: list[Worker] = []
@@ -570,10 +572,10 @@ class World:
         return found
 
     def _note_guard(self, claim: Claim) -> None:
-        guards = self._claimed_by.setdefault(claim.works[-1], set())
+        guards = self._claimed_by.setdefault(claim.work_ids[-1], set())
         before = len(guards)
         guards.add(bool(claim.formerly))
-        self.counts["works claimed under two guards"] += (before, len(guards)) == (1, 2)
+        self.counts["work claimed under two guards"] += (before, len(guards)) == (1, 2)
 
     def begin(self, process: Process, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         tx = self.ledger.begin(claim, look_first=look_first)
@@ -634,7 +636,7 @@ class World:
             "start_thread",
             lambda function: scheduler.spawn(scheduler.process, function),
         )
-        put(taskguard.entry, "new_owner", lambda message="": self.owner(message))
+        put(taskguard.admission, "new_owner", lambda message="": self.owner(message))
 
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from storm.course import OURS, Record, World, run
 from storm.invariants import Findings, double_and_lost
+from storm.scenario import OURS, Record, World, run
 
 PEERS = {
     "bare": "no guard",

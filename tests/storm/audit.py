@@ -37,7 +37,7 @@ create function note_work() returns trigger language plpgsql as $$ begin
 end $$;
 create trigger note after insert or update on taskguard_keys
     for each row execute function note_key();
-create trigger note after insert or update on taskguard_works
+create trigger note after insert or update on taskguard_work
     for each row execute function note_work();
 """
 

@@ -19,7 +19,7 @@ from storm.settings import TTL_S
 from support.proxy import Mode
 
 if TYPE_CHECKING:
-    from storm.course import World
+    from storm.scenario import World
 
 __all__ = ["FAULTS", "Fault"]
 

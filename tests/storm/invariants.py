@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storm.audit import Change
-    from storm.course import Record
+    from storm.scenario import Record
 
 __all__ = ["Findings", "double_and_lost"]
 
@@ -39,9 +39,9 @@ class Findings:
         for line in record.lines:
             self.events[line["name"]].append(line)
         self.keys: dict[str, list[Change]] = defaultdict(list)
-        self.works: dict[str, list[Change]] = defaultdict(list)
+        self.work_items: dict[str, list[Change]] = defaultdict(list)
         for change in record.changes:
-            (self.keys if change.kind == "key" else self.works)[change.name].append(change)
+            (self.keys if change.kind == "key" else self.work_items)[change.name].append(change)
         self.done_us = {
             change.name: change.at_us
             for change in reversed(record.changes)
@@ -79,7 +79,7 @@ class Findings:
 
     def _s3_no_late_commit(self) -> Iterator[str]:
         """No end of a work carries a token below its key's last one."""
-        for key, changes in self.works.items():
+        for key, changes in self.work_items.items():
             for change in changes:
                 if change.state != "DONE" or change.old_state == "DONE":
                     continue
@@ -113,7 +113,7 @@ class Findings:
                     yield f"{key}: taken from {change.old_owner} before its lease ran out"
 
     def _s6_ends_are_final(self) -> Iterator[str]:
-        for name, changes in (*self.works.items(), *self.keys.items()):
+        for name, changes in (*self.work_items.items(), *self.keys.items()):
             for change in changes:
                 if change.old_state in _FINAL and change.state != change.old_state:
                     yield f"{name}: {change.old_state} became {change.state}"
@@ -121,7 +121,7 @@ class Findings:
                     yield f"{name}: the token went back from {change.old_fence} to {change.fence}"
 
     def _s7_answers_are_true(self) -> Iterator[str]:
-        """Answered as done: it is. Superseded: a copy or a retry of the message came before."""
+        """Answered as done: it is. Superseded: a deferral or a retry of the message came before."""
         for line in self.events["duplicate"]:
             key = line["key"]
             if line["reason"] == "done":
@@ -146,7 +146,7 @@ class Findings:
             item = line["key"].partition(":")[2]
             if effects.get(item) == line["fence"]:
                 yield f"{item}: the commit of {line['fence']} was called stale, and it stands"
-        for key, changes in self.works.items():
+        for key, changes in self.work_items.items():
             item = key.partition(":")[2]
             if item in effects and changes[-1].fence != effects[item]:
                 yield f"{item}: done by {changes[-1].fence}, its effect is of {effects[item]}"
@@ -165,8 +165,8 @@ class Findings:
                 yield f"{item.name} ({item.kind}) has no effect"
             if item.kind == "halves" and f"{item.name} half" not in effects:
                 yield f"{item.name} lacks its first half"
-            if self.record.works.get(f"item:{item.name}") != "DONE":
-                yield f"{item.name} is {self.record.works.get(f'item:{item.name}')}"
+            if self.record.work_items.get(f"item:{item.name}") != "DONE":
+                yield f"{item.name} is {self.record.work_items.get(f'item:{item.name}')}"
         # A broker forgets what a worker had just taken from it as it was killed.
         killed = self.record.faults["worker killed"]
         if self.record.resent > killed:
@@ -181,8 +181,8 @@ class Findings:
         for key, changes in self.keys.items():
             if changes[-1].owner:
                 yield f"{key} is still {changes[-1].owner}'s"
-        if len(self.keys) != len(self.works):
-            yield f"{len(self.keys)} keys and {len(self.works)} works"
+        if len(self.keys) != len(self.work_items):
+            yield f"{len(self.keys)} keys and {len(self.work_items)} work items"
 
     # -- what there was to see ----------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from storm.audit import Change
-from storm.course import Item, Record
 from storm.invariants import Findings, double_and_lost
+from storm.scenario import Item, Record
 
 KEY = "item:c1"
 
@@ -20,7 +20,7 @@ class History:
     def __init__(self) -> None:
         self.items = [Item("c1", "plain", 0.0, by_rq=False, messages=["c1-1"])]
         self.effects = [("c1", 2)]
-        self.works = {KEY: "DONE"}
+        self.work_items = {KEY: "DONE"}
         self.lock_keys: list[str] = []
         self.resent = 0
         self.most_copies = 1
@@ -79,7 +79,7 @@ class History:
     def record(self) -> Record:
         return Record(
             "taskguard", self.items, 1, Counter(), self.resent, 0, self.most_copies, self.lines,
-            self.changes, self.effects, self.works, self.lock_keys, 1.0,
+            self.changes, self.effects, self.work_items, self.lock_keys, 1.0,
         )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from storm.course import OURS, draw_fault, draw_item, run
 from storm.faults import FAULTS
 from storm.invariants import Findings, double_and_lost
+from storm.scenario import OURS, draw_fault, draw_item, run
 from support.exploration import Exploration
 from support.needs import need
 from taskguard_sandbox.servers import Postgres, Valkey

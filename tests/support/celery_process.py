@@ -30,7 +30,7 @@ def local_app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
             task_acks_late=True,
         )
         yield app
-        taskguard_celery.house_of(app).close()
+        taskguard_celery.runtime_of(app).close()
     ledger.close()
 
 

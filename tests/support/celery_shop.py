@@ -21,7 +21,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-import taskguard_celery.house
+import taskguard_celery.runtime
 from support.celery_worker import CeleryWorker
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
@@ -155,9 +155,9 @@ class Shop:
             )
 
     def close(self) -> None:
-        house = taskguard_celery.house._houses.get(self.tasks.app)
-        if house is not None:
-            house.close()
+        runtime = taskguard_celery.runtime._runtimes.get(self.tasks.app)
+        if runtime is not None:
+            runtime.close()
         # Results unsubscribe when they die: now, while their server is there, or not at all, where
         # the traceback of a failed test keeps them.
         gc.collect()

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
-from taskguard.ledger.tables import KEYS, WORKS
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.tables import KEYS, WORK
 
 __all__ = ["end_leases", "overtake", "request"]
 
@@ -33,7 +33,7 @@ def request(number: int = 1, *, message: MessageRef | None = None, **values: Any
 def end_leases(engine: sa.Engine) -> None:
     """Every holder looks as if it had been paused for longer than its lease."""
     with engine.begin() as db:
-        for table in (KEYS, WORKS):
+        for table in (KEYS, WORK):
             db.execute(sa.update(table).values(lease_until=1))
 
 

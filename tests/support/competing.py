@@ -1,8 +1,8 @@
-"""A process that does works in competition with others like it, by the ledger alone.
+"""A process that does work in competition with others like it, by the ledger alone.
 
     python -m support.competing URL url|engine SEED
 
-Works are neighbours in the index, share keys crosswise, and are met in another order by each
+Work items are neighbours in the index, share keys crosswise, and are met in another order by each
 process; some holders are late. The last line it prints is JSON: how often what happened.
 """
 
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
 from taskguard.lease import new_owner
-from taskguard.ledger.base import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 
 COUNT = 40
@@ -27,7 +27,7 @@ EFFECT = sa.text("insert into effects values (:item)")
 
 
 def main(url: str, kind: str, seed: str) -> None:
-    """Until all works are done, by whomever."""
+    """Until all work is done, by whomever."""
     ledger = SqlLedger(sa.create_engine(url) if kind == "engine" else url)
     mine = random.Random(int(seed))
     todo = list(range(COUNT))
@@ -75,7 +75,7 @@ def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
 
 def _put_off(ledger: SqlLedger, request: ClaimRequest) -> bool:
     try:
-        return ledger.defer(request, lambda copy: None)
+        return ledger.defer(request, lambda deferrals: None)
     except LedgerUnavailableError:
         return False
 

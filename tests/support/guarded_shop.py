@@ -39,16 +39,16 @@ class GuardedShop:
         body: Any,
         queue: NotingQueue | None = None,
         *,
-        copy: int = 0,
+        deferrals: int = 0,
         orders: tuple[type[Exception], ...] = (),
     ) -> Any:
-        """One delivery of the message "m" about order:1, by a queue that notes copies."""
+        """One delivery of the message "m" about order:1, by a queue that notes deferrals."""
         return self.tg.runner.deliver(
             Delivery(
                 keys=("order:1",),
                 work="ship order:1",
                 task="ship",
-                message=MessageRef("m", 0, copy),
+                message=MessageRef("m", 0, deferrals),
                 policy=Policy(),
                 queue=queue or NotingQueue(),
                 orders=orders,
@@ -62,7 +62,7 @@ class GuardedShop:
 
     @property
     def states(self) -> list[str]:
-        return self._column("select state from taskguard_works")
+        return self._column("select state from taskguard_work")
 
     @property
     def happened(self) -> list[str]:
@@ -79,18 +79,18 @@ class GuardedShop:
 
 
 class NotingQueue:
-    """Takes every copy and notes its number."""
+    """Takes every message that is put off and notes its number of deferrals."""
 
     max_delay_s = 30.0
-    numbers_copies = True
+    new_message_per_deferral = True
     longest_wait_s = math.inf
 
     def __init__(self) -> None:
-        self.copies: list[int] = []
+        self.deferrals: list[int] = []
 
-    def publish_copy(self, copy: int, delay_s: float) -> None:
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
         del delay_s
-        self.copies.append(copy)
+        self.deferrals.append(deferrals)
 
 
 def write(db: Any, item: str = "x") -> None:

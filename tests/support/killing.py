@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pytest_taskguard.crashes import kill_process
-from taskguard.ledger.database import Database
+from taskguard.ledger.connections.database import Database
 
 __all__ = ["KillAt", "was_killed"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.tables import MESSAGES, SCHEMA, WORKS, _Exact
+from taskguard.ledger.tables import MESSAGES, SCHEMA, WORK, _Exact
 
 __all__ = ["back_to_version_1", "shape_of"]
 
@@ -18,7 +18,9 @@ def back_to_version_1(engine: sa.Engine) -> None:
         sa.MetaData(),
         sa.Column("message", _Exact(key_chars=768), primary_key=True),
         sa.Column("work", _Exact(), nullable=False),
-        *(column._copy() for column in MESSAGES.columns if column.name not in ("message", "work")),
+        sa.Column("retries", sa.Integer, nullable=False),
+        sa.Column("copy", sa.Integer, nullable=False),
+        MESSAGES.c.updated._copy(),
         **MESSAGES.dialect_kwargs,
     )
     texts = {"task": "ship", "key": "order:1", "owner": "n/m", "state": "DONE", "result": "7"}
@@ -27,12 +29,12 @@ def back_to_version_1(engine: sa.Engine) -> None:
     with engine.begin() as db:
         MESSAGES.drop(db)
         old.create(db)
-        db.execute(sa.text("alter table taskguard_works drop column rounds"))
+        db.execute(sa.text("alter table taskguard_work drop column rounds"))
         db.execute(sa.update(SCHEMA).values(version=1))
         number = {"retries": 0, "copy": 3, "updated": 1}
         db.execute(sa.insert(old).values(message="m", work="ship order:1", **number))
         for work, message in (("ship order:1", "m"), ("ship eu:message:m", "m")):
-            db.execute(sa.insert(WORKS).values(id=work, message=message, **done))
+            db.execute(sa.insert(WORK).values(id=work, message=message, **done))
 
 
 def shape_of(engine: sa.Engine) -> dict[str, Any]:

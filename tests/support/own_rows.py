@@ -77,7 +77,7 @@ class Step:
         **arguments: Any,
     ) -> Any:
         """One delivery, as another process would have it."""
-        numbers = {name: arguments.pop(name, 0) for name in ("retries", "copy")}
+        numbers = {name: arguments.pop(name, 0) for name in ("retries", "deferrals")}
         delivery = self.compiled.delivery(
             (order,),
             arguments,
@@ -147,7 +147,7 @@ class Shop:
 
     def expire(self) -> None:
         """Holders were paused for longer than their leases."""
-        for table in ("keys", "works"):
+        for table in ("keys", "work"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
 
     def order(self, order: int = 7) -> Any:

@@ -1,4 +1,4 @@
-"""What users' type checkers say: mypy --strict and pyright, of calls and of the README's examples.
+"""What users' type checkers say: mypy --strict and pyright, of calls and of the pages' examples.
 
 pyright is basedpyright's, whose wheel brings all that it runs on.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from support.pages import PAGES, blocks_of
+
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
 CALLS = HERE / "calls.py"
 # Celery and Django ship no types, so that their decorators have none.
 MYPY = (
@@ -32,45 +33,91 @@ PYRIGHT = {
     "reportUnboundVariable": "none",  # what stands around an example is only declared
 }
 
-# What stands around an example, by a name that is in it.
+_ORDERS = """
+    from celery import Celery, Task
+    from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+    class Base(DeclarativeBase): ...
+    class Order(Base):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+    app: Celery
+    ship: Task
+"""
+_APP = """
+    from celery import Celery
+    app: Celery
+"""
+# What stands around the blocks of a page, in their order: the last one around those that follow.
 AROUND = {
-    "queue.enqueue": """
-        from rq import Queue
-        from taskguard import Guard
-        queue: Queue
-    """,
-    "@tg.guarded": "from taskguard import Guard",
-    "row=GuardedRow": """
-        from celery import Celery
-        from sqlalchemy import Table
-        from taskguard import Guard
-        from taskguard_celery import guarded_task
-        app: Celery
-        orders: Table
-    """,
-    "with Session(engine)": """
-        from celery import Task
-        from sqlalchemy import Engine
-        from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-        class Order(DeclarativeBase):
-            id: Mapped[int]
-        engine: Engine
-        ship: Task
-    """,
-    "INSTALLED_APPS": "INSTALLED_APPS: list[str] = []",
-    "with atomic()": """
+    "docs/how-to/alembic.md": (
+        """
         from typing import Any
-        from celery import shared_task
-        transaction: Any  # without types pyright takes Django's for a function
-        Order: Any
-        order: Any
-    """,
-    "explore_crashes": """
-        from collections.abc import Callable
+        context: Any
+        connection: Any
+        target_metadata: Any
+        """,
+        "from typing import Any",
+    ),
+    "docs/how-to/asyncio.md": ("", _ORDERS),
+    "docs/how-to/changing-a-guard.md": (_APP,),
+    "docs/how-to/django.md": (
+        "INSTALLED_APPS: list[str] = []",
+        """
+        # Without types it takes Django's `transaction.atomic()` for a function.
+        # pyright: reportGeneralTypeIssues=false
         from typing import Any
-        from celery import Task
-        ship: Task
+        class Order:
+            id: int
+            objects: Any
+            def save(self) -> None: ...
+        """,
+    ),
+    "docs/how-to/elsewhere.md": (
+        f"""{_APP}
+    from sqlalchemy import Engine, Table
+    from redis import Redis
+    client: Redis
+    elsewhere: Engine
+    orders: Table
+    def pay(order_id: int, *, idempotency_key: str) -> str: raise NotImplementedError
     """,
+    ),
+    "docs/how-to/enqueue.md": (
+        f"{_ORDERS}\n    from sqlalchemy import Engine\n    engine: Engine",
+    ),
+    "docs/how-to/long-tasks.md": (
+        f"""{_APP}
+    def read_lines(file_id: int) -> list[dict[str, str]]: raise NotImplementedError
+    """,
+    ),
+    "docs/how-to/moving-over.md": (f"{_APP}\n    from redis import Redis\n    client: Redis", ""),
+    "docs/how-to/one-at-a-time.md": (_APP, ""),
+    "docs/how-to/own-row.md": (_APP,),
+    "docs/how-to/periodic.md": (_APP,),
+    "docs/how-to/web.md": (
+        f"{_ORDERS}\n    from sqlalchemy import Table\n    refunds: Table",
+        f"""{_ORDERS}
+    from sqlalchemy import Engine
+    from taskguard.errors import KeyBusyError
+    from taskguard_celery import enqueue
+    engine: Engine
+    def refund(payment_id: int) -> str: raise NotImplementedError
+    """,
+    ),
+    "docs/reference/events.md": (
+        """
+        from typing import Any
+        metrics: Any
+        """,
+    ),
+}
+# Of a fixture that pytest hands over nobody knows the type.
+UNTYPED = {"docs/how-to/testing.md"}
+# No dependencies of the developers': what is known of them is what the pages use.
+NOT_INSTALLED = {
+    "fastapi": "def __getattr__(name: str) -> Any: ...",
+    "flask": "Flask: Any\ndef abort(code: int) -> NoReturn: ...",
+    "prometheus_client": "def __getattr__(name: str) -> Any: ...",
 }
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(900)]
@@ -125,15 +172,19 @@ def test_calls_are_taken_or_refused_as_they_run(
     assert refused - {number for _, number in found} == set(), "what is wrong is taken"
 
 
-def test_the_readmes_examples_are_typed(
+def test_the_examples_of_the_pages_are_typed(
     errors_of: Callable[..., dict[tuple[str, int], str]], tmp_path: Path
 ) -> None:
     """As a program that is checked strictly would have them."""
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 8
+    for name, stub in NOT_INSTALLED.items():
+        (tmp_path / f"{name}.pyi").write_text(f"from typing import Any, NoReturn\n{stub}\n")
     files = []
-    for number, block in enumerate(blocks):
-        around = [textwrap.dedent(text) for name, text in AROUND.items() if name in block]
-        files.append(tmp_path / f"example_{number}.py")
-        files[-1].write_text("\n".join([*around, block]))
+    for page in sorted(set(PAGES) - UNTYPED):
+        around = AROUND.get(page, ("",))
+        for number, block in enumerate(blocks_of(page, "python")):
+            before = textwrap.dedent(around[min(number, len(around) - 1)])
+            name = page.removesuffix(".md").replace("/", "_").replace("-", "_")
+            files.append(tmp_path / f"{name}_{number}.py")
+            files[-1].write_text(f"{before}\n{block.text}")
+    assert len(files) >= 24
     assert errors_of(*files) == {}

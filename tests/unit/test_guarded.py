@@ -55,15 +55,15 @@ def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
 def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
     """By message the work is the message's and the key's."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
-    works = {
+    work_ids = {
         compiled.delivery((order,), {}, task="t", namespace="", message=M1).work
         for order in (1, 2, 2)
     }
-    assert works == {"t message:m1 order:1", "t message:m1 order:2"}
+    assert work_ids == {"t message:m1 order:1", "t message:m1 order:2"}
 
 
 def test_work_shared_by_name_and_apart_by_namespace() -> None:
-    """`work=` replaces the task's name; `namespace` stands before keys and works."""
+    """`work=` replaces the task's name; `namespace` stands before keys and work ids."""
     compiled = GuardedFunction(
         ship, key="order:<order_id>", work="shipping", options={"namespace": "eu"}
     )
@@ -148,13 +148,13 @@ def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str)
         options={"namespace": "eu"},
     )
     ids = [f"{number}-{LONG[:500]}" for number in range(100)]
-    works = []
+    work_ids = []
     for last in ("a", "b", "a"):
         message = MessageRef(f"{LONG}-{last}")
         args = ([*ids[:1], f"{ids[1]}{last}", *ids[2:]],)
-        works.append(compiled.delivery(args, {}, task=name, namespace="", message=message).work)
-    assert works[0] == works[2] != works[1]
-    for work in works:
+        work_ids.append(compiled.delivery(args, {}, task=name, namespace="", message=message).work)
+    assert work_ids[0] == work_ids[2] != work_ids[1]
+    for work in work_ids:
         assert work is not None
         assert len(work.encode()) <= 500
         assert work.startswith("shop.pick eu:" if name == "shop.pick" else "shop.xxx")

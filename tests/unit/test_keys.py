@@ -350,7 +350,7 @@ class TestValues:
                 return 7
 
         Integral.register(Int64)
-        assert one("<x>:<x:03d>", Int64()) == "7:007"
+        assert one("<x>", Int64()) == "7"
 
     def test_texts_meet(self):
         """42 and "42", a UUID and its text, a datetime and its ISO text make one key."""
@@ -451,7 +451,8 @@ class TestValues:
             ({None: 1}, "has a key of class NoneType"),
             ({True: 1}, "has a key of class bool"),
             (cyclic, "is nested more than 20 deep"),
-            ([1] * MAX_TEXT_CHARS, "more than 65,536 characters together"),
+            ([1] * (MAX_TEXT_CHARS + 1), "holds more than 65,536 values"),
+            ([[1] * 1000] * 100, "holds more than 65,536 values"),
             ([SECRET + "\ud800"], "holds a lone surrogate"),
         ):
             assert said in refusal("k:<x|hash>", value)
@@ -491,8 +492,7 @@ class TestValues:
         with decimal.localcontext() as context:
             context.prec, context.capitals, context.rounding = 2, 0, decimal.ROUND_UP
             assert one("<x>", Decimal("1E+2")) == "1E+2"
-            assert one("<x:.1f>", Decimal("123.41")) == "123.4"
-            assert one("<x:.1E>", Decimal("123.41")) == "1.2E+2"
+            assert one("<x>", Decimal("123.41")) == "123.41"
             assert decimal.getcontext().prec == 2
 
     def test_a_proxy_is_not_believed(self):
@@ -582,19 +582,6 @@ class TestEncoding:
         assert "65,537 characters" in refusal("<x>", "é" * (MAX_TEXT_CHARS + 1))
         assert "65,537 characters" in refusal("<x|hash>", "é" * (MAX_TEXT_CHARS + 1))
 
-    def test_a_call_at_the_limit(self):
-        """The limit is one for all of a call's texts, however many keys they go into."""
-        half = "é" * (MAX_TEXT_CHARS // 2)
-        assert "%~" in key("<x>:<y>", x=half, y=half)
-        said = r"<y.*> makes .* more than 65,536 characters together"
-        for template in ("<x>:<y>", "<x>:<y|hash>"):
-            with pytest.raises(KeyArgumentError, match=said):
-                key(template, x=half, y=half + "a")
-        with pytest.raises(KeyArgumentError, match=r"<region> makes .* together"):
-            compiled(["<order_id>", "<region>"])((half, half + "a"), {})
-        with pytest.raises(KeyArgumentError, match=r"callable .* makes .* together"):
-            compiled(lambda **_: [half, half + "a"])((1,), {})
-
     @pytest.mark.parametrize("separators", ["é:", "a/", "::"])
     def test_many_separators(self, separators):
         """A callable's text costs the same whatever is in it."""
@@ -619,9 +606,7 @@ class TestEncoding:
         ],
         ids=["text", "surrogates", "bytes", "int", "list", "Decimal"],
     )
-    @pytest.mark.parametrize(
-        "template", ["k:<x>", "k:<x|hash>", "k:<x|str>", "k:<x:%Y>", "k:<x:.2f>"]
-    )
+    @pytest.mark.parametrize("template", ["k:<x>", "k:<x|hash>", "k:<x|str>", "k:<x:%Y>"])
     def test_huge_values_are_refused_uncopied(self, template, value):
         """The limit comes before any work: what is refused is neither copied nor printed."""
         with pytest.raises(KeyArgumentError):
@@ -637,7 +622,7 @@ class TestEncoding:
 
 
 class TestFormats:
-    """`<when:%Y-%m-%d>` and `<number:05d>`."""
+    """`<when:%Y-%m-%d>`."""
 
     @pytest.mark.parametrize(
         ("template", "value", "text"),
@@ -653,18 +638,10 @@ class TestFormats:
             ("<x:%Y%m>", date(42, 5, 1), "004205"),
             ("<x:%F>", date(42, 5, 1), "0042-05-01"),
             ("<x:%G-%V>", date(42, 5, 1), "0042-18"),
-            ("<x:05d>", 42, "00042"),
-            ("<x:05d>", Level.HIGH, "00003"),
-            ("<x:05d>", LoudInt(1), "00001"),
-            ("<x:.2f>", 1, "1.00"),
-            ("<x:.2f>", 1.005, "1.00"),
-            ("<x:.2f>", Decimal("1.5"), "1.50"),
-            ("<x:X>", 255, "FF"),
-            ("<x:.0%>", 0.5, "50%25"),
         ],
     )
     def test_formats(self, template, value, text):
-        """A date's directives, a number's width, places and base."""
+        """A date's and a time's directives, and the text between them."""
         assert one(template, value) == text
 
     @pytest.mark.parametrize(
@@ -672,19 +649,8 @@ class TestFormats:
         [
             ("<x:%Y>", "2024-05-01", "is text, while its format %Y is one of a date or datetime"),
             ("<x:%Y>", 2024, "is of class int, while its format %Y is one of a date or datetime"),
-            ("<x:05d>", "42", "is text, while its format 05d is one of a number"),
-            (
-                "<x:05d>",
-                date(2024, 1, 1),
-                "is of class date, while its format 05d is one of a number",
-            ),
-            ("<x:05d>", 1.5, "is of class float, which the format 05d does not take"),
-            ("<x:.2f>", 1 << 2000, "is of class int, which the format .2f does not take"),
-            ("<x:.2f>", Decimal("1E+999999"), "is a Decimal too large or too small"),
-            ("<x:f>", Decimal("1E-999999"), "is a Decimal too large or too small"),
             ("<x:%Y>", None, "is None"),
-            ("<x:05d>", None, "is None"),
-            ("<x:.2f>", float("nan"), "is not a finite number"),
+            ("<x:%Y>", float("nan"), "is not a finite number"),
             ("<x:%z>", NOON, "is empty text"),
         ],
     )
@@ -702,12 +668,12 @@ class TestFormats:
             ("<order_id:%Y\x00%m>", "the template has the character '\\x00' (U+0000)"),
             ("<order_id:%Y\ud800>", "the template has the character '\\ud800' (U+D800)"),
             ("<order_id:%Y\n>", "the template has the character '\\n' (U+000A)"),
-            ("<order_id:%-d>", "the format '%-d', neither one of a date"),
-            ("<order_id:abc>", "the format 'abc', neither one of a date"),
+            ("<order_id:%-d>", "the format '%-d', which is not one of a date"),
+            ("<order_id:abc>", "the format 'abc', which is not one of a date"),
             ("<order_id:>10>", "<order_id:> has an empty format"),
-            ("<order_id:99999d>", "the format '99999d', neither one of a date"),
-            ("<order_id:.2d>", "the format '.2d', neither one of a date"),
-            ("<order_id:n>", "the format 'n', neither one of a date"),
+            ("<order_id:05d>", "the format '05d', which is not one of a date"),
+            ("<order_id:.2f>", "the format '.2f', which is not one of a date"),
+            ("<order_id:n>", "the format 'n', which is not one of a date"),
             ("<order_id:%Y|str>", "|str makes text, which takes no format"),
         ],
     )
@@ -740,7 +706,6 @@ class TestHash:
             ("<x|hash>", SECRET.encode()),
             ("<x|hash>", SECRET * MAX_TEXT_CHARS),
             ("<x:%Y|hash>", SECRET),
-            ("<x:05d|hash>", SECRET),
             ("<x[mail]|hash>", {SECRET: 1}),
             ("<x[0]|hash>", SECRET),
             ("<x.a.b|hash>", SimpleNamespace(a=SECRET)),

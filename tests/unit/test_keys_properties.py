@@ -127,8 +127,7 @@ ANY_TEMPLATES = st.sampled_from(
         "<x[sku]>:<x[0]>",
         "<x[7]>",
         "<x:%Y-%m-%d>",
-        "<x:.2f>",
-        "<x:05d|hash>",
+        "<x:%Y|hash>",
         "<x|str|hash>",
     ]
 )
@@ -284,7 +283,6 @@ SECRETS = st.text("秘密鍵値語", min_size=4)
             "<x|hash>",
             "<x|str|hash>",
             "<x:%Y|hash>",
-            "<x:05d|hash>",
             "<x.id|hash>",
             "<x[0]|hash>",
             "<x[id]|hash>",

@@ -74,7 +74,7 @@ NO_NUMBERS = [float("inf"), float("nan"), float("-inf"), -1, "1", True, 1e300]
         lambda value: SqlLedger("sqlite://", resolve_timeout_s=value),
         lambda value: SqlLedger("sqlite://").purge(older_than_s=value),
         lambda value: SqlLedger("sqlite://").purge(older_than_s=9e5, batch=value),
-        lambda value: SqlLedger("sqlite://").works(State.DEAD, limit=value),
+        lambda value: SqlLedger("sqlite://").list_work(State.DEAD, limit=value),
         lambda value: RedisLocks("redis://localhost", socket_timeout_s=value),
         lambda value: RedisLocks("redis://localhost", connect_timeout_s=value),
         lambda value: RedisLocks("redis://localhost", retries=value),

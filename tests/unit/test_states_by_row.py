@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from taskguard.ledger.answers import CLAIMABLE
+from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
 
 D, P, S = Decision, Place, State

@@ -13,10 +13,10 @@ from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
 from taskguard.lease import Lease, new_owner, trusted_until_s
-from taskguard.ledger.base import Claim, LedgerHold
+from taskguard.ledger.protocol import Claim, ClaimRequest
 from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
-from taskguard.watchdog import Kept, Watchdog
+from taskguard.watchdog import TrackedLease, Watchdog
 
 TTL_S = 9.0
 
@@ -29,11 +29,11 @@ class RenewingLedger:
         self.away = False
         self.batches: list[int] = []
 
-    def renew(self, holds: Sequence[LedgerHold]) -> list[str]:
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
         if self.away:
             raise LedgerUnavailableError("away")
-        self.batches.append(len(holds))
-        return [self.answer] * len(holds)
+        self.batches.append(len(claims))
+        return [self.answer] * len(claims)
 
 
 class FlakyLocks(MemoryLocks):
@@ -47,7 +47,7 @@ class FlakyLocks(MemoryLocks):
         return super().renew(holds)
 
 
-class Kennel:
+class WatchdogRig:
     """A watchdog with its parts in reach."""
 
     def __init__(self, *, with_ledger: bool) -> None:
@@ -64,7 +64,7 @@ class Kennel:
             threaded=False,
         )
 
-    def keep(self, key: str = "k", *, max_hold_s: float | None = None) -> Kept:
+    def keep(self, key: str = "k", *, max_hold_s: float | None = None) -> TrackedLease:
         owner = new_owner("m1")
         now_s = self.clock.monotonic_s()
         self.locks.acquire((key,), owner, ttl_s=TTL_S, with_fence=False, wait_s=0)
@@ -77,10 +77,11 @@ class Kennel:
             trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=TTL_S),
             max_hold_until_s=None if max_hold_s is None else now_s + max_hold_s,
         )
-        claim = Claim(keys=(key,), owner=owner, fence=1, work="w") if self.with_ledger else None
-        kept = Kept(lease, claim=claim, at_lock_server=True, asked_at_s=now_s)
-        self.watchdog.keep(kept)
-        return kept
+        request = ClaimRequest((key,), owner, TTL_S, work="w")
+        claim = Claim(request, fence=1) if self.with_ledger else None
+        tracked = TrackedLease(lease, claim=claim, at_lock_server=True, asked_at_s=now_s)
+        self.watchdog.track(tracked)
+        return tracked
 
     def after(self, seconds: float, *, step_s: float = 0.5) -> None:
         """Let time go on with a round every half second."""
@@ -96,130 +97,130 @@ class Kennel:
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_a_lease_is_kept_for_as_long_as_its_body_runs(with_ledger: bool) -> None:
     """Ten times its ttl, and it is never lost; the lock server keeps it too."""
-    kennel = Kennel(with_ledger=with_ledger)
-    kept = kennel.keep()
-    kennel.after(10 * TTL_S)
-    kept.lease.check()
-    other = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
+    rig.after(10 * TTL_S)
+    tracked.lease.check()
+    other = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(other).__name__ == "Held"
-    assert "lost" not in kennel.names()
+    assert "lost" not in rig.names()
 
 
 def test_renewals_are_batched() -> None:
     """A thousand leases taken at different moments share a round trip or two each time."""
-    kennel = Kennel(with_ledger=True)
+    rig = WatchdogRig(with_ledger=True)
     for number in range(1_000):
-        kennel.keep(f"k{number}")
-        kennel.clock.advance(0.0005)
-    kennel.after(5 * TTL_S)
-    assert max(kennel.ledger.batches) >= 500
-    assert len(kennel.ledger.batches) <= 2 * (5 * 3 + 3)
+        rig.keep(f"k{number}")
+        rig.clock.advance(0.0005)
+    rig.after(5 * TTL_S)
+    assert max(rig.ledger.batches) >= 500
+    assert len(rig.ledger.batches) <= 2 * (5 * 3 + 3)
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again(with_ledger: bool) -> None:
     """Away for less than the ttl: nothing is lost. An event says what happened."""
-    kennel = Kennel(with_ledger=with_ledger)
-    kept = kennel.keep()
-    before_s = kept.lease.trusted_until_s
-    kennel.ledger.away = kennel.locks.away = True
-    kennel.after(6.0)
-    assert kept.lease.trusted_until_s == before_s
-    assert "renewal_failed" in kennel.names()
-    kennel.ledger.away = kennel.locks.away = False
-    kennel.after(6.0)
-    kept.lease.check()
-    assert "lost" not in kennel.names()
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
+    before_s = tracked.lease.trusted_until_s
+    rig.ledger.away = rig.locks.away = True
+    rig.after(6.0)
+    assert tracked.lease.trusted_until_s == before_s
+    assert "renewal_failed" in rig.names()
+    rig.ledger.away = rig.locks.away = False
+    rig.after(6.0)
+    tracked.lease.check()
+    assert "lost" not in rig.names()
 
 
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_a_lease_that_could_not_be_renewed_is_lost_at_its_deadline(with_ledger: bool) -> None:
     """Not before it; then the body is told, once, and an event is emitted, once."""
-    kennel = Kennel(with_ledger=with_ledger)
-    kept = kennel.keep()
-    kennel.ledger.away = kennel.locks.away = True
-    kennel.after(8.5)
-    assert not kept.lease.lost.is_set()
-    kennel.after(1.0)
-    assert kept.lease.lost.is_set()
+    rig = WatchdogRig(with_ledger=with_ledger)
+    tracked = rig.keep()
+    rig.ledger.away = rig.locks.away = True
+    rig.after(8.5)
+    assert not tracked.lease.lost.is_set()
+    rig.after(1.0)
+    assert tracked.lease.lost.is_set()
     with pytest.raises(LeaseLostError):
-        kept.lease.check()
-    kennel.after(10.0)
-    assert kennel.names().count("lost") == 1
+        tracked.lease.check()
+    rig.after(10.0)
+    assert rig.names().count("lost") == 1
 
 
 def test_with_a_ledger_the_lock_servers_word_ends_no_lease() -> None:
     """Emptied, it is given the lease again with the same nonce."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kennel.locks.flush()
-    kennel.after(4.0)
-    kept.lease.check()
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
-    assert getattr(found, "owner", None) == kept.lease.owner
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.locks.flush()
+    rig.after(4.0)
+    tracked.lease.check()
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    assert getattr(found, "owner", None) == tracked.lease.owner
 
 
 def test_with_locks_only_a_forgotten_lease_is_lost() -> None:
     """Somebody else may have held it in between; nothing is taken again."""
-    kennel = Kennel(with_ledger=False)
-    kept = kennel.keep()
-    kennel.locks.flush()
-    kennel.after(4.0)
-    assert kept.lease.lost.is_set()
+    rig = WatchdogRig(with_ledger=False)
+    tracked = rig.keep()
+    rig.locks.flush()
+    rig.after(4.0)
+    assert tracked.lease.lost.is_set()
 
 
 def test_a_takeover_in_the_ledger_loses_the_lease_and_frees_the_lock_server() -> None:
     """The next holder does not wait for a lease that nobody may use."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kennel.ledger.answer = Renewal.TAKEN
-    kennel.after(4.0)
-    assert kept.lease.lost.is_set()
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.ledger.answer = Renewal.TAKEN
+    rig.after(4.0)
+    assert tracked.lease.lost.is_set()
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(found).__name__ == "Granted"
 
 
 def test_a_skipped_row_is_not_lost() -> None:
     """The body's own transaction holds its row for a moment: the old deadline stands."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kennel.ledger.answer = Renewal.SKIPPED
-    kennel.after(4.0)
-    assert not kept.lease.lost.is_set()
-    kennel.ledger.answer = Renewal.RENEWED
-    kennel.after(2 * TTL_S)
-    kept.lease.check()
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.ledger.answer = Renewal.SKIPPED
+    rig.after(4.0)
+    assert not tracked.lease.lost.is_set()
+    rig.ledger.answer = Renewal.RENEWED
+    rig.after(2 * TTL_S)
+    tracked.lease.check()
 
 
 def test_nothing_is_held_for_longer_than_max_hold() -> None:
     """Then the body is told."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep(max_hold_s=20.0)
-    kennel.after(19.0)
-    kept.lease.check()
-    kennel.after(1.5)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep(max_hold_s=20.0)
+    rig.after(19.0)
+    tracked.lease.check()
+    rig.after(1.5)
     with pytest.raises(LeaseLostError, match="max_hold_s"):
-        kept.lease.check()
+        tracked.lease.check()
 
 
 def test_a_dropped_lease_is_renewed_no_more() -> None:
     """And it is not reported as lost when its time runs out."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kennel.watchdog.drop(kept)
-    kennel.watchdog.let_go(kept)
-    kennel.after(3 * TTL_S)
-    assert kennel.ledger.batches == []
-    assert "lost" not in kennel.names()
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.watchdog.untrack(tracked)
+    rig.watchdog.release_lock(tracked)
+    rig.after(3 * TTL_S)
+    assert rig.ledger.batches == []
+    assert "lost" not in rig.names()
 
 
 def test_a_lease_that_was_let_go_is_never_taken_again() -> None:
     """A round that began before the release finds the lock server empty and leaves it so."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kennel.watchdog.let_go(kept)
-    kennel.after(4.0)
-    found = kennel.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.watchdog.release_lock(tracked)
+    rig.after(4.0)
+    found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(found).__name__ == "Granted"
 
 
@@ -242,7 +243,7 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
             taken_at_s=now_s,
             trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=0.3),
         )
-        watchdog.keep(Kept(lease, claim=None, at_lock_server=True, asked_at_s=now_s))
+        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=True, asked_at_s=now_s))
     wait_until(
         lambda: sum(event.name == "renewed" for event in events) >= 3,
         timeout_s=20,
@@ -261,38 +262,38 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
             taken_at_s=now_s,
             trusted_until_s=now_s + 30,
         )
-        watchdog.keep(Kept(lease, claim=None, at_lock_server=False, asked_at_s=now_s))
+        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=False, asked_at_s=now_s))
         os._exit(0 if len(watchdog) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
     """on_lost="interrupt": LeaseLostError in the body's thread; once left, none arrives."""
-    kennel = Kennel(with_ledger=True)
-    kept = kennel.keep()
-    kept._interruptible = True
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    tracked._interruptible = True
     caught: list[BaseException] = []
     inside = threading.Event()
     go = threading.Event()
 
     def body() -> None:
         try:
-            kept.enter_body()
+            tracked.enter_body()
             inside.set()
             while not go.wait(0.01):
                 pass
-            kept.leave_body()
+            tracked.leave_body()
         except LeaseLostError as error:
             caught.append(error)
 
     thread = threading.Thread(target=body)
     thread.start()
     inside.wait(10)
-    kept.interrupt()
+    tracked.interrupt()
     thread.join(10)
     assert len(caught) == 1
 
-    left = kennel.keep("k2")
+    left = rig.keep("k2")
     left._interruptible = True
     left.enter_body()
     left.leave_body()

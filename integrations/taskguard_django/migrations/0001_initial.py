@@ -17,5 +17,5 @@ class Migration(migrations.Migration):
     operations: ClassVar[list[Any]] = [
         taskguard_django.operations.CreateLedger(),
         migrations.CreateModel("Key", [], {"db_table": "taskguard_keys", "managed": False}),
-        migrations.CreateModel("Work", [], {"db_table": "taskguard_works", "managed": False}),
+        migrations.CreateModel("Work", [], {"db_table": "taskguard_work", "managed": False}),
     ]

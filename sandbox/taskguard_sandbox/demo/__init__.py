@@ -7,6 +7,6 @@ beyond its lease and let go on. Every effect is a row in a table *without* a uni
 a double one would be seen. Guarantees: the exit status is 0 only if every order and every invoice
 has one effect and every message was answered; the counts are exact; nothing is left behind.
 
-Read next: `course.py` (what happens, in order), `orders.py` and `invoices.py` (the tasks),
+Read next: `scenario.py` (what happens, in order), `orders.py` and `invoices.py` (the tasks),
 `faults.py` (who is killed, and when), `tally.py` (what is counted).
 """

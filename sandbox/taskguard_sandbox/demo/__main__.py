@@ -50,8 +50,8 @@ class _MissingError(Exception):
 
 def _run(orders: list[str], invoices: list[str]) -> int:
     try:
-        from taskguard_sandbox.demo.course import run
         from taskguard_sandbox.demo.display import Display
+        from taskguard_sandbox.demo.scenario import run
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise _MissingError(

@@ -1,6 +1,6 @@
 -- Sets a value unless it was set with a newer fence; the same fence may set it again.
 -- KEYS: the hash with the fields "value" and "fence".   ARGV: value, fence.
--- Answers the fence that is there now: the given one, or the newer one of whoever has been here.
+-- Answers the fence that is there now: the given one, or the newer one that refused it.
 local fence = redis.call('HGET', KEYS[1], 'fence')
 if fence then
   if not string.find(fence, '^[1-9]%d*$') then

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from support.claims import request
-from taskguard.ledger.base import Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORKS
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
 KINDS = [
@@ -65,10 +65,16 @@ class Book:
         return self.made[-1]
 
     def request(
-        self, number: int = 1, *, message: str = "m", retries: int = 0, copy: int = 0, **values: Any
+        self,
+        number: int = 1,
+        *,
+        message: str = "m",
+        retries: int = 0,
+        deferrals: int = 0,
+        **values: Any,
     ) -> ClaimRequest:
         """A request for `order:<number>` by an owner of its own."""
-        return request(number, message=MessageRef(message, retries, copy), **values)
+        return request(number, message=MessageRef(message, retries, deferrals), **values)
 
     def claim(self, number: int = 1, **values: Any) -> Claimed:
         """A request that has to be granted."""
@@ -92,7 +98,7 @@ class Book:
 
     def work(self, number: int = 1) -> Any:
         with self.engine.connect() as db:
-            select = sa.select(WORKS).where(WORKS.c.id == f"ship order:{number}")
+            select = sa.select(WORK).where(WORK.c.id == f"ship order:{number}")
             return db.execute(select).first()
 
     def put(
@@ -104,21 +110,23 @@ class Book:
     ) -> None:
         """These rows of `order:1`, and of its message's numbers in another work, and no others."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
             if key is not None:
                 db.execute(sa.insert(KEYS).values(key="order:1", **key))
             if work is not None:
                 fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
-                db.execute(sa.insert(WORKS).values(**fixed, **work))
-            for work_id, (retries, copy) in _numbers(recorded).items():
+                db.execute(sa.insert(WORK).values(**fixed, **work))
+            for work_id, (retries, deferrals) in _numbers(recorded).items():
                 values = {"message": "m", "work": work_id, "updated": 1}
-                db.execute(sa.insert(MESSAGES).values(retries=retries, copy=copy, **values))
+                db.execute(
+                    sa.insert(MESSAGES).values(retries=retries, deferrals=deferrals, **values)
+                )
 
     @contextmanager
     def locked(self, table: str, number: int = 1) -> Iterator[None]:
-        """Somebody's open transaction that changed the row of "keys" or "works"."""
-        column = KEYS.c.key if table == "keys" else WORKS.c.id
+        """Somebody's open transaction that changed the row of "keys" or "work"."""
+        column = KEYS.c.key if table == "keys" else WORK.c.id
         name = f"order:{number}" if table == "keys" else f"ship order:{number}"
         with self.engine.begin() as db:
             same = column.table.c.fence
@@ -129,21 +137,21 @@ class Book:
         with self.engine.begin() as db:
             db.execute(sa.update(KEYS).values(fence=fence))
 
-    def copies(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """The highest number of a copy of each message in each work."""
+    def numbers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The highest recorded (retries, deferrals) of each message in each work."""
         with self.engine.connect() as db:
             rows = db.execute(sa.select(MESSAGES)).all()
-            return {(row.message, row.work): (row.retries, row.copy) for row in rows}
+            return {(row.message, row.work): (row.retries, row.deferrals) for row in rows}
 
     def states(self) -> dict[str, str]:
         """Of each record there is."""
         with self.engine.connect() as db:
-            return {row.id: row.state for row in db.execute(sa.select(WORKS))}
+            return {row.id: row.state for row in db.execute(sa.select(WORK))}
 
     def forget(self) -> None:
         """All there is on record."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
 
     def close(self) -> None:
@@ -156,18 +164,18 @@ class Book:
         with self.engine.begin() as db:
             key, work = f"order:{number}", f"ship order:{number}"
             db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(lease_until=1))
-            db.execute(sa.update(WORKS).where(WORKS.c.id == work).values(lease_until=1))
+            db.execute(sa.update(WORK).where(WORK.c.id == work).values(lease_until=1))
 
     def expire_all(self) -> None:
         """The same of every holder."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORKS):
+            for table in (KEYS, WORK):
                 db.execute(sa.update(table).values(lease_until=1))
 
     def is_leased(self) -> bool:
         """Whether every record is."""
         with self.engine.connect() as db:
-            return all(until > 1 for until in db.execute(sa.select(WORKS.c.lease_until)).scalars())
+            return all(until > 1 for until in db.execute(sa.select(WORK.c.lease_until)).scalars())
 
 
 class MemoryBook(Book):
@@ -189,7 +197,7 @@ class MemoryBook(Book):
         return self.ledger.keys.get(f"order:{number}")
 
     def work(self, number: int = 1) -> Any:
-        return self.ledger.works.get(f"ship order:{number}")
+        return self.ledger.work_items.get(f"ship order:{number}")
 
     def put(
         self,
@@ -200,12 +208,12 @@ class MemoryBook(Book):
     ) -> None:
         ledger = self.ledger
         ledger.keys = {} if key is None else {"order:1": KeyRow(**key)}
-        ledger.copies = {("m", work_id): number for work_id, number in _numbers(recorded).items()}
-        ledger.works = {}
+        ledger.numbers = {("m", work_id): number for work_id, number in _numbers(recorded).items()}
+        ledger.work_items = {}
         if work is not None:
             values = {**work, "state": State(work["state"]), "final": bool(work["final"])}
             fixed = {"id": "ship order:1", "task": "ship", "key": "order:1", "created": 1}
-            ledger.works["ship order:1"] = Work(started=1, **fixed, **values)
+            ledger.work_items["ship order:1"] = Work(started=1, **fixed, **values)
 
     def locked(self, table: str, number: int = 1) -> AbstractContextManager[None]:
         name = f"order:{number}" if table == "keys" else f"ship order:{number}"
@@ -222,14 +230,14 @@ class MemoryBook(Book):
     def set_fence(self, fence: int) -> None:
         self.ledger.keys = {key: replace(row, fence=fence) for key, row in self.ledger.keys.items()}
 
-    def copies(self) -> dict[tuple[str, str], tuple[int, int]]:
-        return dict(self.ledger.copies)
+    def numbers(self) -> dict[tuple[str, str], tuple[int, int]]:
+        return dict(self.ledger.numbers)
 
     def states(self) -> dict[str, str]:
-        return {work.id: work.state.value for work in self.ledger.works.values()}
+        return {work.id: work.state.value for work in self.ledger.work_items.values()}
 
     def forget(self) -> None:
-        for rows in (self.ledger.keys, self.ledger.works, self.ledger.copies):
+        for rows in (self.ledger.keys, self.ledger.work_items, self.ledger.numbers):
             rows.clear()
 
     def close(self) -> None:
@@ -239,15 +247,15 @@ class MemoryBook(Book):
         ledger, key, work = self.ledger, f"order:{number}", f"ship order:{number}"
         if key in ledger.keys:
             ledger.keys[key] = replace(ledger.keys[key], lease_until=1)
-        if work in ledger.works:
-            ledger.works[work] = replace(ledger.works[work], lease_until=1)
+        if work in ledger.work_items:
+            ledger.work_items[work] = replace(ledger.work_items[work], lease_until=1)
 
     def expire_all(self) -> None:
-        for rows in (self.ledger.keys, self.ledger.works):
+        for rows in (self.ledger.keys, self.ledger.work_items):
             rows.update({name: replace(row, lease_until=1) for name, row in rows.items()})
 
     def is_leased(self) -> bool:
-        return all(work.lease_until > 1 for work in self.ledger.works.values())
+        return all(work.lease_until > 1 for work in self.ledger.work_items.values())
 
 
 @pytest.fixture(

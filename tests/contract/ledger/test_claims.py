@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 from taskguard.guarded import work_id
 from taskguard.lease import Owner, new_owner
-from taskguard.ledger.answers import CLAIMABLE, decide_row
-from taskguard.ledger.base import Answer, Busy, Claimed, MessageRef
+from taskguard.ledger.decisions import CLAIMABLE, decide_row
+from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.states import Decision, State
 
 ME = new_owner("m")
@@ -55,7 +55,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     work=st.none() | WORK,
     key=st.none() | KEY,
     recorded=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    copy=st.integers(0, 2),
+    deferrals=st.integers(0, 2),
     retries=st.integers(0, 2),
     may_create=st.booleans(),
     max_crashes=st.integers(1, 4),
@@ -68,7 +68,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     request = book.request(
         owner=ME,
         retries=case["retries"],
-        copy=case["copy"],
+        deferrals=case["deferrals"],
         may_create=case["may_create"],
         max_crashes=case["max_crashes"],
         fingerprint=case["fingerprint"],
@@ -84,7 +84,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     if decision in CLAIMABLE and not foreign:
         _expect_grant(book, request, answer, decision, before, key)
     elif decision is Decision.BURY:
-        assert answer == Answer(State.DEAD, crashes=before.crashes + 1, buried=True)
+        assert answer == Answer(Decision.BURY, crashes=before.crashes + 1)
         assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
         assert book.work().owner == ""
     else:
@@ -135,11 +135,9 @@ def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key
         assert answer.owner == Owner.parse(before.owner)
     else:
         assert isinstance(answer, Answer)
-        assert answer.superseded is (decision is Decision.SUPERSEDED)
-        assert answer.too_old is (decision is Decision.TOO_OLD)
-        assert answer.mismatch is (decision is Decision.MISMATCH)
+        assert answer.decision is decision
         if decision is Decision.DONE:
-            assert (answer.state, answer.result_json) == (State.DONE, before.result)
+            assert (answer.decision, answer.result_json) == (Decision.DONE, before.result)
 
 
 def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
@@ -192,10 +190,14 @@ def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> Non
     book.expire()
     second = book.claim(message="n")
     assert (second.takeover, second.attempt, second.crashes) == (True, 2, 1)
-    book.ledger.report_in(dataclasses.replace(paused.claim, owner=new_owner()))
+    book.ledger.uncount_crash(
+        dataclasses.replace(
+            paused.claim, request=dataclasses.replace(paused.claim.request, owner=new_owner())
+        )
+    )
     assert book.work().crashes == 1
-    book.ledger.report_in(paused.claim)
-    book.ledger.report_in(paused.claim)
+    book.ledger.uncount_crash(paused.claim)
+    book.ledger.uncount_crash(paused.claim)
     assert book.work().crashes == 0
 
 
@@ -228,15 +230,15 @@ def test_the_plain_lock_claims_a_key_without_a_work(book: Any) -> None:
 
 def test_looking_claims_nothing(book: Any) -> None:
     """look() answers what is finished, says busy for the rest, and writes nothing."""
-    assert isinstance(book.ledger.look(book.request()), Busy)
+    assert isinstance(book.ledger.peek(book.request()), Busy)
     assert book.key() is None
     claimed = book.claim()
-    seen = book.ledger.look(book.request())
+    seen = book.ledger.peek(book.request())
     assert isinstance(seen, Busy)
     assert (seen.owner, seen.same_work) == (claimed.claim.owner, True)
     book.ledger.complete(claimed.claim, "7")
-    seen = book.ledger.look(book.request())
-    assert (seen.state, seen.result_json) == (State.DONE, "7")
+    seen = book.ledger.peek(book.request())
+    assert (seen.decision, seen.result_json) == (Decision.DONE, "7")
 
 
 def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
@@ -256,7 +258,7 @@ def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) ->
     from support.proxy import Proxy
 
     if book.kind != "postgresql":
-        pytest.skip("only PostgreSQL's hot path")
+        pytest.skip("only PostgreSQL's one statement")
     with Proxy(postgres.port) as proxy:
         ledger = book.again(book.url.replace(f":{postgres.port}/", f":{proxy.port}/"))
 
@@ -282,7 +284,7 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
         book.request(work=odd, task=odd, owner=Owner("n", odd), message=odd)
     )
     assert isinstance(claimed, Claimed)
-    assert claimed.claim.message == MessageRef(odd)
+    assert claimed.claim.request.message == MessageRef(odd)
     book.ledger.complete(claimed.claim, odd)
     view = book.ledger.view(odd)
     assert (view.task, view.message, view.result_json) == (odd, odd, odd)
@@ -294,14 +296,14 @@ def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
     keys = tuple(sorted(f"item:{uuid.uuid4()}-" + "ü" * 90 for _ in range(100)))
     work = work_id("shop.pick", "%,".join(keys))
     asked = book.request(keys=keys, work=work, message="ß" * 5_000)
-    assert book.ledger.defer(asked, lambda copy: None)
-    assert book.ledger.claim(asked) == Answer(None, superseded=True)
-    message = MessageRef("ß" * 5_000, copy=1)
+    assert book.ledger.defer(asked, lambda deferrals: None)
+    assert book.ledger.claim(asked) == Answer(Decision.SUPERSEDED)
+    message = MessageRef("ß" * 5_000, deferrals=1)
     claimed = book.ledger.claim(dataclasses.replace(asked, message=message))
     assert isinstance(claimed, Claimed)
     book.ledger.complete(claimed.claim, "7")
     found = book.ledger.claim(dataclasses.replace(asked, message=message))
-    assert (found.state, found.same_message) == (State.DONE, True)
+    assert (found.decision, found.same_message) == (Decision.DONE, True)
 
 
 def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
@@ -325,5 +327,5 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
             count = sa.text(waiting)
             wait_until(lambda: db.execute(count).scalar() == 1, message="the claim waits")
     waiter.join()
-    assert answers[0].state is State.DONE
+    assert answers[0].decision is Decision.DONE
     assert book.key().owner == ""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
-from taskguard.ledger.base import Answer, Busy, Claimed
-from taskguard.states import State
+from taskguard.ledger.protocol import Answer, Busy, Claimed
+from taskguard.states import Decision
 
 
 def at_once(count: int, body: Callable[[int], None]) -> None:
@@ -112,21 +112,21 @@ def test_under_pauses_beyond_the_lease_each_work_has_one_effect(book: Any) -> No
 
     Effects of one key carry fences that grow in the order of their commits.
     """
-    works = 40 if book.locks_rows else 12
+    items = 40 if book.locks_rows else 12
     refused: list[int] = []
     random_of = random.Random(7)
-    late = {number: random_of.random() < 0.5 for number in range(works)}
+    late = {number: random_of.random() < 0.5 for number in range(items)}
 
     def worker(number: int) -> None:
         mine = random.Random(number)
-        todo = list(range(works))
+        todo = list(range(items))
         mine.shuffle(todo)
         while todo:
             item = todo.pop()
             found = book.ledger.claim(
                 book.request(item, message=f"m{number}", ttl_s=0.15, max_crashes=1000)
             )
-            if isinstance(found, Answer) and found.state is State.DONE:
+            if isinstance(found, Answer) and found.decision is Decision.DONE:
                 continue
             if isinstance(found, Claimed):
                 if late[item] and found.attempt <= 2:
@@ -144,6 +144,6 @@ def test_under_pauses_beyond_the_lease_each_work_has_one_effect(book: Any) -> No
             time.sleep(0.01)
 
     at_once(8 if book.locks_rows else 4, worker)
-    assert book.effects() == {str(number): 1 for number in range(works)}
+    assert book.effects() == {str(number): 1 for number in range(items)}
     assert refused
-    assert {book.work(number).state for number in range(works)} == {"DONE"}
+    assert {book.work(number).state for number in range(items)} == {"DONE"}

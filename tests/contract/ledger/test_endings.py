@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Answer, Claimed, LedgerHold, MessageRef
+from taskguard.ledger.protocol import Answer, Claim, Claimed, MessageRef
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.states import Decision, State
+
+
+def longer(claim: Claim) -> Claim:
+    """It asks for more time from now on."""
+    return replace(claim, request=replace(claim.request, ttl_s=100.0))
 
 
 def test_effects_and_done_commit_together(book: Any) -> None:
@@ -23,7 +29,7 @@ def test_effects_and_done_commit_together(book: Any) -> None:
         assert not book.locks_rows or book.effects() == {}
     assert book.effects() == {"1": 1}
     answer = book.ledger.claim(book.request(message="n"))
-    assert (answer.state, answer.result_json) == (State.DONE, '{"a":1}')
+    assert (answer.decision, answer.result_json) == (Decision.DONE, '{"a":1}')
     assert (answer.same_message, answer.owner) == (False, claimed.claim.owner)
     assert (book.key().owner, book.work().lease_until) == ("", 0)
 
@@ -161,9 +167,9 @@ def test_a_body_that_ends_its_processes_too_often_is_dead(book: Any) -> None:
         claimed = book.claim(max_crashes=2)
         assert claimed.crashes == crashes
         book.ledger.crash(claimed.claim, "exit: 2")
-    for _ in range(2):
+    for decision in (Decision.BURY, Decision.DEAD):
         answer = book.ledger.claim(book.request(max_crashes=2))
-        assert (answer.state, answer.crashes, answer.error) == (State.DEAD, 2, "exit: 2")
+        assert (answer.decision, answer.crashes, answer.error) == (decision, 2, "exit: 2")
 
 
 def test_revoked_work_is_never_claimed_again(book: Any) -> None:
@@ -174,7 +180,7 @@ def test_revoked_work_is_never_claimed_again(book: Any) -> None:
     with pytest.raises(StaleTokenError):
         book.ledger.complete(claimed.claim, None)
     answer = book.ledger.claim(book.request())
-    assert (answer.state, answer.error) == (State.FAILED, "revoked")
+    assert (answer.decision, answer.error) == (Decision.REVOKED, "revoked")
     book.ledger.complete(book.claim(2).claim, None)
     assert not book.ledger.revoke("ship order:2", message="m")
 
@@ -187,11 +193,9 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
     third = book.claim(max_crashes=3)
     assert third.crashes == 2
     book.expire()
-    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(
-        State.DEAD, crashes=3, buried=True
-    )
+    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(Decision.BURY, crashes=3)
     answer = book.ledger.claim(book.request(max_crashes=9))
-    assert (answer.state, answer.crashes, answer.buried) == (State.DEAD, 3, False)
+    assert (answer.decision, answer.crashes) == (Decision.DEAD, 3)
     with pytest.raises(StaleTokenError):
         book.ledger.complete(third.claim, None)
     assert book.work().state == "DEAD"
@@ -224,9 +228,9 @@ def test_renewals_say_what_became_of_each(book: Any) -> None:
     book.ledger.give_back(given_back.claim)
     both = book.claim(5, keys=("order:5", "order:6"))
     plain = book.claim(7, work=None)
-    holds = [LedgerHold(each.claim, 100.0) for each in (held, taken, done, given_back, both, plain)]
+    claims = [longer(each.claim) for each in (held, taken, done, given_back, both, plain)]
     before = {number: book.key(number).lease_until for number in (1, 5, 6, 7)}
-    assert book.ledger.renew(holds) == [
+    assert book.ledger.renew(claims) == [
         Renewal.RENEWED, Renewal.TAKEN, Renewal.SKIPPED, Renewal.TAKEN,
         Renewal.RENEWED, Renewal.RENEWED,
     ]  # fmt: skip
@@ -241,18 +245,18 @@ def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
     held = book.claim()
     book.expire()
     book.claim(work="other")
-    assert book.ledger.renew([LedgerHold(held.claim, 30.0)]) == [Renewal.TAKEN]
+    assert book.ledger.renew([held.claim]) == [Renewal.TAKEN]
     assert book.work().lease_until == 1
 
 
-@pytest.mark.parametrize("table", ["keys", "works"])
+@pytest.mark.parametrize("table", ["keys", "work"])
 def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: str) -> None:
     """A holder frozen inside its transaction stops nobody else's renewals."""
     if not book.locks_rows:
         pytest.skip("SQLite has no row locks")
     first, second = book.claim(1), book.claim(2)
     with book.locked(table):
-        answers = book.ledger.renew([LedgerHold(each.claim, 100.0) for each in (first, second)])
+        answers = book.ledger.renew([each.claim for each in (first, second)])
     assert answers == [Renewal.SKIPPED, Renewal.RENEWED]
 
 
@@ -260,7 +264,7 @@ def test_thousands_are_renewed(book: Any) -> None:
     """More than fit into one batch."""
     many = 2500 if book.kind == "postgresql" else 300
     claims = [book.claim(number).claim for number in range(many)]
-    assert set(book.ledger.renew([LedgerHold(each, 100.0) for each in claims])) == {"renewed"}
+    assert set(book.ledger.renew(claims)) == {"renewed"}
 
 
 # -- deferrals --------------------------------------------------------------------------------
@@ -281,72 +285,72 @@ def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
         thread.join()
     assert published == [1]
     assert answers.count(True) == 1
-    assert book.ledger.claim(book.request()) == Answer(None, superseded=True)
-    assert isinstance(book.ledger.claim(book.request(copy=1)), Claimed)
+    assert book.ledger.claim(book.request()) == Answer(Decision.SUPERSEDED)
+    assert isinstance(book.ledger.claim(book.request(deferrals=1)), Claimed)
 
 
 def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
     """The broker refused it: the delivery stays the live copy."""
 
-    def refuse(copy: int) -> None:
-        raise ConnectionError(copy)
+    def refuse(deferrals: int) -> None:
+        raise ConnectionError(deferrals)
 
     with pytest.raises(ConnectionError):
         book.ledger.defer(book.request(), refuse)
     assert isinstance(book.ledger.claim(book.request()), Claimed)
-    assert book.copies() == {}
+    assert book.numbers() == {}
 
 
 def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
     """Numbers are the message's own: another message of the same work gets its own answer."""
     book.ledger.fail(book.claim(retries=2).claim, "x")
-    assert book.ledger.claim(book.request(retries=1)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(retries=1)) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
 
 
-def test_a_retry_is_not_dropped_for_a_copy_of_the_try_before_it(book: Any) -> None:
-    """A copy of an earlier retry and a claimed later retry: one of the two stays alive."""
+def test_a_retry_is_not_dropped_for_a_deferral_of_the_try_before_it(book: Any) -> None:
+    """A deferral of an earlier retry and a claimed later retry: one of the two stays alive."""
     book.claim(retries=1)
-    assert book.ledger.defer(book.request(retries=0), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (0, 1)}
+    assert book.ledger.defer(book.request(retries=0), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (0, 1)}
     book.expire()
-    assert book.ledger.claim(book.request(retries=0, copy=1)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(retries=0, deferrals=1)) == Answer(Decision.SUPERSEDED)
     assert book.claim(retries=1).takeover
-    assert book.ledger.defer(book.request(retries=1), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (1, 1)}
-    assert not book.ledger.defer(book.request(retries=0, copy=7), lambda copy: None)
+    assert book.ledger.defer(book.request(retries=1), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (1, 1)}
+    assert not book.ledger.defer(book.request(retries=0, deferrals=7), lambda deferrals: None)
 
 
 def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
-    """An id that is used twice, for two works: what was put off for one says nothing of the other,
+    """An id that is used for two work items: what was put off for one says nothing of the other,
     which is claimed, and put off, as if it were the first."""
-    assert book.ledger.defer(book.request(1, retries=1, copy=2), lambda copy: None)
+    assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     book.ledger.give_back(book.claim(2).claim)
-    assert book.ledger.defer(book.request(2), lambda copy: None)
-    assert book.copies() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
-    assert not book.ledger.defer(book.request(2), lambda copy: None)
-    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
-    assert book.ledger.claim(book.request(1, copy=3)) == Answer(None, superseded=True)
-    assert isinstance(book.ledger.claim(book.request(1, retries=1, copy=3)), Claimed)
+    assert book.ledger.defer(book.request(2), lambda deferrals: None)
+    assert book.numbers() == {("m", "ship order:1"): (1, 3), ("m", "ship order:2"): (0, 1)}
+    assert not book.ledger.defer(book.request(2), lambda deferrals: None)
+    assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
+    assert book.ledger.claim(book.request(1, deferrals=3)) == Answer(Decision.SUPERSEDED)
+    assert isinstance(book.ledger.claim(book.request(1, retries=1, deferrals=3)), Claimed)
 
 
 def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
     """Its numbers begin anew, of the same work as well: nobody else will do it. What the first
     sending has put off, or tried later, still counts among its own."""
 
-    def asked(retries: int, copy: int, sending: str) -> Any:
-        return request(1, message=MessageRef("m", retries, copy, sending))
+    def asked(retries: int, deferrals: int, sending: str) -> Any:
+        return request(1, message=MessageRef("m", retries, deferrals, sending))
 
     first = book.ledger.claim(asked(2, 0, "monday"))
     book.ledger.fail(first.claim, "x")
-    assert book.ledger.defer(asked(2, 0, "monday"), lambda copy: None)
-    assert book.ledger.claim(asked(2, 0, "monday")) == Answer(None, superseded=True)
-    assert book.ledger.claim(asked(1, 5, "monday")) == Answer(None, superseded=True)
+    assert book.ledger.defer(asked(2, 0, "monday"), lambda deferrals: None)
+    assert book.ledger.claim(asked(2, 0, "monday")) == Answer(Decision.SUPERSEDED)
+    assert book.ledger.claim(asked(1, 5, "monday")) == Answer(Decision.SUPERSEDED)
     again = book.ledger.claim(asked(0, 0, "tuesday"))
     assert isinstance(again, Claimed)
     book.ledger.give_back(again.claim)
-    assert book.ledger.defer(asked(0, 0, "tuesday"), lambda copy: None)
-    assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(None, superseded=True)
+    assert book.ledger.defer(asked(0, 0, "tuesday"), lambda deferrals: None)
+    assert book.ledger.claim(asked(0, 0, "tuesday")) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(asked(0, 1, "tuesday")), Claimed)
 
 
@@ -354,11 +358,11 @@ def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
     """Another work that the same message id was used for keeps its own."""
     for number in (1, 2):
         book.ledger.fail(book.claim(number).claim, "boom")
-        assert book.ledger.defer(book.request(number), lambda copy: None)
+        assert book.ledger.defer(book.request(number), lambda deferrals: None)
     assert book.ledger.requeue("ship order:1", reason="mended")
-    assert book.copies() == {("m", "ship order:2"): (0, 1)}
+    assert book.numbers() == {("m", "ship order:2"): (0, 1)}
     assert isinstance(book.ledger.claim(book.request(1)), Claimed)
-    assert book.ledger.claim(book.request(2)) == Answer(None, superseded=True)
+    assert book.ledger.claim(book.request(2)) == Answer(Decision.SUPERSEDED)
 
 
 def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
@@ -374,10 +378,10 @@ def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
 
 def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book: Any) -> None:
     """may_create=False creates nothing; a work that is known is answered as ever."""
-    assert book.ledger.claim(book.request(may_create=False)) == Answer(None, too_old=True)
+    assert book.ledger.claim(book.request(may_create=False)) == Answer(Decision.TOO_OLD)
     assert book.key() is None or book.key().owner == ""
     book.ledger.complete(book.claim().claim, "1")
-    assert book.ledger.claim(book.request(may_create=False)).state is State.DONE
+    assert book.ledger.claim(book.request(may_create=False)).decision is Decision.DONE
 
 
 def test_the_view_shows_a_work(book: Any) -> None:

@@ -1,4 +1,4 @@
-"""Works that had another id before their guard was changed, beside workers with the former guard.
+"""Work that had another id before its guard was changed, beside workers with the former guard.
 
 The former guard names the work `ship order:1` and holds `order:1`; the new one names it
 `ship shop:1`, holds `shop:1` and, for it was declared with the former one, `order:1`.
@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from contract.ledger.conftest import Book
 
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.base import Answer, Busy, Claimed, ClaimRequest, LedgerHold
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest
+from taskguard.ledger.tables import WORK
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 OLD, NEW = "ship order:1", "ship shop:1"
 
@@ -56,10 +56,10 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
     book.ledger.complete(claimed.claim, None)
     book.ledger.store_result(claimed.claim, "7")
     for asked in (second(book), second(book, message="n"), first(book)):
-        for ask in (book.ledger.claim, book.ledger.look):
+        for ask in (book.ledger.claim, book.ledger.peek):
             found = ask(asked)
             assert isinstance(found, Answer)
-            assert (found.state, found.result_json) == (State.DONE, "7")
+            assert (found.decision, found.result_json) == (Decision.DONE, "7")
     assert set(book.states().values()) == {"DONE"}
 
 
@@ -107,7 +107,7 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
         assert getattr(book.ledger, end)(claimed.claim, "why")
     taken = claim(book, second(book, retries=1))
     assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
-    book.ledger.report_in(claimed.claim)
+    book.ledger.uncount_crash(claimed.claim)
     book.ledger.complete(taken.claim, None)
     for ask in (old, new):
         assert isinstance(book.ledger.claim(ask(book)), Answer)
@@ -129,7 +129,7 @@ def test_a_holder_whom_the_other_has_overtaken_is_told_so(
         assert book.ledger.end_round(claimed.claim, "why", most=3) is None
     else:
         assert not getattr(book.ledger, end)(claimed.claim, "why")
-    book.ledger.report_in(claimed.claim)
+    book.ledger.uncount_crash(claimed.claim)
     assert isinstance(book.ledger.claim(first(book)), Busy)
     book.ledger.give_back(taken.claim)
     for ask in (old, new):
@@ -138,7 +138,7 @@ def test_a_holder_whom_the_other_has_overtaken_is_told_so(
         book.ledger.give_back(again.claim)
 
 
-@pytest.mark.parametrize("late", ["report_in", "give_back", "fail"])
+@pytest.mark.parametrize("late", ["uncount_crash", "give_back", "fail"])
 def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     """Also where the guards are not of one mind about how many crashes that takes, and where a
     holder turns out to be alive."""
@@ -148,9 +148,9 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     book.expire_all()
     buried = book.ledger.claim(old(book, max_crashes=2))
     assert isinstance(buried, Answer)
-    assert buried.buried
-    if late == "report_in":
-        book.ledger.report_in(first.claim)
+    assert buried.decision is Decision.BURY
+    if late == "uncount_crash":
+        book.ledger.uncount_crash(first.claim)
     elif late == "give_back":
         assert not book.ledger.give_back(second.claim)
     else:
@@ -158,7 +158,7 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
     for ask in (new, old):
         found = book.ledger.claim(ask(book, max_crashes=9))
         assert isinstance(found, Answer)
-        assert found.state is State.DEAD
+        assert found.decision is Decision.DEAD
 
 
 def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
@@ -169,7 +169,7 @@ def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
     for ask in (new, old):
         found = book.ledger.claim(ask(book))
         assert isinstance(found, Answer)
-        assert found.state is State.FAILED
+        assert found.decision is Decision.REVOKED
 
 
 def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
@@ -179,12 +179,12 @@ def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
         book.expire_all()
     buried = book.ledger.claim(new(book))
     assert isinstance(buried, Answer)
-    assert (buried.state, buried.buried, buried.crashes) == (State.DEAD, True, 3)
+    assert (buried.decision, buried.crashes) == (Decision.BURY, 3)
     assert buried.recorded_as == OLD
     for ask in (old, new):
         found = book.ledger.claim(ask(book))
         assert isinstance(found, Answer)
-        assert found.state is State.DEAD
+        assert found.decision is Decision.DEAD
     named = book.ledger.claim(new(book))
     assert isinstance(named, Answer)
     assert book.ledger.requeue(named.recorded_as or NEW, reason="mended")
@@ -198,7 +198,7 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
         book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
-    assert (found.state, found.recorded_as) == (State.DEAD, None)
+    assert (found.decision, found.recorded_as) == (Decision.BURY, None)
     assert book.ledger.requeue(NEW, reason="mended")
     taken = claim(book, new(book))
     book.ledger.complete(taken.claim, None)
@@ -221,7 +221,7 @@ def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
     """No worker with the former guard takes the holder for a crashed one."""
     claimed = claim(book, new(book, **values))
     book.expire_all()
-    assert book.ledger.renew([LedgerHold(claimed.claim, 30.0)]) == [Renewal.RENEWED]
+    assert book.ledger.renew([claimed.claim]) == [Renewal.RENEWED]
     assert book.is_leased()
     found = book.ledger.claim(old(book, max_crashes=1))
     assert isinstance(found, Busy)
@@ -241,12 +241,12 @@ def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
 def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
     """Numbers of a message in the former work count."""
     claim(book, old(book, message="holder"))
-    assert book.ledger.defer(old(book), lambda copy: None)
+    assert book.ledger.defer(old(book), lambda deferrals: None)
     book.expire_all()
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
-    assert found.superseded
-    assert isinstance(book.ledger.claim(new(book, copy=1)), Claimed)
+    assert found.decision is Decision.SUPERSEDED
+    assert isinstance(book.ledger.claim(new(book, deferrals=1)), Claimed)
 
 
 def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
@@ -263,7 +263,7 @@ def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(boo
     view = book.ledger.view(NEW)
     assert (view.result_json, view.call) == ("7", None)
     with book.engine.begin() as db:
-        assert db.execute(sa.select(WORKS.c.due)).scalars().all() == [None, None]
+        assert db.execute(sa.select(WORK.c.due)).scalars().all() == [None, None]
 
 
 def test_a_call_is_stored_once(book: Book) -> None:
@@ -271,10 +271,10 @@ def test_a_call_is_stored_once(book: Book) -> None:
     need_calls(book)
     call = '{"message": "m", "queue": "test"}'
     book.ledger.give_back(claim(book, old(book, call=call)).claim)
-    book.ledger.give_back(claim(book, new(book, copy=1)).claim)
+    book.ledger.give_back(claim(book, new(book, deferrals=1)).claim)
     book.expire_all()
     with book.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
     assert [work.work for work in book.ledger.overdue()] == [NEW]
 
 
@@ -286,7 +286,7 @@ def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
     book.ledger.fail(claim(book, other).claim, "why")
     found = book.ledger.claim(new(book, formerly=("ship message:m order:1",)))
     assert isinstance(found, Answer)
-    assert found.state is State.DONE
+    assert found.decision is Decision.DONE
 
 
 def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
@@ -303,7 +303,7 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
                 asked = (old if place % 2 else new)(book, max_crashes=1_000)
                 found = ledger.claim(asked)
                 if isinstance(found, Answer):
-                    assert found.state is State.DONE
+                    assert found.decision is Decision.DONE
                     return
                 if isinstance(found, Claimed):
                     with ledger.transaction(found.claim) as tx:

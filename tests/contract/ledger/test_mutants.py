@@ -24,12 +24,15 @@ from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger import answers, mariadb, postgresql, sql, steps, transaction
-from taskguard.ledger.base import Claim, Claimed
-from taskguard.ledger.database import Database
+from taskguard.ledger import decisions as answers
+from taskguard.ledger import endings as ending_statements
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORKS
-from taskguard.ledger.transaction import Transactions
+from taskguard.ledger.statements import claims as portable_claims
+from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
+from taskguard.ledger.tables import KEYS, WORK
+from taskguard.ledger.transactions import core as transaction
 from taskguard.states import Decision
 
 pytestmark = pytest.mark.once
@@ -58,19 +61,19 @@ class Mutation:
 
         self._patch.setattr(home, name, noted, **options)
 
-    def edit(self, hot_path: Any, name: str, *changes: tuple[str, str]) -> None:
-        """Change a statement of a hot path; each part has to be in it."""
-        text = getattr(hot_path, name)
+    def edit(self, home: Any, name: str, *changes: tuple[str, str]) -> None:
+        """Change a statement; each part has to be in it."""
+        text = getattr(home, name)
         for old, new in changes:
             assert old in text, f"{name} has no {old!r}"
             text = text.replace(old, new)
-        self._patch.setattr(hot_path, name, text)
-        self._statements[text] = f"{hot_path.__name__.rpartition('.')[2]}.{name}"
+        self._patch.setattr(home, name, text)
+        self._statements[text] = f"{home.__name__.rpartition('.')[2]}.{name}"
 
     def must_run(self) -> set[str]:
         """One of these has to, for the mutant to count as caught on this kind of ledger.
 
-        Where the kind has a hot path of which a statement was changed, that one: without it, what
+        Where the kind has one statement for it, which was changed, that one: without it, what
         is seen to fail would be the steps below.
         """
         own = {name for name in self._statements.values() if name.startswith(f"{self._kind}.")}
@@ -88,13 +91,13 @@ class Mutation:
 
 def without_fenced_steps(made: Mutation) -> None:
     """Checkpoints, and completions in steps, go by the names of key and work alone."""
-    for module in (transaction, sql, steps):
-        made.replace(module, "standing", lambda claim: WORKS.c.id == claim.work)
-    for module in (transaction, sql):
+    for module in (transaction, ending_statements, renewals):
+        made.replace(module, "standing", lambda claim: WORK.c.id == claim.work)
+    for module in (transaction, ending_statements):
         made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
-    made.replace(transaction, "processed", lambda work, fence, owner: WORKS.c.id == work)
-    made.replace(transaction, "of_claim", lambda: WORKS.c.id == sa.bindparam("work"))
-    made.replace(transaction, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
+    made.replace(portable, "processed", lambda work, fence, owner: WORK.c.id == work)
+    made.replace(portable, "of_claim", lambda: WORK.c.id == sa.bindparam("work"))
+    made.replace(portable, "held", lambda keys, fence, owner: KEYS.c.key.in_(keys))
 
 
 def without_fence_checks(made: Mutation) -> None:
@@ -105,7 +108,7 @@ def without_fence_checks(made: Mutation) -> None:
         postgresql,
         "_COMPLETE",
         (" and " + check.format(""), ""),
-        (" and w.state = 'PROCESSING'\n    and w." + check.format("w."), ""),
+        (" and w.state = 'PROCESSING'\n        and w." + check.format("w."), ""),
     )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
@@ -123,13 +126,13 @@ def without_leases_of_locks(made: Mutation) -> None:
 def without_leases(made: Mutation) -> None:
     """Whoever claims gets key and work."""
     without_leases_of_locks(made)
-    read, ahead_us = steps._read_one, itertools.count(10**15, 10**15)
+    read, ahead_us = portable_claims._read_one, itertools.count(10**15, 10**15)
 
     def ahead(*args: Any, **options: Any) -> Any:
         row, recorded, clock_us = read(*args, **options)
         return row, recorded, clock_us + next(ahead_us)
 
-    made.replace(steps, "_read_one", ahead)
+    made.replace(portable_claims, "_read_one", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
     work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
     made.edit(postgresql, "_CLAIM", key, *work)
@@ -143,7 +146,7 @@ def without_growing_fences_of_locks(made: Mutation) -> None:
         of_fences = not options and isinstance(values[0], int)
         return 1 if of_fences else builtins.max(*values, **options)
 
-    made.replace(steps, "max", first, raising=False)
+    made.replace(portable_claims, "max", first, raising=False)
     made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
 
 
@@ -184,16 +187,16 @@ def without_an_end(made: Mutation) -> None:
 
 
 def without_numbers(made: Mutation) -> None:
-    """A copy that a newer one has superseded runs all the same."""
+    """A message that a newer one has superseded runs all the same."""
     decide = answers.decide
 
     def newest(row: Any, **values: Any) -> Decision:
         return decide(row, **{**values, "recorded": (0, 0)})
 
     made.replace(answers, "decide", newest)
-    recorded = "(coalesce(m.retries, 0), coalesce(m.copy, 0))"
+    recorded = "(coalesce(m.retries, 0), coalesce(m.deferrals, 0))"
     made.edit(postgresql, "_CLAIM", (f"< {recorded} then false", "< (0, 0) then false"))
-    lower = "(%(retries)s, %(copy)s) < (recorded_retries, recorded_copy)"
+    lower = "(%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals)"
     made.edit(mariadb, "_CLAIM", (lower, "false"))
 
 
@@ -211,23 +214,24 @@ def without_a_limit(made: Mutation) -> None:
 
 def without_former_records(made: Mutation) -> None:
     """What a work was before its guard was changed is not looked at."""
-    read = steps._read
+    read = portable_claims._read
 
-    def own(*args: Any, **options: Any) -> steps.Records:
+    def own(*args: Any, **options: Any) -> portable_claims.Records:
         found = read(*args, **options)
         return found._replace(rows=(found.own, *(None for _ in found.rows[1:])))
 
-    made.replace(steps, "_read", own)
+    made.replace(portable_claims, "_read", own)
 
 
 def without_copies_of_the_end(made: Mutation) -> None:
     """DONE is not written under the former id."""
-    complete = Transactions._complete_in_steps
+    complete = portable.Statements.complete
 
-    def alone(self: Transactions, db: Any, claim: Claim, result_json: str | None) -> bool:
-        return complete(self, db, replace(claim, formerly=()), result_json)
+    def alone(self: portable.Statements, db: Any, claim: Claim, result_json: str | None) -> bool:
+        request = replace(claim.request, formerly=())
+        return complete(self, db, replace(claim, request=request), result_json)
 
-    made.replace(Transactions, "_complete_in_steps", alone)
+    made.replace(portable.Statements, "complete", alone)
 
 
 def claim_after_the_former_guard(book: Any) -> None:
@@ -247,8 +251,8 @@ def claim_what_is_done(book: Any) -> None:
 
 
 def claim_what_is_superseded(book: Any) -> None:
-    """A copy below the recorded one is not run."""
-    assert book.ledger.defer(book.request(), lambda copy: None)
+    """A message with fewer deferrals than are recorded is not run."""
+    assert book.ledger.defer(book.request(), lambda deferrals: None)
     assert not isinstance(book.ledger.claim(book.request()), Claimed)
 
 

@@ -1,4 +1,4 @@
-"""Works whose calls are stored: when they are overdue, and what enqueueing one writes."""
+"""Work whose call is stored: when it is overdue, and what enqueueing one writes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from taskguard.ledger.base import Busy, Claimed, LedgerHold
-from taskguard.ledger.tables import WORKS
+from taskguard.ledger.protocol import Busy, Claimed
+from taskguard.ledger.tables import WORK
 from taskguard.states import State
 
 CALL = '{"queue": "test"}'
@@ -34,7 +34,7 @@ def enqueue(book: Any, number: int = 1, **values: Any) -> None:
 def pass_time(book: Any) -> None:
     """What is due some time is due now."""
     with book.engine.begin() as db:
-        db.execute(sa.update(WORKS).where(WORKS.c.due.is_not(None)).values(due=1))
+        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
 
 
 def test_work_in_hand_is_not_overdue_until_its_lease_has_run_out(book: Any) -> None:
@@ -51,7 +51,7 @@ def test_a_renewal_puts_it_off(book: Any) -> None:
     """Its holder is alive."""
     claimed = book.claim(1, call=CALL)
     pass_time(book)
-    book.ledger.renew([LedgerHold(claimed.claim, 30.0)])
+    book.ledger.renew([claimed.claim])
     assert overdue(book) == []
 
 
@@ -105,26 +105,26 @@ def test_what_was_sent_is_overdue_again_after_a_while(book: Any) -> None:
 
 
 def test_pages_go_on_where_the_last_one_ended(book: Any) -> None:
-    """Also among works that are due at the same moment."""
+    """Also among work items that are due at the same moment."""
     for number in range(1, 6):
         enqueue(book, number)
     pass_time(book)
     first = book.ledger.overdue(limit=2)
     second = book.ledger.overdue(limit=2, after=first[-1])
     third = book.ledger.overdue(limit=2, after=second[-1])
-    works = [each.work for page in (first, second, third) for each in page]
-    assert works == [f"ship order:{number}" for number in range(1, 6)]
+    work_ids = [each.work for page in (first, second, third) for each in page]
+    assert work_ids == [f"ship order:{number}" for number in range(1, 6)]
 
 
 def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> None:
-    """One with lower numbers would be dropped for a copy that may be lost."""
+    """One with lower numbers would be dropped for one that may be lost."""
     book.claim(1, call=CALL, retries=1)
-    assert book.ledger.defer(book.request(1, retries=1, copy=2), lambda copy: None)
+    assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     pass_time(book)
     (found,) = book.ledger.overdue()
     assert found.message.number == (1, 3)
     book.expire()
-    again = book.request(1, message=found.message.id, retries=1, copy=3)
+    again = book.request(1, message=found.message.id, retries=1, deferrals=3)
     assert isinstance(book.ledger.claim(again), Claimed)
 
 
@@ -177,23 +177,23 @@ def test_revoked_before_it_was_claimed_it_is_never_overdue(book: Any) -> None:
 
 
 def test_a_call_is_sent_with_the_numbers_of_its_own_message(book: Any) -> None:
-    """Another message, whose call is not stored, claimed the work; the call's copy may be lost."""
+    """Another message, whose call is not stored, claimed the work; the call's own may be lost."""
     own = CALL[:-1] + ', "message": "m"}'
     enqueue(book, 1, call=own)
     book.claim(1, message="other", retries=2)
-    assert book.ledger.defer(book.request(1), lambda copy: None)
+    assert book.ledger.defer(book.request(1), lambda deferrals: None)
     pass_time(book)
     (found,) = book.ledger.overdue()
     assert (found.message.id, found.message.number) == ("m", (0, 1))
     book.expire()
-    assert isinstance(book.ledger.claim(book.request(1, copy=1)), Claimed)
+    assert isinstance(book.ledger.claim(book.request(1, deferrals=1)), Claimed)
 
 
 def test_a_call_is_sent_with_the_numbers_of_its_own_work(book: Any) -> None:
     """Its message's id was used for another work as well, which was put off more often."""
     for number in (1, 2):
         enqueue(book, number)
-    assert book.ledger.defer(book.request(1, copy=4), lambda copy: None)
+    assert book.ledger.defer(book.request(1, deferrals=4), lambda deferrals: None)
     pass_time(book)
     found = {each.work: each.message.number for each in book.ledger.overdue()}
     assert found == {"ship order:1": (0, 5), "ship order:2": (0, 0)}
@@ -232,7 +232,7 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
     enqueue(book, 1)
     enqueue(book, 2)
     found = book.ledger.overdue()
-    with book.locked("works", 1):
+    with book.locked("work", 1):
         assert overdue(book) == ["ship order:2"]
         assert book.ledger.sent(found, again_after_s=3600) == 1
     assert overdue(book) == ["ship order:1"]
@@ -241,5 +241,5 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
 def test_the_index_of_what_is_due_is_there(book: Any) -> None:
     """As `ledger create --sql` writes it; asked again it does nothing."""
     book.ledger.create_schema()
-    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_works")]
-    assert names == ["taskguard_works_due"]
+    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_work")]
+    assert names == ["taskguard_work_due"]

@@ -209,12 +209,12 @@ class TestRelease:
         assert renewed(locks, KEY, holder) == Renewal.RENEWED
 
 
-class TestGiveBack:
+class TestHandOver:
     def test_hands_over(self, locks: LockProvider) -> None:
         """The true owner has the key, for the time given, and its renewals go on."""
         finder, true = new_owner("finder"), new_owner("true")
         take(locks, TWO, finder, ttl_s=60.0)
-        assert locks.give_back(TWO, finder, to=true, ttl_s=10.0) is True
+        assert locks.hand_over(TWO, finder, to=true, ttl_s=10.0) is True
         answer = take(locks, TWO, new_owner("n"))
         assert isinstance(answer, Held)
         assert answer.owner == true
@@ -226,9 +226,9 @@ class TestGiveBack:
         """Asked again it says the same and does not touch the true owner's lease."""
         finder, true = new_owner("finder"), new_owner("true")
         take(locks, KEY, finder)
-        assert locks.give_back(KEY, finder, to=true, ttl_s=10.0) is True
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=10.0) is True
         assert renewed(locks, KEY, true, ttl_s=60.0) == Renewal.RENEWED
-        assert locks.give_back(KEY, finder, to=true, ttl_s=10.0) is True
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=10.0) is True
         answer = take(locks, KEY, new_owner("n"))
         assert isinstance(answer, Held)
         assert answer.remaining_s > 50.0
@@ -237,12 +237,12 @@ class TestGiveBack:
         """Who does not hold the key gives nothing away."""
         holder = new_owner("m")
         take(locks, KEY, holder)
-        assert locks.give_back(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
+        assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
         assert renewed(locks, KEY, holder) == Renewal.RENEWED
 
     def test_free_key(self, locks: LockProvider, server: LockServer) -> None:
         """A key that nobody holds is given to nobody."""
-        assert locks.give_back(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
+        assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
         assert server.leftovers() == []
 
 

@@ -1,0 +1,24 @@
+"""Sphinx: `make docs`."""
+
+project = "taskguard"
+copyright = "the taskguard developers"  # noqa: A001  # Sphinx's name for it
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = "taskguard"
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+exclude_patterns = ["_build"]
+nitpicky = False
+
+
+def _without_module_texts(_app, what, _name, _thing, _options, lines):
+    """What a module's docstring says is for who reads the code; the pages say it themselves."""
+    if what == "module":
+        lines.clear()
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _without_module_texts)

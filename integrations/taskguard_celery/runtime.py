@@ -1,0 +1,146 @@
+"""One lock provider, one ledger and one watchdog for each Celery app and process.
+
+Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL; one
+that begins with `taskguard_` and is not among them is an error:
+
+| setting | value |
+| --- | --- |
+| taskguard_locks_url | redis://…, valkey://…, memory:// |
+| taskguard_locks | a redis-py client or a lock provider; None: the ledger alone |
+| taskguard_ledger_url | a SQLAlchemy URL |
+| taskguard_ledger | an Engine or a ledger; None: locks only |
+| taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
+| taskguard_listeners | callables that hear every event, beside the one that logs |
+
+Celery masks the first four where it shows its settings (`celery report`, `inspect conf`, and so
+Flower): they may have passwords.
+
+Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
+pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery.app import utils as app_utils
+from kombu.utils import json as kombu_json
+
+from taskguard import UNSET, Codec, TaskGuard, connect, errors
+
+__all__ = ["configure", "runtime_of"]
+
+
+class _Encoder(kombu_json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        dump = getattr(o, "model_dump", None)
+        return dump() if callable(dump) else super().default(o)  # type: ignore[no-untyped-call]  # kombu has no types
+
+
+CODEC = Codec(dumps=functools.partial(kombu_json.dumps, cls=_Encoder), loads=kombu_json.loads)
+
+_SETTINGS = (
+    "taskguard_locks_url",
+    "taskguard_locks",
+    "taskguard_ledger_url",
+    "taskguard_ledger",
+    "taskguard_namespace",
+    "taskguard_listeners",
+)
+
+_HIDDEN = r"taskguard_(locks|ledger)"
+
+
+def _hide_secrets() -> None:
+    """Extend the pattern of names by which Celery masks settings; there is no setting for it."""
+    hidden = app_utils.HIDDEN_SETTINGS
+    if _HIDDEN not in hidden.pattern:
+        app_utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{_HIDDEN}", hidden.flags)
+
+
+_hide_secrets()
+
+_runtimes: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
+_building = threading.Lock()
+
+
+def configure(
+    app: Any,
+    *,
+    locks: Any = UNSET,
+    ledger: Any = UNSET,
+    namespace: Any = UNSET,
+    listeners: Any = UNSET,
+) -> None:
+    """Set what an app's tasks are guarded by in one call; what is left out stays.
+
+    Args:
+        app: the Celery app.
+        locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
+        ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
+        namespace: what keys and work of this app begin with, as for `taskguard.connect()`.
+        listeners: callables that hear every event, beside the one that logs.
+    """
+    given = {
+        "taskguard_locks": locks,
+        "taskguard_ledger": ledger,
+        "taskguard_namespace": namespace,
+        "taskguard_listeners": listeners,
+    }
+    app.conf.update({name: value for name, value in given.items() if value is not UNSET})
+    _runtimes.pop(app, None)
+
+
+def runtime_of(app: Any) -> TaskGuard:
+    """The app's locks and ledger in this process, made at the first call.
+
+    Raises ConfigurationError if something is missing or wrong.
+    """
+    if hasattr(app, "_get_current_object"):
+        app = app._get_current_object()  # noqa: SLF001  # celery.current_app; Celery has no other way
+    runtime = _runtimes.get(app)
+    if runtime is None:
+        with _building:
+            runtime = _runtimes.get(app)
+            if runtime is None:
+                runtime = _runtimes[app] = build(app)
+    return runtime
+
+
+def build(app: Any) -> TaskGuard:
+    """A new runtime by the app's settings; connects to nothing yet."""
+    _refuse_unknown(app.conf)
+    return connect(
+        locks=_setting(app, "taskguard_locks"),
+        ledger=_setting(app, "taskguard_ledger"),
+        namespace=app.conf.get("taskguard_namespace", UNSET),
+        listeners=app.conf.get("taskguard_listeners") or (),
+        codec=CODEC,
+    )
+
+
+def _refuse_unknown(conf: Any) -> None:
+    """A setting whose name has a typing error in it would be ignored."""
+    names = [str(name) for name in conf]
+    before = str(conf.prefix or "").lower()
+    for name in names:
+        plain = name.lower().removeprefix(before)
+        # Celery reads names in capitals only with the prefix; others are not its settings.
+        read = not before or plain != name.lower() or plain == name
+        if read and plain.startswith("taskguard_") and plain not in _SETTINGS:
+            near = difflib.get_close_matches(plain, _SETTINGS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise errors.ConfigurationError(
+                f"Unknown setting {plain}.{hint} Known: {', '.join(_SETTINGS)}."
+            )
+
+
+def _setting(app: Any, name: str) -> Any:
+    if name in app.conf:
+        return app.conf[name]
+    return app.conf.get(f"{name}_url", UNSET)

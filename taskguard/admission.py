@@ -1,0 +1,337 @@
+"""Whether a delivery may run its body: the lock server is asked, then the ledger, once each.
+
+Guarantees: whatever the answer is, no lease is left behind but the one that was granted, also where
+the answer is interrupted (by a time limit) or never comes; a key that the lock server forgot is
+handed over to the owner whom the ledger names, not freed. A value at the lock server that is no
+lease, or outlives every lease, keeps no delivery from what the ledger grants, and is not touched.
+
+Read next: `runner.py`, which decides what to do with the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from taskguard.clock import Clock
+from taskguard.delivery import Delivery
+from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
+from taskguard.events import (
+    Acquired,
+    Contended,
+    Event,
+    Events,
+    LockOverruled,
+    LockUnavailable,
+    Takeover,
+)
+from taskguard.events import Claimed as ClaimedEvent
+from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.states import Decision
+from taskguard.watchdog import TrackedLease, Watchdog
+
+__all__ = ["Admission", "Admitted"]
+
+logger = logging.getLogger("taskguard")
+
+_POLL_S = 0.25
+_MOST_UNSETTLED = 1_000
+
+
+@dataclass(slots=True)
+class Admitted:
+    """The delivery may run. `claimed` is None with locks only."""
+
+    tracked: TrackedLease
+    claimed: Claimed | None
+
+
+class Admission:
+    """Asks the lock server and the ledger on a delivery's behalf."""
+
+    def __init__(
+        self,
+        *,
+        locks: LockProvider | None,
+        ledger: Ledger | None,
+        events: Events,
+        clock: Clock,
+        watchdog: Watchdog,
+    ) -> None:
+        self.locks = locks
+        self.ledger = ledger
+        self.events = events
+        self.clock = clock
+        self.watchdog = watchdog
+        # Claims that may have been granted, and whose answer never arrived.
+        self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
+
+    def ask(
+        self, delivery: Delivery, *, wait_s: float, started_s: float
+    ) -> Admitted | Answer | Busy:
+        """Ask the lock server, then the ledger, once each."""
+        owner = new_owner(delivery.message.id)
+        asked_at_s = self.clock.monotonic_s()
+        admitted = self._admit(delivery, owner, wait_s)
+        if isinstance(admitted, Held):
+            found = self._peek(delivery, owner, admitted)
+            if self.ledger is None or not isinstance(found, Busy) or _is_lease(delivery, admitted):
+                return found
+            return self._overrule(delivery, owner, admitted, asked_at_s)
+        if admitted is not None:
+            waited_s = self.clock.monotonic_s() - started_s
+            self.emit(Acquired, delivery, waited_s=waited_s)
+        lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
+        tracked = self._tracked(delivery, lease, at_lock_server=admitted is not None)
+        if self.ledger is None:
+            if admitted is None:
+                raise LockServerUnavailableError(
+                    f"The lock server gave no answer and there is no ledger to decide on "
+                    f"{delivery.key}. Nothing was run.",
+                    key=delivery.key,
+                )
+            return Admitted(tracked, None)
+        return self._claim(delivery, tracked)
+
+    def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
+        """The lock server's answer; None if it gives none, or there is no lock server."""
+        if self.locks is None:
+            return None
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            return self.locks.acquire(
+                delivery.keys,
+                owner,
+                ttl_s=delivery.policy.ttl_s,
+                with_fence=self.ledger is None,
+                wait_s=wait_s,
+            )
+        except LockServerUnavailableError as error:
+            took_s = self.clock.monotonic_s() - asked_at_s
+            self.emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
+            if self.ledger is None:
+                raise
+            return None
+        except BaseException:  # a time limit, for example: the lease may have been granted
+            with contextlib.suppress(LockServerUnavailableError):
+                self.locks.release(delivery.keys, owner)
+            raise
+
+    def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
+        """The key is taken at the lock server: is this work done already, or part of it?"""
+        if self.ledger is None or delivery.work is None:
+            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
+            return Busy(held.owner, held.remaining_s, same_work=same, started=same)
+        found = self.ledger.peek(self.request(delivery, owner))
+        if isinstance(found, Busy):
+            return Busy(held.owner, held.remaining_s, found.same_work, found.started)
+        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        if (
+            found.decision is Decision.DONE
+            and found.result_json is None
+            and found.owner == held.owner
+        ):
+            # DONE is committed, but its body has not ended: its return value may still come.
+            return Busy(held.owner, held.remaining_s, same_work=True, started=True)
+        return found
+
+    def _overrule(
+        self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
+    ) -> Admitted | Answer | Busy:
+        """The lock server's value is no lease: the ledger decides, as without a lock server."""
+        lease = self._lease(delivery, owner, asked_at_s, 0)
+        found = self._claim(delivery, self._tracked(delivery, lease, at_lock_server=False))
+        if isinstance(found, Admitted):
+            holder = held.owner.message if held.owner.is_ours else ""
+            self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
+        return found
+
+    def _claim(self, delivery: Delivery, tracked: TrackedLease) -> Admitted | Answer | Busy:
+        """Ask the ledger. Whatever it answers, no lease is left behind but one that it granted."""
+        assert self.ledger is not None  # noqa: S101
+        lease = tracked.lease
+        request = self.request(delivery, lease.owner)
+        asked_at_s = self.clock.monotonic_s()
+        try:
+            found = self.ledger.claim(request)
+            if isinstance(found, Claimed):
+                self._note_claim(delivery, tracked, found, asked_at_s)
+                return Admitted(tracked, found)
+        except BaseException as error:
+            if not isinstance(error, TaskguardError):
+                self._settle(request)  # a time limit, for example
+            elif isinstance(error, LedgerUnavailableError):
+                self._unsettled.append(request)
+            self.watchdog.release_lock(tracked)
+            raise
+        if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
+            self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
+            return found
+        answered_by_record = not tracked.at_lock_server
+        self.watchdog.release_lock(tracked)
+        if answered_by_record and isinstance(found, Answer):
+            return _until_body_ends(found, lease.ttl_s)
+        return found
+
+    def _settle(self, request: ClaimRequest) -> bool:
+        """End a claim whose answer never arrived, if it was granted; that counts as no crash.
+
+        False if the ledger gave no answer again, so that the claim is to be settled later. A claim
+        that the database has not yet worked on is not found.
+        """
+        ledger = self.ledger
+        assert ledger is not None  # noqa: S101
+        try:
+            if request.work is None:
+                found = ledger.claim(request)  # by the same owner: the same grant
+                if isinstance(found, Claimed):
+                    ledger.give_back(found.claim)
+                return True
+            view = ledger.view(request.work)
+            if view is None:
+                return True
+            claim = Claim(request, view.fence)
+            if view.owner != str(request.owner) or not ledger.give_back(claim):
+                ledger.uncount_crash(claim)
+        except TaskguardError as error:
+            logger.debug("%s: a claim is not settled: %s", ", ".join(request.keys), error)
+            self._unsettled.append(request)
+            return False
+        return True
+
+    def settle_late(self) -> None:
+        """Settle claims that got no answer, now that the ledger may give one again.
+
+        Other threads and greenlets may do this at the same time: each claim is taken by one.
+        """
+        for _ in range(len(self._unsettled)):
+            try:
+                request = self._unsettled.popleft()
+            except IndexError:
+                return
+            if not self._settle(request):
+                return
+
+    def _note_claim(
+        self, delivery: Delivery, tracked: TrackedLease, found: Claimed, asked_at_s: float
+    ) -> None:
+        lease = tracked.lease
+        lease.fence = found.claim.fence
+        tracked.claim = found.claim
+        tracked.decided_by_ledger = True
+        tracked.asked_at_s = asked_at_s
+        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+        took_s = self.clock.monotonic_s() - asked_at_s
+        fence, attempt = found.claim.fence, found.attempt
+        self.emit(ClaimedEvent, delivery, fence=fence, attempt=attempt, took_s=took_s)
+        if found.takeover:
+            self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
+
+    def _hand_over(self, tracked: TrackedLease, *, to: Owner, ttl_s: float) -> None:
+        """Hand the lease over to its true owner, whom the lock server forgot; others wait there."""
+        tracked.ended = True
+        if not tracked.at_lock_server or self.locks is None:
+            return
+        tracked.at_lock_server = False
+        try:
+            self.locks.hand_over(tracked.lease.keys, tracked.lease.owner, to=to, ttl_s=ttl_s)
+        except LockServerUnavailableError as error:
+            logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
+
+    def wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
+        """Wait until a release wakes us, the other holder's lease ends, or `left_s` are over."""
+        timeout_s = min(left_s, 1.0)
+        if busy.retry_after_s is not None:
+            timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
+        if self.locks is not None:
+            try:
+                self.locks.wait(delivery.keys, timeout_s=timeout_s)
+            except LockServerUnavailableError:
+                self.clock.sleep(min(timeout_s, _POLL_S))
+        else:
+            self.clock.sleep(min(timeout_s, _POLL_S))
+
+    def request(self, delivery: Delivery, owner: Owner) -> ClaimRequest:
+        policy = delivery.policy
+        age_s = (
+            0.0
+            if delivery.published_at_s is None
+            else self.clock.wall_s() - delivery.published_at_s
+        )
+        return ClaimRequest(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            work=delivery.work,
+            task=delivery.task,
+            message=delivery.message,
+            max_crashes=policy.max_crashes,
+            may_create=age_s <= policy.retention_s,
+            fingerprint=delivery.fingerprint,
+            call=delivery.call,
+            row=delivery.row,
+            formerly=delivery.formerly,
+        )
+
+    def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:
+        policy = delivery.policy
+        return Lease(
+            keys=delivery.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            clock=self.clock,
+            taken_at_s=asked_at_s,
+            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
+            fence=fence,
+            max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
+        )
+
+    @staticmethod
+    def _tracked(delivery: Delivery, lease: Lease, *, at_lock_server: bool) -> TrackedLease:
+        return TrackedLease(
+            lease,
+            claim=None,
+            at_lock_server=at_lock_server,
+            asked_at_s=lease.taken_at_s,
+            task=delivery.task,
+            message=delivery.message.id,
+            interrupt=delivery.policy.on_lost == "interrupt",
+        )
+
+    def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
+        if self.events.wants(kind):
+            self.events.emit(
+                kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
+            )
+
+    def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
+        holder = busy.owner.message if busy.owner is not None else ""
+        self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
+    """DONE is committed, and no lock server tells whether its body has ended.
+
+    The end of a body stores a result, be it null. If the holder died between COMMIT and that, or
+    its body goes on, duplicates are answered `ttl_s` after the COMMIT.
+    """
+    left_s = ttl_s - found.age_s
+    ended = found.result_json is not None or found.owner is None or left_s <= 0
+    if found.decision is not Decision.DONE or ended:
+        return found
+    return Busy(None, left_s, same_work=True, started=True)
+
+
+def _is_lease(delivery: Delivery, held: Held) -> bool:
+    """Whether what the lock server holds may be a live lease, so that the delivery has to wait.
+
+    Its holder may be about to claim or to end, which the ledger does not know. No lease of this
+    task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
+    clock was set back). That may be another task's longer lease; then the ledger knows its claim.
+    """
+    return held.owner.is_ours and held.remaining_s <= delivery.policy.ttl_s

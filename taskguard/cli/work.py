@@ -1,0 +1,105 @@
+"""`taskguard work`: what a person does with work that waits for one.
+
+Guarantees: only DEAD and FAILED work is requeued, by one statement that says so. Does not send its
+message again: a sweep does where the call is stored; elsewhere its sender or the queue does.
+What is printed of a work obeys `printing.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+
+from taskguard.cli.printing import indented, printable
+from taskguard.ledger.protocol import OperatorLedger, WorkView
+from taskguard.settings import LEDGER_VARIABLE
+from taskguard.states import State
+
+__all__ = ["CommandError", "add_url", "add_work", "count"]
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; says why."""
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """`--url`."""
+    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+
+
+def count(text: str) -> int:
+    """A number of rows, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def add_work(commands: Any) -> None:
+    """`work` with its actions."""
+    actions = commands.add_parser("work", help="work that waits for a person").add_subparsers(
+        dest="action", required=True
+    )
+    several = actions.add_parser("list", help="work in a state, the latest first")
+    add_url(several)
+    states = [state.value for state in State]
+    several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
+    several.add_argument("--limit", type=count, default=100, help="at most so many; 100")
+    several.set_defaults(run=_list)
+    show = actions.add_parser("show", help="all that is known of one")
+    requeue = actions.add_parser(
+        "requeue",
+        help="DEAD or FAILED -> NEW",
+        description="The work's next delivery runs it. Where its call is stored (recoverable=True, "
+        "or enqueued in a transaction) the next sweep sends it; else send its message again. With "
+        'once_per="message" the message\'s id is part of the work: send the same.',
+    )
+    for action, run in ((show, _show), (requeue, _requeue)):
+        add_url(action)
+        action.add_argument("work", help='as `list` shows it: "shop.ship order:42"')
+        action.set_defaults(run=run)
+    requeue.add_argument("--reason", required=True, help="why it will go better now")
+
+
+def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+    found = ledger.list_work(State(arguments.state), limit=arguments.limit)
+    for work in found:
+        error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
+        print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
+    if not found:
+        print(f"no work is {arguments.state}")
+
+
+def _show(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+    work = _find(ledger, arguments.work)
+    for each in fields(work):
+        value = getattr(work, each.name)
+        if each.name.endswith("_s"):
+            value = _when(value)
+        elif isinstance(value, State):
+            value = value.value
+        text = "-" if value in (None, "") else indented(value, by=16)
+        print(f"{each.name.removesuffix('_s'):15} {text}")
+
+
+def _requeue(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+    if not ledger.requeue(arguments.work, reason=arguments.reason):
+        state = _find(ledger, arguments.work).state.value
+        raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
+    stored = _find(ledger, arguments.work).call is not None
+    how = "The next sweep sends its message." if stored else "Send its message again."
+    print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
+
+
+def _find(ledger: OperatorLedger, work: str) -> WorkView:
+    found: WorkView | None = ledger.view(work)
+    if found is None:
+        raise CommandError(f"There is no work {work!r}. `taskguard work list` shows what there is.")
+    return found
+
+
+def _when(at_s: float | None) -> str:
+    if not at_s:
+        return "-"
+    return datetime.fromtimestamp(at_s, UTC).isoformat(" ", "seconds")

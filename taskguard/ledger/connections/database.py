@@ -1,0 +1,440 @@
+"""One database: connections, its clock, and its errors in taskguard's words.
+
+Guarantees: a driver's error comes out as LedgerUnavailableError, TransactionRetryError or
+LedgerSchemaError, with the driver's as its cause; no message holds a password. Knows nothing of
+claims.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    TransactionRetryError,
+)
+from taskguard.ledger.connections.deadlines import Deadline, answered_within
+from taskguard.ledger.connections.dialects import Fault, dialect_of
+from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.numbered import numbered
+from taskguard.ledger.connections.pools import Pools
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.connections.sessions import noting
+from taskguard.ledger.refusals import NoConnectionError
+
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
+
+_T = TypeVar("_T")
+
+_ASK_LEVEL = "select current_setting('default_transaction_isolation')"
+_BEGIN = f"begin isolation level {READ_COMMITTED}"
+
+
+# For answers to the ledger's own statements, beside what they may wait for row locks: two of them.
+_LONGEST_ANSWER_S, _LOCKS = 5.0, 2
+_DEADLINE = "taskguard_deadline"  # a key of the `info` that SQLAlchemy keeps with a connection
+
+# libpq's messages have many lines.
+_MOST_SAID = 300
+
+
+class LockTimeoutError(LedgerUnavailableError):
+    """Another transaction holds the row."""
+
+
+class CannotWriteError(LedgerUnavailableError):
+    """The database is there, but its disk is full or it is read-only."""
+
+
+class Database:
+    """An engine, made from a URL or the user's own.
+
+    Args:
+        pooled: False: connections are closed after each use, unless the engine is the user's own.
+        pools: the pools of the same database by another Engine; None: pools of its own.
+
+    Attributes:
+        dialect: what is peculiar to this kind of database.
+        pools: who may have how many of its connections.
+        begins_itself: connections commit each statement, and `begin()` opens transactions by a
+            statement that also sets what they need, which saves a round trip. Not on an Engine of
+            the user's own, which stays as it is.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        lock_timeout_s: float,
+        pooled: bool = True,
+        pools: Pools | None = None,
+    ) -> None:
+        self.engine = make_engine(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
+        self.lock_timeout_s = lock_timeout_s
+        own = not isinstance(database, sa.Engine)
+        self.dialect = dialect_of(self.engine, own=own)
+        self.begins_itself = own and begins_itself(self.engine.url)
+        self._made: dict[Any, Any] = {}
+        self._unicode: bool | None = None
+        self.pools = pools or Pools(
+            self.engine,
+            own=own,
+            apart=self.dialect.claims_apart,
+            one=self.dialect.one_writer,
+        )
+
+    @property
+    def place(self) -> str:
+        """Where it is, without user and password."""
+        url = self.engine.url
+        host = url.host or _first(url.query.get("host"))
+        port = url.port or _first(url.query.get("port"))
+        return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
+
+    def is_mariadb(self) -> bool:
+        """Whether the server is a MariaDB; where the URL says MySQL, the server is asked."""
+        dialect: Any = self.engine.dialect
+        if dialect.name == "mysql" and dialect.server_version_info is None:
+            with self.translated(), self.engine.connect():
+                pass  # the dialect learns it from its first connection
+        return bool(getattr(dialect, "is_mariadb", False))
+
+    def forget_idle(self) -> None:
+        """Throw away the idle connections of all pools."""
+        self.engine.dispose()
+        self.pools.dispose()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.forget_idle()
+
+    def connect(self, engine: sa.Engine | None = None) -> sa.Connection:
+        """A connection of one of `pools`, or of the bodies'; the caller closes it."""
+        with self.translated():
+            return (self.engine if engine is None else engine).connect()
+
+    @contextmanager
+    def transaction(
+        self,
+        *,
+        lock_timeout_s: float | None = None,
+        renewal: bool = False,
+        claim: bool = False,
+        bounded: bool = True,
+    ) -> Iterator[sa.Connection]:
+        """A transaction that waits for row locks no longer than `lock_timeout_s`.
+
+        Its connection is from a pool that bodies do not use; with `renewal` from one that only
+        renewals use. Not `bounded`: its statements may take as long as they need.
+        """
+        with contextlib.ExitStack() as stack:
+            turn = self.pools.ledgers.turn
+            engine = self.pools.renewals if renewal else stack.enter_context(turn())
+            stack.enter_context(self.translated())
+            db = stack.enter_context(engine.connect())
+            if bounded:
+                longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
+                answered = answered_within(longest_s, driver_of(db), place=self.place)
+                db.info[_DEADLINE] = stack.enter_context(answered)
+            if self.dialect.options:
+                db = db.execution_options(**self.dialect.options)
+            stack.enter_context(db.begin())
+            if lock_timeout_s is not None:
+                apart = (renewal or claim) and self.dialect.claims_apart
+                stack.enter_context(self.dialect.waiting(db, lock_timeout_s, apart=apart))
+            yield db
+
+    @staticmethod
+    def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:
+        """In the block the deadline of `transaction()` stands still, for no answer is awaited."""
+        deadline: Deadline = db.info[_DEADLINE]
+        return deadline.put_off()
+
+    def begin(self, engine: sa.Engine, *, idle_s: float) -> sa.Connection:
+        """A connection of `engine` in a body's transaction, which may idle for so long.
+
+        Raises ConfigurationError where the Engine commits each statement.
+        """
+        db = self.connect(engine)
+        try:
+            with self.translated():
+                db.begin()  # also where that sends nothing: a Session on it would begin, and commit
+                if self.begins_itself:
+                    self._begin(db, self.once(_opening, idle_s))
+                else:
+                    self.dialect.check(db)
+                    self.dialect.begun(db, idle_s=idle_s)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _begin(self, db: sa.Connection, opening: str) -> None:
+        """Open a transaction on a connection that commits each statement.
+
+        psycopg's own COMMIT and ROLLBACK end it, for they go by the state of the session.
+        """
+        driver = driver_of(db)
+        with (
+            answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
+            _DriverCall(self, db, driver) as connection,
+        ):
+            connection.execute(opening)
+
+    def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
+        """The rows of a prepared SELECT within the transaction of `db`."""
+        with _DriverCall(self, db, driver_of(db)) as connection:
+            found = _fetch(connection, prepared.text, prepared.parameters(values))
+            return [prepared.row._make(row) for row in found]
+
+    def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of one statement within the transaction of `db`."""
+        with _DriverCall(self, db, driver_of(db)) as connection:
+            by_psycopg = self.engine.dialect.driver == "psycopg"
+            return (self._rows if by_psycopg else _fetch)(connection, statement, values)
+
+    def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of one statement that ends its own transaction, where `claims_apart`."""
+        limit_s = self.lock_timeout_s
+        with (
+            self.pools.ledgers.turn() as engine,
+            self.translated(),
+            engine.connect() as db,
+            answered_within(_LONGEST_ANSWER_S + limit_s, driver_of(db), place=self.place),
+            self.dialect.waiting(db, limit_s, apart=True),
+        ):
+            return self.ask_in(db, statement, values)
+
+    def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
+        """The rows of one statement that commits by itself: one round trip.
+
+        Its connection is from a pool that bodies do not use; with `renewal` from one that only
+        renewals use. It goes by the driver's cursor: for so short a statement the way through
+        SQLAlchemy's results costs as much again (250 µs instead of 130).
+        """
+        if renewal:
+            return self._ask(self.pools.renewals, statement, values)
+        with self.pools.ledgers.turn() as engine:
+            return self._ask(engine, statement, values)
+
+    def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self.translated():
+            pooled = engine.raw_connection()
+        deadline: Deadline | None = None
+        try:
+            driver = pooled.dbapi_connection
+            with (
+                answered_within(_LONGEST_ANSWER_S, driver, place=self.place) as deadline,
+                _DriverCall(self, pooled, driver) as connection,
+            ):
+                if self.begins_itself:
+                    return self._alone(pooled, connection, statement, values)
+                before, connection.autocommit = connection.autocommit, True
+                try:
+                    return self._alone(pooled, connection, statement, values)
+                finally:
+                    if not connection.closed:
+                        connection.autocommit = before
+        finally:
+            # The answer came, and an interrupt kept it from being read.
+            if deadline is not None and deadline.passed and pooled.is_valid:
+                pooled.invalidate()
+            pooled.close()
+
+    def _alone(
+        self, pooled: sa.PoolProxiedConnection, connection: Any, statement: str, values: Any
+    ) -> list[Any]:
+        """The rows of a statement that sees the newest rows, whatever the role's default is."""
+        if LEVEL not in pooled.info:  # an Engine of the user's: asked once for each connection
+            [[pooled.info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {})
+        if pooled.info[LEVEL] == READ_COMMITTED:
+            return self._rows(connection, statement, values)
+        connection.execute(_BEGIN)
+        try:
+            rows = self._rows(connection, statement, values)
+        except BaseException:
+            if not connection.closed:
+                connection.rollback()
+            raise
+        connection.commit()
+        return rows
+
+    def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
+        """The rows of one statement, by psycopg."""
+        psycopg: Any = self.engine.dialect.loaded_dbapi
+        if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
+            # Left to the user's cursor class: one that binds values itself prepares nothing, for a
+            # pooler.
+            return list(connection.execute(statement, values).fetchall())
+        cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
+        text, names = numbered(statement)
+        return list(cursor.execute(text, [values[name] for name in names]).fetchall())
+
+    def twice(self, ask: Callable[[], _T]) -> _T:
+        """Ask, and once more if the first connection was dead, as after a restart of the server."""
+        try:
+            return ask()
+        except (LockTimeoutError, NoConnectionError, CommitUnknownError):
+            raise
+        except LedgerUnavailableError:
+            return ask()
+
+    def elsewhere(self, engine: sa.Engine) -> Database:
+        """The same database by another Engine; what was made `once` is shared."""
+        database = Database(
+            engine,
+            lock_timeout_s=self.lock_timeout_s,
+            pools=self.pools,
+        )
+        database._made = self._made
+        return database
+
+    def once(self, make: Callable[..., _T], *args: Any) -> _T:
+        """`make(self, *args)`, made once for a kind of driver: for prepared statements."""
+        kind = self.engine.dialect.name, self.engine.dialect.driver
+        made: _T | None = self._made.get((kind, make, args))
+        if made is None:
+            made = self._made[kind, make, args] = make(self, *args)
+        return made
+
+    def stores_unicode(self) -> bool:
+        """Whether the database's texts hold every character; asked once."""
+        if self._unicode is None:
+            with self.transaction() as db:
+                self._unicode = self.dialect.stores_unicode(db)
+        return self._unicode
+
+    def now(self) -> Any:
+        """The database's clock in µs, as an expression."""
+        return self.dialect.now()
+
+    def now_us(self, db: sa.Connection) -> int:
+        """The database's clock in µs."""
+        return self.dialect.now_us(db)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise what drivers raise in taskguard's words."""
+        try:
+            yield
+        except (sa.exc.DBAPIError, self.engine.dialect.loaded_dbapi.Error) as error:
+            mapped = self.map(error)
+            if mapped is None:
+                raise
+            raise mapped from error
+        except sa.exc.TimeoutError as error:
+            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
+
+    def map(self, error: BaseException) -> Exception | None:
+        """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
+        driver = self.engine.dialect.loaded_dbapi
+        origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if not isinstance(origin, driver.Error):
+            return None
+        fault = self.dialect.fault(origin, driver)
+        if fault is None and getattr(error, "connection_invalidated", False):
+            fault = Fault.AWAY
+        return None if fault is None else self._in_words(fault, origin)
+
+    def _in_words(self, fault: Fault, origin: Any) -> Exception:
+        kind = type(origin).__name__
+        if fault is Fault.RETRY:
+            return TransactionRetryError(f"The database asked to run it again: {origin}")
+        if fault is Fault.LOCKED:
+            return LockTimeoutError("Another transaction holds the row.")
+        if fault is Fault.NO_TABLE:
+            return LedgerSchemaError(
+                f"The ledger's tables do not exist in {self.place}.",
+                remedy="Run `taskguard ledger create`.",
+            )
+        if fault is Fault.REFUSED:
+            said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
+            return LedgerSchemaError(
+                f"The database {self.place} refused a statement of the ledger: {said}. Its user "
+                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work and "
+                "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
+                "tables are not those of this version. Nothing runs until then."
+            )
+        if fault is Fault.CANNOT_WRITE:
+            return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
+        return LedgerUnavailableError(
+            f"The database {self.place} is not available ({kind}: {self._said(origin)})."
+        )
+
+    def _said(self, origin: Any) -> str:
+        """A driver's error in one line: its cause, and never the password."""
+        parts = [str(part) for part in getattr(origin, "args", ())] or [str(origin)]
+        said = " ".join(" ".join(parts).split()).rstrip(".")
+        password = str(self.engine.url.password or "")
+        if password and password in said:
+            return "the driver's words have the password in them"
+        return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
+
+
+def _opening(database: Database, idle_s: float) -> str:
+    """BEGIN with the settings of a body's transaction, in one message.
+
+    They are sent each time: a body may have changed those of its session.
+    """
+    settings = database.dialect.bounds(idle_s).items()
+    return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
+
+
+def _first(option: Any) -> str:
+    """The first value of an option in a URL's query, which may be given several times."""
+    return str(option[0] if isinstance(option, tuple) else option or "")
+
+
+class _DriverCall:
+    """A block for calls of the driver itself: on an error it does what SQLAlchemy would do."""
+
+    def __init__(
+        self, database: Database, pooled: sa.Connection | sa.PoolProxiedConnection, driver: Any
+    ) -> None:
+        self._database = database
+        self._pooled = pooled
+        self._driver = driver
+
+    def __enter__(self) -> Any:
+        return self._driver
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        engine = self._database.engine
+        if not isinstance(error, engine.dialect.loaded_dbapi.Error):
+            self._pooled.invalidate(error)  # interrupted halfway: its state is not known
+            return
+        if engine.dialect.is_disconnect(error, self._driver, None):
+            self._pooled.invalidate(error)
+            self._database.forget_idle()  # the idle ones broke as well
+        mapped = self._database.map(error)
+        if mapped is not None:
+            raise mapped from error
+
+
+def _fetch(connection: Any, statement: str, values: Any) -> list[Any]:
+    """All rows. What a driver has not read by then is read when the cursor closes."""
+    cursor = connection.cursor()
+    cursor.execute(statement, values)
+    rows = list(cursor.fetchall())
+    cursor.close()
+    return rows
+
+
+def driver_of(db: sa.Connection) -> Any:
+    """The driver's own connection beneath."""
+    return db.connection.dbapi_connection

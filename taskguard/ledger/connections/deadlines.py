@@ -1,0 +1,136 @@
+"""Answers that do not come: the ledger waits for its own statements for a bounded time.
+
+A server that is frozen, or behind a network that swallows packets, keeps its connections: the
+kernel goes on acknowledging, and drivers wait for ever. So one native thread closes the socket of a
+connection that has waited too long, and the driver says that its connection is gone.
+
+Guarantees: within a second after its deadline a call of the ledger's own ends, with psycopg,
+psycopg2 and PyMySQL. Does not bound how long a body's own statements and its COMMIT take.
+"""
+
+from __future__ import annotations
+
+import _socket  # the operating system's sockets, also where gevent or eventlet replaced them
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from taskguard.errors import LedgerUnavailableError
+from taskguard.native import Wakeup, allocate_lock, start_thread
+
+__all__ = ["Deadline", "answered_within"]
+
+_LOOK_EVERY_S = 0.5
+_LINGER_ROUNDS = 10
+
+
+class Deadline:
+    """By when a connection is to have answered.
+
+    Attributes:
+        passed: the connection did not answer in time, and its socket was shut.
+    """
+
+    def __init__(self, driver: Any, longest_s: float) -> None:
+        self.passed = False
+        self._driver = driver
+        self._longest_s = longest_s
+        self._at_s = time.monotonic() + longest_s
+
+    def peek(self, now_s: float) -> None:
+        """Shut the socket if the time is up."""
+        if not self.passed and now_s >= self._at_s:
+            self.passed = True
+            with contextlib.suppress(Exception):  # closed already
+                shared = _socket.socket(fileno=os.dup(_fileno(self._driver)))
+                try:
+                    shared.shutdown(_socket.SHUT_RDWR)
+                finally:
+                    shared.close()
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """In the block no answer of the server is waited for; after it the time begins anew."""
+        self._at_s = float("inf")
+        try:
+            yield
+        finally:
+            self._at_s = time.monotonic() + self._longest_s
+
+
+def _fileno(driver: Any) -> int:
+    ask = getattr(driver, "fileno", None)
+    return int(driver._sock.fileno() if ask is None else ask())  # noqa: SLF001 - PyMySQL has no other
+
+
+class _Watch:
+    """One thread for all deadlines of the process, while there are any."""
+
+    def __init__(self) -> None:
+        self._mutex = allocate_lock()
+        self._open: set[Deadline] = set()
+        self._running = False
+
+    def add(self, deadline: Deadline) -> None:
+        with self._mutex:
+            self._open.add(deadline)
+            start, self._running = not self._running, True
+        if start:
+            try:
+                start_thread(self._run)
+            except BaseException:
+                self._running = False  # the next deadline tries again to start the thread
+                raise
+
+    def remove(self, deadline: Deadline) -> None:
+        with self._mutex:
+            self._open.discard(deadline)
+
+    def _run(self) -> None:
+        idle_rounds, never = 0, Wakeup()
+        while True:
+            never.wait(_LOOK_EVERY_S)
+            with self._mutex:
+                idle_rounds = 0 if self._open else idle_rounds + 1
+                if idle_rounds > _LINGER_ROUNDS:
+                    self._running = False
+                    return
+                now_s = time.monotonic()
+                for deadline in self._open:
+                    deadline.peek(now_s)
+
+
+_watch = _Watch()
+
+
+def _watch_nothing() -> None:
+    """Start anew in a forked child: it has no thread, and none of its parent's deadlines."""
+    global _watch  # noqa: PLW0603 - one for the process
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_watch_nothing)
+
+
+@contextmanager
+def answered_within(longest_s: float, driver: Any, *, place: str) -> Iterator[Deadline]:
+    """The driver's connection answers all that is asked in the block within so long.
+
+    If not, it is closed, and what the driver raises comes out as LedgerUnavailableError.
+    """
+    deadline = Deadline(driver, longest_s)
+    _watch.add(deadline)
+    try:
+        yield deadline
+    except Exception as error:
+        if deadline.passed:
+            raise LedgerUnavailableError(
+                f"The database {place} gave no answer within {longest_s:g} s; the connection was "
+                "closed."
+            ) from error
+        raise
+    finally:
+        _watch.remove(deadline)

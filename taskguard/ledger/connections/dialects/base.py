@@ -1,0 +1,177 @@
+"""What the ledger asks of a kind of database. The answers are in the modules beside this one."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.protocol import Claim, MessageRef
+from taskguard.ledger.tables import MESSAGES
+
+__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "recorded_below"]
+
+
+# Half of what the widest columns hold: a statement carries the call and all else.
+MOST_CALL_BYTES: Final = 500_000_000
+SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
+
+
+class Fault(enum.Enum):
+    """What a driver's error means, whatever its number."""
+
+    RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
+    LOCKED = enum.auto()  # a row lock was not given in time
+    NO_TABLE = enum.auto()
+    REFUSED = enum.auto()  # a privilege or a column is missing, which a person has to mend
+    CANNOT_WRITE = enum.auto()  # a full disk, read-only
+    AWAY = enum.auto()  # no answer, no connection, shutting down
+
+
+class Dialect(ABC):
+    """One kind of database.
+
+    Attributes:
+        one_writer: an open transaction stops all others, whatever rows they want.
+        own: the engine was made from a URL; on an Engine of the user's own nothing may stay
+            changed in a session.
+        lock_timeouts_abort: a lock that was not given in time aborts the transaction, not only its
+            statement.
+        locks_joined: a row can be locked where it is joined by an outer join.
+        claims_apart: claims go by connections that no body has, whose settings can stay as claims
+            want them.
+        options: of a connection for several statements of the ledger's own, which SQLAlchemy is to
+            keep together, and which have to see the newest rows whatever the default is.
+    """
+
+    one_writer = False
+    options: Mapping[str, str] = MappingProxyType({})
+    lock_timeouts_abort = False
+    locks_joined = True
+
+    def __init__(self, *, own: bool) -> None:
+        self.own = own
+
+    @property
+    def claims_apart(self) -> bool:
+        return False
+
+    def watch(self, engine: sa.Engine) -> None:  # noqa: B027 - most drivers need no watching
+        """Listen to what the driver does on this engine."""
+
+    @abstractmethod
+    def now(self) -> Any:
+        """The database's clock in µs, as an expression."""
+
+    def now_us(self, db: sa.Connection) -> int:
+        """The database's clock in µs, after all waiting for row locks so far."""
+        return int(db.execute(sa.select(self.now())).scalar_one())
+
+    @contextmanager
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        """Statements in the block wait for row locks no longer than `lock_timeout_s`.
+
+        `apart`: the connection is never a body's, so that the limit may stay in its session.
+        """
+        del db, lock_timeout_s, apart
+        yield
+
+    def call_fits(self, db: sa.Connection, call: str) -> bool:
+        """Whether the text, which is ASCII, can be stored with its work."""
+        del db
+        return len(call) <= MOST_CALL_BYTES
+
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        """Whether the database's texts hold every character, and the connection transfers them.
+
+        True without a question where the tables and the driver define that themselves.
+        """
+        del db
+        return True
+
+    @abstractmethod
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        """What an error of the driver means; None: it is the statement's own."""
+
+    @abstractmethod
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        """An INSERT that skips rows whose primary keys exist; nothing is changed."""
+
+    @abstractmethod
+    def raise_deferrals(
+        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
+    ) -> bool:
+        """Record how often this message of this work has been put off, and lock its row.
+
+        False if the number that is recorded there is not lower.
+        """
+
+    def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
+        """Keep others from making tables until the transaction ends, if two at once would fail."""
+
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        """Create it unless it is there."""
+        db.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def check(self, db: sa.Connection) -> None:
+        """Refuse an Engine of the user's own on which nothing can commit together."""
+        if self.autocommits(db.connection.dbapi_connection):
+            raise ConfigurationError(
+                'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
+                "effects and DONE cannot commit together. Give the ledger an Engine without it."
+            )
+
+    def autocommits(self, driver: Any) -> bool:
+        """Whether the driver's connection commits each statement."""
+        return getattr(driver, "autocommit", False) is True
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether changing a row that changed since the transaction began fails."""
+        del db
+        return False
+
+    def bounds(self, idle_s: float) -> dict[str, str]:
+        """Settings of a body's transaction, which may idle for so long, for the time of it."""
+        del idle_s
+        return {}
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
+        """A body's transaction begins here, and may idle for so long."""
+
+    def ended(self, db: sa.Connection) -> bool:
+        """Whether the transaction that `begun()` saw is over, as the server sees it. Asked once."""
+        del db
+        return False
+
+    def longest_statement(self, db: sa.Connection) -> int | None:
+        """In bytes: for one that is longer the server ends the connection. None: for none."""
+        del db
+        return None
+
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
+        del db, claim
+        return progress_json, None
+
+    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+        """Whether the transaction of a mark was committed; `work` is the row, `mine` its owner."""
+        del db, mark, work, mine
+        return False
+
+
+def recorded_below(message: MessageRef, deferrals: int) -> Any:
+    """Whether the recorded number of the message is lower than `(retries, deferrals)`."""
+    return sa.or_(
+        MESSAGES.c.retries < message.retries,
+        sa.and_(MESSAGES.c.retries == message.retries, MESSAGES.c.deferrals < deferrals),
+    )

@@ -1,0 +1,253 @@
+"""MariaDB 10.6 and MySQL 8.0, or later ones, on InnoDB.
+
+What is peculiar to them, and met here:
+* A deadlock rolls the whole transaction back, and a statement like CREATE TABLE commits it; what
+  comes after goes into another one as if nothing had been. A savepoint at the beginning tells.
+* A lock timeout rolls back the statement alone, so that the caller has to roll back, and counts in
+  whole seconds, at least one, for the session.
+* REPEATABLE READ, their default, locks gaps between rows, and with them neighbours: the ledger's
+  own transactions are READ COMMITTED on any Engine.
+* An UPDATE that changes nothing counts no row, unless the client said so when it connected.
+* PyMySQL takes a reply that an interrupt left unread for the answer to its next question: such a
+  connection is thrown away.
+* An INSERT that meets its row locks it shared, and two of them that go on to write deadlock: with
+  ON DUPLICATE KEY UPDATE the lock is exclusive.
+
+Does not guarantee that a frozen holder's row locks end on MySQL, which knows no time-out for idle
+transactions, nor on an Engine of the user's own, whose sessions stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import insert
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, recorded_below
+from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.protocol import Claim, MessageRef
+from taskguard.ledger.tables import MESSAGES, WORK, standing
+
+__all__ = ["MySQL"]
+
+_WAIT = "taskguard_wait"  # in what SQLAlchemy keeps with a connection
+_NO_SAVEPOINT = 1305
+_FOUND_ROWS = 2  # pymysql.constants.CLIENT.FOUND_ROWS
+_MOST_MEDIUMTEXT_BYTES = 2**24 - 1
+_MOST_OF_THE_REST_BYTES = 50_000  # of a statement, with a hundred keys
+_FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 2000, 2999
+_FAULTS = {
+    **dict.fromkeys(
+        (
+            1213,  # deadlock
+            1020,  # the row has changed since the snapshot (innodb_snapshot_isolation)
+        ),
+        Fault.RETRY,
+    ),
+    **dict.fromkeys((1205, 3572), Fault.LOCKED),  # 3572: NOWAIT on MySQL
+    1146: Fault.NO_TABLE,
+    **dict.fromkeys(
+        (
+            1142, 1143, 1227, 1370,  # a privilege: of a table, a column, the server, a routine
+            1054, 1364,  # no such column; one more, without a default
+        ),
+        Fault.REFUSED,
+    ),
+    **dict.fromkeys(
+        (
+            1290, 1792, 1836,  # read-only
+            1021, 1026, 1114, 3675,  # no room
+        ),
+        Fault.CANNOT_WRITE,
+    ),
+    **dict.fromkeys(
+        (
+            1040, 1203, 1226,  # too many connections
+            1044, 1045, 1049, 1129, 1130,  # not let in
+            1042, 1043, 1047, 1053, 1077, 1079,  # starting, shutting down, outside its cluster
+            1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,  # the network
+            1317, 1927, 1969, 3024, 4031,  # ended by an administrator or a time-out
+        ),
+        Fault.AWAY,
+    ),
+}  # fmt: skip
+
+
+class MySQL(Dialect):
+    """Their answers."""
+
+    @property
+    def claims_apart(self) -> bool:
+        return self.own
+
+    def watch(self, engine: sa.Engine) -> None:
+        listen_once(engine, "handle_error", _throw_away)
+
+    def now(self) -> Any:
+        # The time of the statement's start, so read after row locks in a statement of its own.
+        # Not UNIX_TIMESTAMP(): local time has an hour twice in autumn.
+        text = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
+        return sa.literal_column(text, sa.BigInteger)
+
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        if db.dialect.is_mariadb:  # type: ignore[attr-defined]  # a dialect of MySQL's
+            super().create_index(db, index)
+            return
+        try:
+            index.create(db, checkfirst=True)  # MySQL knows no IF NOT EXISTS here
+        except sa.exc.OperationalError:
+            if not sa.inspect(db).has_index(str(index.table), str(index.name)):
+                raise  # nobody else came first
+
+    @contextmanager
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        self.check(db)
+        limit_s = max(1, math.ceil(lock_timeout_s))
+        if apart:
+            if db.info.get(_WAIT) != limit_s:
+                db.exec_driver_sql(f"set session innodb_lock_wait_timeout = {limit_s}")
+                db.info[_WAIT] = limit_s
+            yield
+            return
+        if not self.own:
+            db.exec_driver_sql("set transaction isolation level read committed")
+        db.exec_driver_sql(
+            "set @taskguard_wait = @@innodb_lock_wait_timeout, "
+            f"session innodb_lock_wait_timeout = {limit_s}"
+        )
+        try:
+            yield
+        finally:
+            if not db.invalidated:
+                with contextlib.suppress(sa.exc.DBAPIError):
+                    db.exec_driver_sql("set session innodb_lock_wait_timeout = @taskguard_wait")
+
+    def call_fits(self, db: sa.Connection, call: str) -> bool:
+        if len(call) > _MOST_MEDIUMTEXT_BYTES:
+            return False
+        # In a statement these take two bytes; a statement goes in one packet.
+        sent = len(call) + sum(map(call.count, "\"'\\"))
+        limit = db.exec_driver_sql("select @@max_allowed_packet").scalar_one()
+        return bool(sent + _MOST_OF_THE_REST_BYTES <= int(limit))
+
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        # The tables do; `?charset=latin1` in the URL says how statements come there.
+        return bool(db.exec_driver_sql("select @@character_set_client").scalar() == "utf8mb4")
+
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        code = _code(origin)
+        if code == _NO_SAVEPOINT and _follows_deadlock(origin):
+            return Fault.RETRY
+        found = _FAULTS.get(code)
+        if found is not None:
+            return found
+        if code == 1030 and "error 28" in str(origin):  # from the storage engine: no space left
+            return Fault.CANNOT_WRITE
+        if _FIRST_CLIENT_ERROR <= code <= _LAST_CLIENT_ERROR:
+            return Fault.AWAY
+        return Fault.AWAY if isinstance(origin, driver.InterfaceError) else None
+
+    def insert_missing(self, table: sa.Table, values: Any) -> Any:
+        key = next(iter(table.primary_key))
+        return insert(table).values(values).on_duplicate_key_update({key.name: key})
+
+    def raise_deferrals(
+        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
+    ) -> bool:
+        # A row that is there now, and locked; then the number, if it is lower.
+        nothing = {"retries": -1, "deferrals": -1, "updated": now_us}
+        new = {"message": message.name, "work": work, **nothing}
+        db.execute(self.insert_missing(MESSAGES, new))
+        raised = db.execute(
+            sa.update(MESSAGES)
+            .where(
+                MESSAGES.c.message == message.name,
+                MESSAGES.c.work == work,
+                recorded_below(message, deferrals),
+            )
+            .values(retries=message.retries, deferrals=deferrals, updated=now_us)
+        )
+        return raised.rowcount == 1
+
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def check(self, db: sa.Connection) -> None:
+        super().check(db)
+        flags = getattr(db.connection.dbapi_connection, "client_flag", None)
+        if flags is not None and not flags & _FOUND_ROWS:
+            raise ConfigurationError(
+                "The ledger's Engine makes connections that count changed rows instead of found "
+                "ones. Pass client_flag=pymysql.constants.CLIENT.FOUND_ROWS to pymysql.connect()."
+            )
+
+    def autocommits(self, driver: Any) -> bool:
+        asked = getattr(driver, "get_autocommit", None)
+        return bool(asked()) if asked is not None else super().autocommits(driver)
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        # MariaDB 11.6 or later by default; else a change sees the newest row on every level, and a
+        # holder that freezes keeps no locks but those of its own writes.
+        setting = db.exec_driver_sql("show variables like 'innodb_snapshot_isolation'").first()
+        strict = setting is not None and setting[1] == "ON"
+        return strict and db.get_isolation_level() in SNAPSHOTS
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        is_mariadb = getattr(db.dialect, "is_mariadb", False)
+        if self.own and is_mariadb and not db.info.get("taskguard_idle"):
+            limit_s = max(1, math.ceil(idle_s))
+            db.exec_driver_sql(f"set session idle_transaction_timeout = {limit_s}")
+            db.info["taskguard_idle"] = True
+        db.exec_driver_sql("savepoint taskguard")
+
+    def ended(self, db: sa.Connection) -> bool:
+        try:
+            db.exec_driver_sql("release savepoint taskguard")
+        except sa.exc.DBAPIError as error:
+            if _code(error.orig) != _NO_SAVEPOINT:
+                raise
+            return True
+        return False
+
+    def longest_statement(self, db: sa.Connection) -> int | None:
+        return int(db.exec_driver_sql("select @@max_allowed_packet").scalar_one())
+
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        # Nobody can be asked what became of a transaction. So the progress differs from the one
+        # before, if only by a blank, which JSON does not count.
+        before = db.execute(sa.select(WORK.c.progress).where(standing(claim)).with_for_update())
+        stored = f"{progress_json} " if before.scalar() == progress_json else progress_json
+        return stored, stored
+
+    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+        del db
+        return mine and bool(work.progress == mark)
+
+
+def _throw_away(context: sa.engine.ExceptionContext) -> None:
+    """After an error that is not the driver's own, raised within it."""
+    if not isinstance(context.original_exception, context.dialect.loaded_dbapi.Error):
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = False
+
+
+def _follows_deadlock(error: BaseException | None) -> bool:
+    """Whether a savepoint was to be rolled back because of one, which had taken it away."""
+    while error is not None:
+        if _FAULTS.get(_code(error)) is Fault.RETRY:
+            return True
+        error = error.__context__
+    return False
+
+
+def _code(origin: Any) -> int:
+    """The error's number: the first of its arguments with all drivers; 0 if it has none."""
+    code = origin.args[0] if origin.args else 0
+    return code if isinstance(code, int) else 0

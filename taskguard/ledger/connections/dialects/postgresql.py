@@ -1,0 +1,125 @@
+"""PostgreSQL 14 or later, with whatever driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Fault
+from taskguard.ledger.connections.dialects.on_conflict import OnConflict
+from taskguard.ledger.protocol import Claim
+
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounds", "milliseconds"]
+
+# Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
+# CHAIN, follows in the same message.
+MARK, BEGUN = "taskguard.transaction", "begun"
+_CHECK_CLIENT_MS = 2000
+
+# SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_FAULTS = {
+    "40001": Fault.RETRY,
+    "40P01": Fault.RETRY,
+    "55P03": Fault.LOCKED,
+    "42P01": Fault.NO_TABLE,
+    "25006": Fault.CANNOT_WRITE,  # a standby, after a failover
+    "53100": Fault.CANNOT_WRITE,
+    "25P03": Fault.AWAY,  # it idled in its transaction
+    "25P04": Fault.AWAY,  # its transaction took too long
+}
+_FAULTS_BY_CLASS = {
+    "42": Fault.REFUSED,  # syntax error or access rule violation: a column, a function, a privilege
+    "3F": Fault.REFUSED,  # no such schema
+    "XX": Fault.AWAY,  # internal errors, corrupted data
+}
+_OWN_FAULT = "54"  # a limit of the program's: the statement is too large, and will be again
+
+
+class PostgreSQL(OnConflict):
+    """Its answers."""
+
+    insert = staticmethod(insert)
+    lock_timeouts_abort = True
+    locks_joined = False
+    options = MappingProxyType({"isolation_level": "READ COMMITTED"})
+
+    def now(self) -> Any:
+        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
+
+    @contextmanager
+    def waiting(
+        self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
+    ) -> Iterator[None]:
+        del apart
+        db.exec_driver_sql(
+            f"select set_config('lock_timeout', '{milliseconds(lock_timeout_s)}', true)"
+        )
+        yield
+
+    def stores_unicode(self, db: sa.Connection) -> bool:
+        # A role or a database may have a default for its clients, and PGCLIENTENCODING is one.
+        names = ("server_encoding", "client_encoding")
+        return all(db.exec_driver_sql(f"show {name}").scalar() == "UTF8" for name in names)
+
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        code = getattr(origin, "sqlstate", None) or getattr(origin, "pgcode", None)
+        found = _FAULTS.get(code or "") or _FAULTS_BY_CLASS.get((code or "")[:2])
+        if found is not None or (code or "").startswith(_OWN_FAULT):
+            return found
+        if isinstance(origin, driver.OperationalError | driver.InterfaceError):
+            return Fault.AWAY
+        return None
+
+    def lock_schema(self, db: sa.Connection) -> None:
+        # Two at once would both find no table and one would fail.
+        db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
+
+    def create_index(self, db: sa.Connection, index: sa.Index) -> None:
+        index.create(db, checkfirst=True)  # IF NOT EXISTS waits for all writers before it looks
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        return db.get_isolation_level() in SNAPSHOTS
+
+    def bounds(self, idle_s: float) -> dict[str, str]:
+        return bounds(idle_s)
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        local = (f"set_config('{name}', '{value}', true)" for name, value in bounds(idle_s).items())
+        db.exec_driver_sql(f"select {', '.join(local)}").close()
+
+    def ended(self, db: sa.Connection) -> bool:
+        found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
+        return bool(found != BEGUN)
+
+    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
+        del claim
+        xid = db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one()
+        return progress_json, str(xid)
+
+    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+        del work, mine
+        status = sa.text("select pg_xact_status(cast(:xid as xid8))")
+        return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
+
+
+def bounds(idle_s: float) -> dict[str, str]:
+    """Settings of a holder's transaction.
+
+    A frozen holder's row locks end with its idle transaction, and a statement that runs for a
+    client that is gone ends, too.
+    """
+    return {
+        "idle_in_transaction_session_timeout": str(milliseconds(idle_s)),
+        "client_connection_check_interval": str(_CHECK_CLIENT_MS),
+        MARK: BEGUN,
+    }
+
+
+def milliseconds(seconds: float) -> int:
+    """For settings that want whole milliseconds, where 0 would mean no limit."""
+    return max(1, round(seconds * 1000))

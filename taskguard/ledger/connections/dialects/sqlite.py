@@ -1,0 +1,82 @@
+"""SQLite: one writer at a time, no row locks, and this machine's clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+
+from taskguard.ledger.connections.dialects.base import Fault
+from taskguard.ledger.connections.dialects.on_conflict import OnConflict
+from taskguard.ledger.tables import WORK
+
+__all__ = ["SQLite"]
+
+_FAULTS = {
+    "database is locked": Fault.LOCKED,
+    "no such table": Fault.NO_TABLE,
+    "no such column": Fault.REFUSED,
+    "has no column named": Fault.REFUSED,
+    "readonly database": Fault.CANNOT_WRITE,
+    "database or disk is full": Fault.CANNOT_WRITE,
+}
+_ENDED = ("no such savepoint", "closed database")
+
+
+class SQLite(OnConflict):
+    """Its answers."""
+
+    insert = staticmethod(insert)
+    one_writer = True
+
+    def now(self) -> Any:
+        # Asked whenever a statement is run, which may be made long before.
+        return sa.bindparam("now", callable_=_now_us, type_=sa.BigInteger, unique=True)
+
+    def now_us(self, db: sa.Connection) -> int:
+        del db
+        return _now_us()
+
+    def fault(self, origin: Any, driver: Any) -> Fault | None:
+        text = str(origin)
+        if not isinstance(origin, driver.OperationalError | driver.InterfaceError):
+            torn = "malformed" in text or "not a database" in text
+            return Fault.AWAY if torn else None
+        return next((found for part, found in _FAULTS.items() if part in text), Fault.AWAY)
+
+    def autocommits(self, driver: Any) -> bool:
+        # Nothing begins by itself, and nobody said BEGIN.
+        return super().autocommits(driver) or (
+            getattr(driver, "isolation_level", "") is None
+            and getattr(driver, "in_transaction", True) is False
+        )
+
+    # -- a body's transaction -----------------------------------------------------------------
+
+    def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        del idle_s
+        # A savepoint outside of a transaction would be one, which its RELEASE commits. IMMEDIATE:
+        # one that reads first and then writes is refused where another writes, without waiting.
+        if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+            db.exec_driver_sql("begin immediate")
+        else:  # by another library, which may have said BEGIN alone
+            db.execute(sa.update(WORK).where(sa.false()).values(final=0))
+        db.exec_driver_sql("savepoint taskguard")
+
+    def ended(self, db: sa.Connection) -> bool:
+        """By executescript(), which commits first, or a commit() of the driver's."""
+        # Past SQLAlchemy, which would connect anew for a connection that the body has closed.
+        driver: Any = db.connection.dbapi_connection
+        try:
+            driver.execute("release savepoint taskguard")
+        except db.dialect.loaded_dbapi.Error as error:
+            if not any(text in str(error) for text in _ENDED):
+                raise
+            return True
+        return False
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

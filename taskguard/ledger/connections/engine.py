@@ -1,0 +1,288 @@
+"""Engines for the ledger: made from URLs, or the user's own taken as they are.
+
+Guarantees: an engine that is made here connects within seconds or says that it cannot, begins
+SQLite transactions as writers, is strict and READ COMMITTED on MariaDB and MySQL, and is emptied in
+a forked child. No message holds a password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import socket
+import weakref
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError, MissingDriverError
+from taskguard.ledger.connections import sessions
+
+__all__ = [
+    "LEVEL",
+    "READ_COMMITTED",
+    "begins_itself",
+    "listen_once",
+    "make_engine",
+    "on_other_pool",
+    "read_url",
+]
+
+LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lone statements
+READ_COMMITTED = "read committed"  # as PostgreSQL writes it
+
+_CONNECT_TIMEOUT_S = 5
+_POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
+_POSTGRESQL: dict[str, Any] = {
+    "connect_args": {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 15_000,
+    },
+}
+_MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+_NO_LIMIT = 2**64 - 1  # sql_select_limit as the server has it; DEFAULT is what was set globally
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 15_000,
+}
+_IDLE = 0  # psycopg.pq.TransactionStatus.IDLE; the driver is loaded with the engine
+_EXTRAS = {  # by backend
+    "postgresql": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+_engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
+_listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDictionary()
+
+
+def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) -> sa.Engine:
+    """An Engine for a URL; an Engine stays as it is. Not `pooled`: it keeps no idle connections."""
+    if isinstance(database, sa.Engine):
+        _refuse_async(database.url, database.dialect)
+        _engines.add(database)
+        return database
+    if hasattr(database, "sync_engine"):
+        _refuse_async(database.url, database.dialect)
+    url = read_url(database)
+    backend = url.get_backend_name()
+    if backend not in _EXTRAS:
+        raise ConfigurationError(
+            f"No ledger for {backend!r}: use postgresql+psycopg://, mariadb+pymysql://, "
+            "mysql+pymysql:// or sqlite:///."
+        )
+    try:
+        _refuse_async(url, url.get_dialect())
+        engine = _create(url, lock_timeout_s, pooled=pooled)
+    except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
+        raise MissingDriverError(
+            f"The driver of {url.drivername!r} is not installed: pip install "
+            f"'celery-taskguard[{_EXTRAS[backend]}]', and write postgresql+psycopg:// for "
+            "psycopg 3, mariadb+pymysql:// or mysql+pymysql:// for PyMySQL."
+        ) from error
+    _engines.add(engine)
+    return engine
+
+
+def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
+    """Add a listener to an Engine, unless it is there already.
+
+    `sqlalchemy.event.contains` goes by the Engine's address, and so may take a new Engine for one
+    that is gone and was at the same place in memory.
+    """
+    heard = _listening.setdefault(engine, set())
+    if (event, listener) not in heard:
+        heard.add((event, listener))
+        sa.event.listen(engine, event, listener)
+
+
+def on_other_pool(engine: sa.Engine) -> sa.Engine:
+    """The same Engine, with its listeners, on other connections of the same kind."""
+    beneath = engine
+    while hasattr(beneath, "_proxied"):  # made by execution_options(), which has no pool of its own
+        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
+    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
+    other = copy.copy(beneath)
+    other.pool = beneath.pool.recreate()
+    _engines.add(other)
+    _listening[other] = _listening.setdefault(beneath, set())
+    return other if beneath is engine else other.execution_options(**engine.get_execution_options())
+
+
+def read_url(given: Any) -> sa.URL:
+    """A URL, read; raises ConfigurationError, without any part of it, if it cannot be."""
+    url = None
+    # SQLAlchemy's own error quotes the URL, password and all.
+    with contextlib.suppress(sa.exc.ArgumentError, ValueError):
+        url = sa.make_url(given)
+    if url is None or _splits_a_password(url, given):
+        raise ConfigurationError(
+            "The ledger's URL cannot be read; it looks like "
+            '"postgresql+psycopg://user:password@host/database". Characters such as @ / # ? : in '
+            "a password are percent-encoded (urllib.parse.quote)."
+        )
+    return url
+
+
+_SYNCHRONOUS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+    "sqlite": "sqlite",
+}
+
+
+def _refuse_async(url: sa.URL, dialect: Any) -> None:
+    """Refuse drivers for asyncio, which answer no plain call."""
+    if getattr(dialect, "is_async", False):
+        usable = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
+        raise ConfigurationError(
+            f"The ledger is not reached by an Engine for asyncio (here {url.drivername}): give it "
+            f"the URL {usable.render_as_string(hide_password=True)}. The application's own Engine "
+            "may stay as it is."
+        )
+
+
+def _splits_a_password(url: sa.URL, given: Any) -> bool:
+    """Whether what follows an `@` in the password was taken for the host.
+
+    It would stand in every message that says where the ledger is.
+    """
+    if url.get_backend_name() == "sqlite":
+        return False
+    return "@" in (url.host or "") or (isinstance(given, str) and given.count("@") > 1)
+
+
+def begins_itself(url: sa.URL) -> bool:
+    """Whether engines made here commit each statement, but where `Database` says BEGIN."""
+    return url.get_backend_name() == "postgresql" and url.get_driver_name() == "psycopg"
+
+
+def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
+    unpooled: dict[str, Any] = {"poolclass": sa.NullPool}
+    if url.get_backend_name() == "sqlite":
+        connect: dict[str, Any] = {
+            "timeout": max(lock_timeout_s, 5.0),
+            "factory": sessions.noting_connection(),
+        }
+        engine = sa.create_engine(url, connect_args=connect, **({} if pooled else unpooled))
+        sa.event.listen(engine, "connect", _tune_sqlite)
+        sa.event.listen(engine, "begin", _begin_immediate)
+        return engine
+    if url.get_backend_name() in ("mysql", "mariadb"):
+        return _create_mysql(url, _POOL if pooled else unpooled)
+    options = {**_POSTGRESQL, **(_POOL if pooled else unpooled)}
+    if not begins_itself(url):
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
+        return engine
+    # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
+    # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
+    psycopg: Any = url.get_dialect().import_dbapi()
+    connect = {**_POSTGRESQL["connect_args"], "cursor_factory": sessions.noting(psycopg.Cursor)}
+    engine = sa.create_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        pool_reset_on_return=None,
+        **{**options, "connect_args": connect},
+    )
+    sa.event.listen(engine, "connect", _tune_psycopg)
+    sa.event.listen(engine, "reset", _end_transaction)
+    return engine
+
+
+def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
+    by_pymysql = url.get_driver_name() == "pymysql"
+    limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
+    limits = {name: limit for name, limit in limits.items() if name not in url.query}
+    connect: dict[str, Any] = dict(limits)
+    if by_pymysql:
+        pymysql: Any = url.get_dialect().import_dbapi()
+        connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
+    else:
+        connect.pop("read_timeout", None)
+    engine = sa.create_engine(url, connect_args=connect, **_MYSQL, **pool)
+    if not by_pymysql:
+        sa.event.listen(engine, "before_cursor_execute", sessions.note)
+
+    def tune(connection: Any, _record: Any) -> None:
+        with connection.cursor() as cursor:
+            # Without these a text that is too long is cut off, an unknown storage engine is
+            # replaced by another one, and a claim of several keys may see only one of them.
+            strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
+            cursor.execute(
+                f"set session sql_mode = concat(@@sql_mode, ',{strict}'), "
+                f"session sql_select_limit = {_NO_LIMIT}"
+            )
+        if "read_timeout" in connect:
+            _watch_by_keepalive(connection)
+
+    sa.event.listen(engine, "connect", tune)
+    return engine
+
+
+def _watch_by_keepalive(connection: Any) -> None:
+    """A body's statement may take its time, but not on a server that is gone.
+
+    PyMySQL has one time-out for both, which is for connecting; the kernel can tell them apart.
+    """
+    connection._read_timeout = None  # noqa: SLF001 - there is no other way to lift it
+    with contextlib.suppress(AttributeError, OSError):
+        sock = connection._sock  # noqa: SLF001
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _tune_psycopg(connection: Any, record: Any) -> None:
+    """Nothing is prepared behind a pooler, and statements that commit by themselves see the newest.
+
+    PgBouncer gives each transaction another session, which does not have what psycopg prepared, nor
+    what was set. It is recognised by the process id in its greeting, which no session has.
+    """
+    asked = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
+    session_pid, level = connection.execute(asked).fetchone()
+    connection.rollback()  # sends nothing where the query opened no transaction
+    pooled = session_pid != connection.pgconn.backend_pid
+    if pooled:
+        connection.prepare_threshold = None
+    elif level != READ_COMMITTED:  # of the role or of the database
+        read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
+        connection.execute(read_committed)
+        connection.commit()  # sends nothing where the query opened no transaction
+        level = READ_COMMITTED
+        vars(connection)[sessions.AGAIN] = f"; {read_committed}"
+    vars(connection)[sessions.POOLED] = pooled
+    record.info[LEVEL] = level
+
+
+def _end_transaction(connection: Any, _record: Any, state: Any) -> None:
+    """When a connection goes back to the pool: ROLLBACK, only if a transaction is open."""
+    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
+        connection.rollback()
+
+
+def _tune_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _forget_connections() -> None:
+    """A child must not speak on its parent's sockets, nor close them."""
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)

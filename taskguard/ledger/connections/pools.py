@@ -1,0 +1,169 @@
+"""Who may have how many connections: bodies, the ledger itself, and renewals.
+
+Guarantees: bodies, however many there are, never take the connections by which the ledger claims,
+completes and ends, nor those of bodies within their transactions; a caller who gets none within
+seconds gets an error; and a process has at most so many:
+
+* bodies' transactions: 50; on an Engine of the user's own, what its pool has;
+* the ledger itself, for moments: 20;
+* for each level of guarded bodies within others' transactions: 10;
+* renewals: one, on a pool of their own, for their thread is a native one.
+
+On an Engine of the user's own all but the first come from further pools of the same kind, each of
+no more connections than the Engine's. On SQLite there is one pool: an open transaction stops the
+others anyway.
+
+Does not guarantee that the server has as many.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.engine import listen_once, on_other_pool
+from taskguard.ledger.refusals import NoConnectionError
+
+__all__ = ["Pools", "Share"]
+
+_MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
+_LONGEST_WAIT_S = 10.0
+
+
+class Share:
+    """At most so many connections of an Engine.
+
+    Attributes:
+        engine: where the connections come from.
+    """
+
+    def __init__(self, engine: sa.Engine, most: int | None, *, whose: str = "") -> None:
+        self.engine = engine
+        self._most = most
+        self._whose = whose
+        self._free = None if most is None else threading.BoundedSemaphore(most)
+
+    @contextmanager
+    def turn(self) -> Iterator[sa.Engine]:
+        """The right to one connection of the Engine, for the time of a `with` block."""
+        free = self._free
+        if free is None:
+            yield self.engine
+            return
+        if not free.acquire(timeout=_LONGEST_WAIT_S):
+            raise NoConnectionError(
+                f"No connection for {self._whose} within {_LONGEST_WAIT_S:g} s: all {self._most} "
+                "of this process are in use. Nothing was written by this call. Let fewer threads "
+                "or greenlets run in one process, or keep transactions shorter."
+            )
+        try:
+            yield self.engine
+        finally:
+            free.release()
+
+
+class Pools:
+    """The shares of one Engine, made when they are first asked for.
+
+    Args:
+        engine: the Engine of the bodies.
+        own: the Engine was made from a URL, so that its pool can be divided.
+        apart: the ledger gets a pool of its own also where the Engine was made from a URL.
+        one: everything is on one pool.
+    """
+
+    def __init__(self, engine: sa.Engine, *, own: bool, apart: bool, one: bool) -> None:
+        self._engine = engine
+        self._own = own
+        self._apart = apart or not own
+        self._one = one
+        self._others: dict[str, sa.Engine] = {}
+        self._begin_anew()
+        # A user who disposes of an Engine of his own has closed the ledger's connections, too.
+        weakref.finalize(self, _dispose, self._others).atexit = False
+        mine = weakref.ref(self)
+
+        def forget(disposed: sa.Engine) -> None:
+            pools = mine()
+            if pools is not None and disposed.pool is pools._engine.pool:  # noqa: SLF001  # itself
+                pools.dispose()
+
+        listen_once(engine, "engine_disposed", forget)
+
+    def _begin_anew(self) -> None:
+        """Start anew in a forked child: nobody there returns what the parent's threads took."""
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._shares: dict[int, Share] = {}
+
+    @property
+    def renewals(self) -> sa.Engine:
+        """For the watchdog's thread alone."""
+        return self._engine if self._one else self._other("renewals")
+
+    @property
+    def ledgers(self) -> Share:
+        """For the ledger's own statements."""
+        return self._share(-1)
+
+    def of_body(self, depth: int) -> Share:
+        """For the transaction of a body that runs within `depth` others' transactions."""
+        return self._share(depth)
+
+    def _share(self, number: int) -> Share:
+        if self._pid != os.getpid():
+            self._begin_anew()
+        share = self._shares.get(number)
+        if share is None:
+            made = self._make(number)
+            with self._mutex:
+                share = self._shares.setdefault(number, made)
+        return share
+
+    def _make(self, number: int) -> Share:
+        if self._one:
+            return Share(self._engine, None)
+        if number == 0:
+            most = _MOST_OF_BODIES if self._own else None  # the user's pool has a limit of its own
+            return Share(self._engine, most, whose="a body's transaction")
+        most = _MOST_OF_LEDGER if number < 0 else _MOST_WITHIN
+        if not self._own:
+            most = min(most, _room(self._engine.pool))
+        if number < 0:
+            engine = self._other("ledger") if self._apart else self._engine
+            return Share(engine, most, whose="the ledger")
+        engine = self._engine if self._own else self._other(f"bodies {number}")
+        whose = "a body's transaction within that of another"
+        return Share(engine, most, whose=whose)
+
+    def _other(self, name: str) -> sa.Engine:
+        engine = self._others.get(name)
+        if engine is None:
+            made = on_other_pool(self._engine)
+            engine = self._others.setdefault(name, made)
+        return engine
+
+    def dispose(self) -> None:
+        """Close the idle connections of all but `engine`; in a child they are its parent's."""
+        for engine in list(self._others.values()):
+            engine.dispose(close=self._pid == os.getpid())
+
+
+def _dispose(engines: dict[str, sa.Engine]) -> None:
+    for engine in engines.values():
+        engine.dispose()
+
+
+def _room(pool: Any) -> int:
+    """How many connections a pool like this may have at a time."""
+    if isinstance(pool, sa.pool.QueuePool):
+        most = pool.size() + getattr(pool, "_max_overflow", -1)
+        return most if pool.size() <= most and pool.size() else _MOST_OF_LEDGER
+    many = sa.pool.NullPool, sa.pool.SingletonThreadPool
+    return _MOST_OF_LEDGER if isinstance(pool, many) else 1

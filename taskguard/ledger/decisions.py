@@ -1,0 +1,208 @@
+"""From rows to answers. Pure; what a claim says is the same however its rows were read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from taskguard.lease import Owner
+from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
+from taskguard.states import (
+    Decision,
+    Place,
+    State,
+    WorkRow,
+    decide,
+    decide_by_row,
+    speaking_record,
+)
+
+__all__ = [
+    "CLAIMABLE",
+    "Records",
+    "answer",
+    "busy_key",
+    "claimed",
+    "decide_row",
+    "view_of",
+]
+
+CLAIMABLE = frozenset(
+    {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
+)
+# The decisions for which the work's record has an answer.
+_OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED})
+
+
+class Records(NamedTuple):
+    """The records of work: its own, then those under its former ids; None where there is none.
+
+    With the (retries, deferrals) of the delivery's message in each, and the database's clock.
+    """
+
+    rows: tuple[Any, ...]
+    numbers: tuple[tuple[int, int], ...]
+    now_us: int
+
+    @property
+    def own(self) -> Any:
+        """The record under the work's own id."""
+        return self.rows[0]
+
+    @property
+    def _number(self) -> int:
+        known = [None if row is None else (State(row.state), row.fence) for row in self.rows]
+        return speaking_record(known) or 0
+
+    @property
+    def speaking(self) -> Any:
+        """The record that a claim is decided by."""
+        return self.rows[self._number]
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """The message's highest recorded number; a requeue has removed those before it."""
+        return max(self.numbers[0], self.numbers[self._number])
+
+    def answer(
+        self, request: ClaimRequest, decision: Decision, own_state: Any = None
+    ) -> Answer | Busy:
+        """`answer()` by the record that counts; if that is a former one, the answer names it."""
+        row = self.speaking
+        told = answer(request, row, decision, self.now_us, own_state)
+        if isinstance(told, Answer) and row is not None and row.id != request.work:
+            return replace(told, recorded_as=row.id)
+        return told
+
+    def claimed(self, request: ClaimRequest, fence: int, decision: Decision) -> Claimed:
+        """`claimed()` by the record that counts, with the id under which the work began."""
+        return replace(claimed(request, fence, self.speaking, decision), began_as=self._began_as())
+
+    def _began_as(self) -> str | None:
+        """The former id, if its record is older than the work's own; else None."""
+        known = [row for row in self.rows if row is not None]
+        first = min(known, key=lambda row: row.created, default=None)
+        if first is None or (self.own is not None and first.created >= self.own.created):
+            return None
+        return str(first.id)
+
+
+def decide_row(
+    request: ClaimRequest,
+    row: Any,
+    recorded: tuple[int, int],
+    now_us: int,
+    place: Place | None = None,
+) -> Decision:
+    """`states.decide()` for a work's row, or None; with the place of the user's own, if any."""
+    if request.work is None:
+        return Decision.CREATE
+    decision = decide(
+        None if row is None else _work_row(row),
+        owner=str(request.owner),
+        message=request.message.name,
+        number=request.message.number,
+        recorded=recorded,
+        now_us=now_us,
+        max_crashes=request.max_crashes,
+        # The user's own row still tells what was done when the record is gone.
+        may_create=request.may_create or place is not None,
+        fingerprint=request.fingerprint,
+    )
+    if place is None:
+        return decision
+    return decide_by_row(decision, None if row is None else State(row.state), place)
+
+
+def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
+    """What a new holder is told; `row` is the work's record from before the claim."""
+    claim = Claim(request, fence)
+    if row is None:
+        return Claimed(claim)
+    takeover, again = decision is Decision.TAKEOVER, decision is Decision.AGAIN
+    return Claimed(
+        claim,
+        attempt=row.attempts + (decision is not Decision.SAME),
+        takeover=takeover,
+        crashes=0 if again else row.crashes + takeover,
+        progress_json=None if again and row.state == State.DONE.value else row.progress,
+    )
+
+
+def answer(
+    request: ClaimRequest, row: Any, decision: Decision, now_us: int, own_state: Any = None
+) -> Answer | Busy:
+    """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
+    if decision is Decision.BUSY:
+        return Busy(
+            Owner.parse(row.owner),
+            (row.lease_until - now_us) / 1e6,
+            same_work=True,
+            started=True,
+        )
+    if decision not in _OF_RECORDS:
+        return Answer(decision, row_state=own_state)
+    if decision is Decision.DONE and (row is None or row.state != State.DONE.value):
+        return Answer(decision)  # by the user's own row; there is no record of a result
+    return Answer(
+        decision,
+        result_json=row.result,
+        crashes=row.crashes,
+        error=row.error,
+        owner=Owner.parse(row.owner),
+        same_message=row.message == request.message.name,
+        age_s=max(0.0, (now_us - (row.finished or now_us)) / 1e6),
+    )
+
+
+def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
+    """Busy, for other work holds the key; `row` is the record of the work that was asked for."""
+    return Busy(
+        Owner.parse(owner),
+        (lease_until_us - now_us) / 1e6,
+        same_work=False,
+        started=row is not None and row.attempts > 0,
+    )
+
+
+def view_of(row: Any) -> WorkView:
+    """A work's row, as a person sees it."""
+    return WorkView(
+        id=row.id,
+        task=row.task,
+        key=row.key,
+        message=row.message,
+        retries=row.retries,
+        state=State(row.state),
+        final=bool(row.final),
+        fence=row.fence,
+        owner=row.owner,
+        lease_until_s=row.lease_until / 1e6,
+        attempts=row.attempts,
+        crashes=row.crashes,
+        progress_json=row.progress,
+        result_json=row.result,
+        error=row.error,
+        call=row.call,
+        created_s=_seconds(row.created),
+        started_s=_seconds(row.started),
+        finished_s=_seconds(row.finished),
+    )
+
+
+def _seconds(us: int | None) -> float | None:
+    return None if us is None else us / 1e6
+
+
+def _work_row(row: Any) -> WorkRow:
+    return WorkRow(
+        state=State(row.state),
+        final=bool(row.final),
+        owner=row.owner,
+        fence=row.fence,
+        lease_until_us=row.lease_until,
+        message=row.message,
+        retries=row.retries,
+        crashes=row.crashes,
+        fingerprint=row.fingerprint,
+    )

@@ -1,0 +1,152 @@
+"""How a claim ends that does not complete, and what its holder says of it later.
+
+Guarantees: each ending is one conditional statement that names the old state, the fence and the
+owner; the user's own row goes back to its first state in the same transaction. Asked twice an
+ending changes nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.own_rows import changes
+from taskguard.ledger.protocol import Claim
+from taskguard.ledger.statements import WRITE_LOCK_S
+from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
+from taskguard.states import State
+
+__all__ = ["crash", "end_round", "fail", "give_back", "revoke", "storable", "uncount_crash"]
+
+
+def fail(database: Database, claim: Claim, error: str) -> bool:
+    """PROCESSING -> FAILED; ends the lease."""
+    return _end(
+        database,
+        claim,
+        state=State.FAILED.value,
+        error=storable(database, error),
+        lease_until=0,
+        rounds=None,
+        due=None,
+        finished=database.now(),
+    )
+
+
+def give_back(database: Database, claim: Claim) -> bool:
+    """PROCESSING -> NEW; ends the lease."""
+    return _end(database, claim, state=State.NEW.value, owner=FREE, lease_until=0)
+
+
+def crash(database: Database, claim: Claim, error: str) -> bool:
+    """PROCESSING without a lease: the next claim is a takeover. The user's row stays."""
+    due = sa.case((WORK.c.call.is_not(None), database.now()))
+    values = {"error": storable(database, error), "lease_until": 0, "due": due}
+    return _end(database, claim, row_too=False, **values)
+
+
+def end_round(database: Database, claim: Claim, reason: str, *, most: int) -> bool:
+    """PROCESSING -> NEW, the `most`th time in a row FAILED; ends the lease."""
+    rounds = sa.func.coalesce(WORK.c.rounds, 0) + 1
+    last = rounds >= most
+    return _end(
+        database,
+        claim,
+        state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
+        rounds=sa.case((last, None), else_=rounds),
+        error=storable(database, reason),
+        owner=FREE,
+        lease_until=0,
+        due=sa.case((last, None), else_=WORK.c.due),
+        finished=sa.case((last, database.now()), else_=None),
+    )
+
+
+def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
+    """End the lease; the work gets `values`, and the user's own row its first state."""
+    tries = 0
+
+    def end() -> bool:
+        nonlocal tries
+        tries += 1
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            if claim.row is not None and row_too:
+                changes.read(
+                    db, claim.row, lock=True
+                )  # locked before the ledger's rows, as in every transaction
+            freed = db.execute(
+                sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
+            )
+            if claim.work is None:
+                # A first try that got no answer may have freed the keys.
+                return freed.rowcount == len(claim.keys) or tries > 1
+            ended = not claim.formerly or _all_stand(db, claim)
+            if ended:
+                update = sa.update(WORK).where(standing(claim))
+                ended = db.execute(update.values(**values)).rowcount > 0
+            if claim.row is not None and row_too and (ended or _revoked(db, claim)):
+                changes.put_back(db, claim)
+            return ended
+
+    return database.twice(end)
+
+
+def _all_stand(db: sa.Connection, claim: Claim) -> bool:
+    """Whether the claim stands under each id: a worker with a former guard changes only that id."""
+    select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
+    return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
+
+
+def _revoked(db: sa.Connection, claim: Claim) -> bool:
+    """Whether the work was revoked while this claim held it, which leaves the user's row to us."""
+    where = WORK.c.id.in_(claim.work_ids), WORK.c.fence == claim.fence, WORK.c.final == 1
+    return db.execute(sa.select(WORK.c.id).where(*where)).first() is not None
+
+
+def uncount_crash(database: Database, claim: Claim) -> None:
+    """Uncount this holder's crash, once."""
+    _change(
+        database,
+        WORK.c.id.in_(claim.work_ids),
+        WORK.c.crashed_owner == str(claim.owner),
+        WORK.c.crashes > 0,
+        WORK.c.state != State.DEAD.value,
+        crashes=WORK.c.crashes - 1,
+        crashed_owner="",
+    )
+
+
+def revoke(database: Database, work: str, *, message: str) -> bool:
+    """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
+    changed = _change(
+        database,
+        WORK.c.id == work,
+        WORK.c.message == message,
+        WORK.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value]),
+        state=State.FAILED.value,
+        final=1,
+        owner=FREE,
+        lease_until=0,
+        error="revoked",
+        due=None,
+        finished=database.now(),
+    )
+    return changed == 1
+
+
+def _change(database: Database, *where: Any, **values: Any) -> int:
+    def change() -> int:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            return int(db.execute(sa.update(WORK).where(*where).values(**values)).rowcount)
+
+    return database.twice(change)
+
+
+def storable(database: Database, text: str) -> str:
+    """`text` without what the database cannot store: NUL, or what is not in its encoding."""
+    plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    if plain.isascii() or database.stores_unicode():
+        return plain
+    return plain.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,140 @@
+"""What people ask of the ledger: what it has on record, and what they change of it.
+
+Guarantees: each change is one conditional statement that names the state that it ends; a holder
+whose lease is ended by mistake is refused only once somebody else has claimed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.decisions import view_of
+from taskguard.ledger.endings import storable
+from taskguard.ledger.protocol import ClaimRequest, WorkView
+from taskguard.ledger.statements import WRITE_LOCK_S
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
+from taskguard.policy import MOST_ROWS, check_number
+from taskguard.states import State
+
+__all__ = ["done_elsewhere", "list_work", "release", "requeue", "view"]
+
+
+def view(database: Database, work: str) -> WorkView | None:
+    """A work's record."""
+
+    def read() -> Any:
+        with database.transaction() as db:
+            return db.execute(sa.select(WORK).where(WORK.c.id == work)).first()
+
+    row = database.twice(read)
+    return None if row is None else view_of(row)
+
+
+def list_work(database: Database, state: State, *, limit: int) -> list[WorkView]:
+    """The records of all work in a state, what started last first."""
+    check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
+
+    def read() -> Any:
+        select = sa.select(WORK).where(WORK.c.state == state.value)
+        with database.transaction() as db:
+            return db.execute(select.order_by(WORK.c.started.desc()).limit(limit)).all()
+
+    return [view_of(row) for row in database.twice(read)]
+
+
+def done_elsewhere(database: Database, request: ClaimRequest) -> str | None:
+    """Another work of the same task that this message has done; None if there is none."""
+    select = sa.select(WORK.c.id).where(
+        WORK.c.message == request.message.name,
+        WORK.c.task == request.task,
+        WORK.c.state == State.DONE.value,
+        WORK.c.id.not_in([str(request.work), *request.formerly]),
+    )
+
+    def read() -> str | None:
+        with database.transaction() as db:
+            found: str | None = db.execute(select.limit(1)).scalar()
+            return found
+
+    return database.twice(read)
+
+
+def requeue(database: Database, work: str, *, reason: str) -> bool:
+    """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
+
+    Its messages' numbers are forgotten, so that the same message may be sent again, and its
+    fingerprint, so that one with other arguments may.
+    """
+    text = storable(database, f"requeued: {reason}")
+    ended = sa.or_(
+        WORK.c.state.in_([State.DEAD.value, State.FAILED.value]),
+        # Or requeued by this very call, whose COMMIT got no answer.
+        sa.and_(WORK.c.state == State.NEW.value, WORK.c.error == text),
+    )
+
+    def requeue() -> bool:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            changed = db.execute(
+                sa.update(WORK)
+                .where(WORK.c.id == work, ended)
+                .values(
+                    state=State.NEW.value,
+                    final=0,
+                    retries=0,
+                    owner=FREE,
+                    lease_until=0,
+                    crashes=0,
+                    crashed_owner="",
+                    rounds=None,
+                    fingerprint=None,
+                    due=_due_now(database),
+                    error=text,
+                    finished=None,
+                )
+            )
+            if changed.rowcount != 1:
+                return False
+            # By the messages' ids: there is no index on `work`, and a scan would lock every row.
+            of_work = MESSAGES.c.work == work
+            found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
+            db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
+            return True
+
+    return database.twice(requeue)
+
+
+def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
+    """End the lease of a holder that is known to be gone. False if it is not the holder.
+
+    Safe if the holder is alive after all: it renews the lease, and its commit is refused only once
+    somebody else has claimed. The next delivery takes its work over, which counts as a crash.
+    """
+
+    def release() -> bool:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
+            ended = db.execute(
+                sa.update(KEYS).where(*held, KEYS.c.owner != FREE).values(lease_until=0)
+            )
+            if ended.rowcount != 1:
+                return False
+            processing = WORK.c.state == State.PROCESSING.value
+            theirs = processing, WORK.c.fence == fence, WORK.c.owner == owner
+            # By ids, as in `requeue`.
+            found = db.execute(sa.select(WORK.c.id).where(*theirs)).scalars().all()
+            db.execute(
+                sa.update(WORK)
+                .where(WORK.c.id.in_(found), *theirs)
+                .values(lease_until=0, due=_due_now(database))
+            )
+            return True
+
+    return database.twice(release)
+
+
+def _due_now(database: Database) -> Any:
+    """When the work is due: now, if its call is stored; else never."""
+    return sa.case((WORK.c.call.is_not(None), database.now()))

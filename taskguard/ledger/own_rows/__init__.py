@@ -1,0 +1,1 @@
+"""Rows of the user's own, whose state a work moves."""

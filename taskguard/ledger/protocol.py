@@ -1,0 +1,504 @@
+"""What a ledger has to offer: who grants fences, and the state machine of work.
+
+Guarantees of every ledger:
+* a key's fence only grows, and every claim of a key gets a higher one than the claim before;
+* a claim is decided and recorded in one atomic step, and asked again by the same owner it gives
+  the same grant and counts nothing;
+* `complete` moves PROCESSING -> DONE only while the work *and* its keys still carry this claim's
+  fence and owner, in the caller's transaction, else StaleTokenError and nothing of it stays;
+* DONE and DEAD never change but by an operator, or by the owner of the user's own row, who sets
+  it back to its first state;
+* no call waits for a row lock longer than a short lock time-out: that is `Busy`.
+
+Driver errors come out as LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
+Times in requests are seconds, in rows µs of the *database's* clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from taskguard.keys import MAX_KEY_BYTES, shorten
+from taskguard.lease import Owner
+from taskguard.states import Decision, State
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.retention import Purged
+    from taskguard.ledger.transactions.external import ExternalConnection
+
+__all__ = [
+    "Answer",
+    "Busy",
+    "Claim",
+    "ClaimAnswer",
+    "ClaimRequest",
+    "Claimed",
+    "DatabaseLedger",
+    "DeclaredRow",
+    "Ledger",
+    "LedgerTransaction",
+    "MessageRef",
+    "OperatorLedger",
+    "OutboxLedger",
+    "RowRef",
+    "WorkView",
+]
+
+
+# So many characters have at most four bytes each.
+_PLAIN_ID_CHARS = MAX_KEY_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRef:
+    """A delivery's message: its identity, how often it was retried and put off.
+
+    An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
+    database's indexes have a limit.
+
+    Attributes:
+        id: the queue's id for the message.
+        retries: how often the queue has retried it; taskguard spends none of these.
+        deferrals: how often taskguard has put it off; a retry keeps the number.
+        sending: what tells one sending of this id from another, where that is known: senders may
+            use one twice, also for the same work. Retries and deferrals are of the same sending.
+    """
+
+    id: str
+    retries: int = 0
+    deferrals: int = 0
+    sending: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.id) > _PLAIN_ID_CHARS:
+            object.__setattr__(self, "id", shorten(self.id))
+
+    @property
+    def name(self) -> str:
+        """The name of the message in the ledger: an id that is sent again is another message.
+
+        Work with `once_per="message"` is named by the id alone.
+        """
+        name = f"{self.id}@{self.sending}" if self.sending else self.id
+        return shorten(name) if len(name) > _PLAIN_ID_CHARS else name
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Deliveries of a message in their order: first by retries, then by deferrals."""
+        return self.retries, self.deferrals
+
+
+class DeclaredRow(Protocol):
+    """What a delivery asks of a `GuardedRow`: what to do where the row does not fit.
+
+    Attributes:
+        new: the state from which the task starts.
+        done: the state that it ends in.
+    """
+
+    new: Any
+    done: Any
+
+    @property
+    def on_missing(self) -> str:
+        """What to do if there is no such row: "raise", "skip" or "defer"."""
+        ...
+
+    @property
+    def on_ineligible(self) -> str:
+        """What to do if the row is in no state of this task's: "raise", "skip" or "defer"."""
+        ...
+
+    def describe(self, ref: RowRef) -> str:
+        """The row, for messages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowRef:
+    """One row of the user's own: where it is declared, and its id's values."""
+
+    declared: DeclaredRow
+    id: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What a delivery asks for.
+
+    Attributes:
+        keys: sorted; at least one.
+        owner: fresh for the attempt.
+        work: the work's id; None claims the keys alone (the plain lock).
+        task: the task's name, recorded with the work.
+        ttl_s: length of the lease.
+        max_crashes: holders that may vanish before the work is DEAD.
+        may_create: False if the message is older than the record reaches.
+        fingerprint: a digest of the arguments that have to be equal in all messages of the work;
+            None: none has to be.
+        call: how the work's message is sent again, if it is to be stored: JSON text.
+        row: the user's own row, which says whether there is anything to do; None: the work's
+            record does.
+        formerly: ids under which this work may be on record as well. The claim is written under
+            each of them, too, for workers that know the work by that id alone.
+    """
+
+    keys: tuple[str, ...]
+    owner: Owner
+    ttl_s: float
+    work: str | None = None
+    task: str = ""
+    message: MessageRef = MessageRef("")
+    max_crashes: int = 3
+    may_create: bool = True
+    fingerprint: str | None = None
+    call: str | None = None
+    row: RowRef | None = None
+    formerly: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A granted request: what later statements of its holder name, above all fence and owner."""
+
+    request: ClaimRequest
+    fence: int
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """The parameters that name the claim in a statement on its work: work, fence and owner."""
+        return {"work": self.work, "fence": self.fence, "owner": str(self.owner)}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that it holds, sorted."""
+        return self.request.keys
+
+    @property
+    def owner(self) -> Owner:
+        """Who holds them."""
+        return self.request.owner
+
+    @property
+    def work(self) -> str | None:
+        """The work's id; None: the keys alone."""
+        return self.request.work
+
+    @property
+    def row(self) -> RowRef | None:
+        """The user's own row that the claim moved; None: there is none."""
+        return self.request.row
+
+    @property
+    def formerly(self) -> tuple[str, ...]:
+        """Other ids under which the work is on record."""
+        return self.request.formerly
+
+    @property
+    def work_ids(self) -> tuple[str, ...]:
+        """The ids of all records that the claim changes; none for the plain lock."""
+        return () if self.work is None else (self.work, *self.formerly)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The claim was granted.
+
+    Attributes:
+        attempt: 1 for the first holder of this work.
+        takeover: another holder's lease had run out; it counts as a crash.
+        crashes: holders that vanished so far.
+        progress_json: what the last holder stored, as JSON text; None if nothing.
+        began_as: the former id under which the work began; None: under this one.
+    """
+
+    claim: Claim
+    attempt: int = 1
+    takeover: bool = False
+    crashes: int = 0
+    progress_json: str | None = None
+    began_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A live lease stands in the way; nothing was changed.
+
+    Attributes:
+        owner: who holds the lease; None where a row lock hid it.
+        retry_after_s: seconds until that lease ends; None where unknown.
+        same_work: the holder does this very work.
+        started: this work was claimed by somebody before.
+    """
+
+    owner: Owner | None
+    retry_after_s: float | None
+    same_work: bool
+    started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The delivery needs no body.
+
+    Attributes:
+        decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
+            numbers), TOO_OLD, MISMATCH (the work has another fingerprint), BURY (it has become DEAD
+            by this very claim); of the user's own row also MISSING and INELIGIBLE.
+        result_json: the result of DONE work, as JSON text; None where none was stored.
+        crashes: how many holders of DEAD work vanished.
+        error: what the record says of the work's end.
+        row_state: the state of an INELIGIBLE row.
+        owner: who completed the work; its body may still be about to store its result.
+        same_message: the message that completed the work is this delivery's.
+        age_s: seconds since the work finished.
+        recorded_as: the former id whose record says so; None: the record of the work's own id.
+    """
+
+    decision: Decision
+    result_json: str | None = None
+    crashes: int = 0
+    error: str | None = None
+    row_state: Any = None
+    owner: Owner | None = None
+    same_message: bool = True
+    age_s: float = 0.0
+    recorded_as: str | None = None
+
+
+ClaimAnswer = Claimed | Busy | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkView:
+    """The record of work as a person or an operator's tool sees it. Times in seconds since 1970."""
+
+    id: str
+    task: str
+    key: str
+    message: str
+    retries: int
+    state: State
+    final: bool
+    fence: int
+    owner: str
+    lease_until_s: float
+    attempts: int
+    crashes: int
+    progress_json: str | None
+    result_json: str | None
+    error: str | None
+    call: str | None
+    created_s: float | None
+    started_s: float | None
+    finished_s: float | None
+
+
+class LedgerTransaction(Protocol):
+    """One open transaction of a holder. Ends by leaving the context manager that gave it.
+
+    Attributes:
+        db: the SQLAlchemy Connection the body writes with.
+    """
+
+    db: Any
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """PROCESSING -> DONE in this transaction, and end the ledger's lease.
+
+        Raises StaleTokenError when the claim no longer stands.
+        """
+        ...
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        """Store progress in this transaction, fenced; the state stays PROCESSING."""
+        ...
+
+
+class Ledger(Protocol):
+    """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Decide and record, in one atomic step, whether this delivery may run."""
+        ...
+
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
+        """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
+        ...
+
+    def transaction(
+        self, claim: Claim, *, look_first: bool = True, on: Any = None
+    ) -> AbstractContextManager[LedgerTransaction]:
+        """A transaction for the holder's writes. With `look_first`, for a holder whose lease may
+        have run out, an obviously stale claim is refused before the body writes anything. `on` is
+        the user's own session or connection to have it on, where it reaches this database.
+
+        Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
+        resolved before this returns or raises: returns if it happened; raises
+        TransactionRetryError if it did not and the claim stands, StaleTokenError if it did not
+        and cannot any more, CommitUnknownError if the database stays away.
+        """
+        ...
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """PROCESSING -> DONE in a transaction of its own, flushed. Raises StaleTokenError."""
+        ...
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        """Store the result of work that this claim completed; does nothing if it did not."""
+        ...
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        """PROCESSING -> FAILED with the attempt's retry number; ends the lease. False if stale."""
+        ...
+
+    def give_back(self, claim: Claim) -> bool:
+        """PROCESSING -> NEW; ends the lease; not a crash. False if stale.
+
+        A claim without work only ends its lease: False if its keys did not carry it any more, True
+        where that cannot be told.
+        """
+        ...
+
+    def crash(self, claim: Claim, error: str) -> bool:
+        """A body ended its process: ends the lease, and leaves the work PROCESSING, with `error`.
+
+        The next claim is a takeover, or makes the work DEAD, as after a lease that ran out, but
+        need not wait for that. The user's own row stays as it is. False if stale.
+        """
+        ...
+
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        """PROCESSING -> NEW, because the database ended the body's transaction; ends the lease.
+
+        The `most`th time in a row -> FAILED, with the reason. The state it has now; None if stale.
+        """
+        ...
+
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        """Renew many claims, each for its `ttl_s` from now, in one statement a batch.
+
+        One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
+        completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).
+        """
+        ...
+
+    def uncount_crash(self, claim: Claim) -> None:
+        """A holder whose lease was taken over is alive after all: uncount its crash, once."""
+        ...
+
+    def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
+        """Publish the message again and record its number of deferrals; False if superseded.
+
+        The number is the message's in this work: it says nothing of another work that the same id
+        was used for.
+
+        Holds the message's row locked while `publish(deferrals + 1)` runs, and commits the number
+        only after it returned, so that a crash in between leaves one copy too many, never one
+        too few, and fifty duplicates at once leave one copy, not fifty.
+        """
+        ...
+
+    def revoke(self, work: str, *, message: str) -> bool:
+        """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
+        ...
+
+    def view(self, work: str) -> WorkView | None:
+        """A work's record."""
+        ...
+
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        """Another work of the same task that this message has done; None if there is none.
+
+        Reads every record: ask it only of messages that may have.
+        """
+        ...
+
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
+        """Raise LedgerSchemaError unless the tables are there in this library's version.
+
+        Also unless the users' own tables have what `rows` declare.
+        """
+        ...
+
+    def create_schema(self) -> None:
+        """Create what is missing; asked again it does nothing."""
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class OperatorLedger(Ledger, Protocol):
+    """What people ask of a ledger: by `taskguard work`, `ledger` and `purge`, and by the admin."""
+
+    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
+        """The records of all work in a state, what started last first."""
+        ...
+
+    def requeue(self, work: str, *, reason: str) -> bool:
+        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
+        ...
+
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """End the lease of a holder that is known to be gone. False if it is not the holder."""
+        ...
+
+    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
+
+        Raises ConfigurationError where that is too early.
+        """
+        ...
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Bring tables of an older version to this library's. The versions before and after."""
+        ...
+
+    def upgrade_statements(self) -> list[str]:
+        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        ...
+
+
+class OutboxLedger(Ledger, Protocol):
+    """A ledger that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+
+    def enqueue(
+        self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
+
+        Raises CallTooLargeError or ConfigurationError.
+        """
+        ...
+
+    def enqueue_external(
+        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+    ) -> None:
+        """The same in the transaction that another library has open on `external`."""
+        ...
+
+    def overdue(
+        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+    ) -> list[Overdue]:
+        """Work that is overdue; `outbox.py` says when it is."""
+        ...
+
+    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
+        """Note that the messages of these were sent again; not `counted`: it was only tried."""
+        ...
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
+        ...
+
+
+class DatabaseLedger(OperatorLedger, OutboxLedger, Protocol):
+    """A ledger for deliveries, people and the outbox, as `SqlLedger` is: what `connect()` takes."""

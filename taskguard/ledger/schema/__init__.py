@@ -1,0 +1,1 @@
+"""How the tables change, who may use them, and whose database they are in."""

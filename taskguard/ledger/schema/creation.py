@@ -1,0 +1,88 @@
+"""The tables as they are made: by `taskguard ledger create`, and as SQL for a migration.
+
+Guarantees: several processes that create them at once make them once; asked again it does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.engine import read_url
+from taskguard.ledger.schema.upgrades import expect_version
+from taskguard.ledger.tables import METADATA, SCHEMA, SCHEMA_VERSION
+
+__all__ = ["create", "ddl", "ddl_statements", "include_name"]
+
+_TRIES = 5  # if several processes create tables at once, MySQL refuses all but one
+
+
+def create(database: Database) -> None:
+    """Create what is missing. Raises LedgerSchemaError if there are tables of another version."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(TransactionRetryError):
+            _create(database)
+            return
+    _create(database)
+
+
+def _create(database: Database) -> None:
+    with database.transaction(bounded=False) as db:
+        dialect = database.dialect
+        dialect.lock_schema(db)
+        for table in METADATA.sorted_tables:
+            db.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            for index in table.indexes:
+                dialect.create_index(db, index)
+        version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+        if version is None:
+            db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
+        else:
+            expect_version(version)
+
+
+def ddl(url: str) -> str:
+    """The SQL that `create()` would run, for a review or a migration."""
+    return "".join(f"{each};\n\n" for each in ddl_statements(url))
+
+
+def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
+    """The SQL that makes the ledger's tables, one statement after the other, for a migration.
+
+    Args:
+        url: a SQLAlchemy URL, of which only the kind of database and the driver matter.
+        if_not_exists: the statements do no harm where the tables are there; by default they fail.
+
+    Raises:
+        ConfigurationError: the URL cannot be read.
+    """
+    dialect = read_url(url).get_dialect()()
+    parts: list[Any] = []
+    for table in METADATA.sorted_tables:
+        parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))
+        parts += [
+            sa.schema.CreateIndex(index, if_not_exists=if_not_exists) for index in table.indexes
+        ]
+    tables = [str(part.compile(dialect=dialect)).strip() for part in parts]
+    values = sa.insert(SCHEMA).values(version=SCHEMA_VERSION)
+    if if_not_exists:
+        there = sa.select(SCHEMA.c.version)
+        new = sa.select(sa.literal(SCHEMA_VERSION)).where(~there.exists())
+        values = sa.insert(SCHEMA).from_select(["version"], new)
+    version = str(values.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+    return [*tables, version]
+
+
+def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+    """False for the ledger's tables: `context.configure(include_name=taskguard.include_name)`.
+
+    For Alembic. The ledger's tables are no part of an application's models: `alembic revision
+    --autogenerate` would drop them. Everything else is included.
+    """
+    del parent_names
+    return type_ != "table" or name not in METADATA.tables

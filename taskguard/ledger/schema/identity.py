@@ -1,0 +1,108 @@
+"""Whether a connection reaches the ledger's database, before anything is written by it.
+
+Guarantees: two databases that both have taskguard's tables are told apart, by a random mark that
+the ledger commits once in its own, in a row of `taskguard_keys` that no claim can have and no purge
+takes; on SQLite by the file.
+
+Does not tell a database from a copy of it (a restored backup). A transaction that keeps its
+snapshot and is older than the mark does not see it, and is refused: at most the first one ever.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError, LedgerSchemaError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.tables import KEYS
+
+__all__ = ["Identity"]
+
+# Keys hold no blanks.
+_KEY = "the database"
+_FOR_EVER_US = 2**62
+
+
+class Identity:
+    """The mark of the database of `database`, made when it is first asked for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._mark: str | None = None
+
+    def require(self, db: sa.Connection, *, work: str) -> None:
+        """Raise ConfigurationError unless `db` reaches the same database, and the same tables."""
+        ours = self._database.engine
+        if db.engine.pool is ours.pool:
+            return
+        if _kind(db.dialect) != _kind(ours.dialect) or not self._is_of(db):
+            raise ConfigurationError(
+                f"{work} was enqueued in a transaction that is not in the ledger's database "
+                f"({self._database.place}), or finds its tables in another schema: the two do not "
+                "commit together, and nobody would look for it there. Nothing was written. Give "
+                "session= one of the ledger's database, or configure the ledger there "
+                "(TASKGUARD_LEDGER_URL)."
+            )
+
+    def _is_of(self, db: sa.Connection) -> bool:
+        if self._database.dialect.one_writer:
+            return _same_file(_file_of(db), self._database.engine.url.database)
+        if self._mark is None:
+            self._mark = self._make()
+        try:
+            with self._database.translated():
+                seen = db.execute(_select()).scalar()
+        except (LedgerSchemaError, sa.exc.ProgrammingError):
+            return False  # the database has no such tables
+        if seen == self._mark:
+            return True
+        # The cached mark may be out of date: tests empty the tables.
+        self._mark = self._make()
+        # A locking read: on MariaDB and MySQL only that sees past the snapshot.
+        again = db.execute(_select().with_for_update(read=True)).scalar()
+        return bool(again == self._mark)
+
+    def _make(self) -> str:
+        row = {
+            "key": _KEY,
+            "fence": 0,
+            "owner": os.urandom(16).hex(),
+            "lease_until": _FOR_EVER_US,
+        }
+
+        def ask() -> str:
+            with self._database.transaction() as own:
+                found = own.execute(_select()).scalar()
+                if found is None:
+                    own.execute(self._database.dialect.insert_missing(KEYS, row))
+                    found = own.execute(_select()).scalar_one()
+                return str(found)
+
+        return self._database.twice(ask)
+
+
+def _kind(dialect: sa.Dialect) -> str:
+    """SQLAlchemy has two names for MariaDB, by the URL."""
+    return "mysql" if dialect.name == "mariadb" else dialect.name
+
+
+def _select() -> Any:
+    return sa.select(KEYS.c.owner).where(KEYS.c.key == _KEY)
+
+
+def _file_of(db: sa.Connection) -> str | None:
+    databases = db.exec_driver_sql("PRAGMA database_list").all()
+    return next((str(row[2]) for row in databases if row[1] == "main"), None)
+
+
+def _same_file(one: str | None, other: str | None) -> bool:
+    if not one or not other:
+        return False  # a database in memory has one connection's alone
+    try:
+        return Path(one).samefile(other)
+    except OSError:
+        return False

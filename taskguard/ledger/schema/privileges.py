@@ -1,0 +1,79 @@
+"""Whether the ledger's user may do all that workers do, found out before one of them begins.
+
+Guarantees: each privilege is tried by a statement that uses it and changes nothing, on every kind
+of database; the error names all that is refused. A missing column is found this way, too. What only
+people's commands do (`taskguard purge` deletes) is not asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import LedgerSchemaError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+
+__all__ = ["check_privileges", "check_privileges_on_row"]
+
+
+def check_privileges(database: Database) -> None:
+    """Raise LedgerSchemaError unless the ledger's tables can be read, filled and changed."""
+    refused: list[str] = []
+    causes: list[Exception] = []
+    for table in (KEYS, WORK, MESSAGES):
+        nothing = sa.select(table).where(sa.false())
+        names = [column.name for column in table.columns]
+        tried = {
+            "SELECT": nothing,
+            "INSERT": sa.insert(table).from_select(names, nothing),
+            "UPDATE": sa.update(table).where(sa.false()).values(dict.fromkeys(names)),
+        }
+        for privilege, statement in tried.items():
+            error = _refusal(database, statement)
+            if error is not None:
+                refused.append(f"{privilege} on {table.name} ({_said(error)})")
+                causes.append(error)
+                break  # an INSERT that selects would be refused for the same reason
+    if refused:
+        raise LedgerSchemaError(
+            f"The ledger's user may not do all that is needed in {database.place}: "
+            f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on {KEYS.name}, "
+            f"{WORK.name} and {MESSAGES.name}; if a column is missing, the tables are not those "
+            "of this version. Until then nothing guarded can run."
+        ) from causes[0]
+
+
+def check_privileges_on_row(database: Database, declared: GuardedRow) -> None:
+    """Raise LedgerSchemaError unless the user's own table can be read, and its state moved."""
+    table, columns = declared.table, (declared.state, declared.fence)
+    tried: tuple[tuple[str, Any], ...] = (
+        ("SELECT", sa.select(*declared.id, *columns).where(sa.false())),
+        ("UPDATE", sa.update(table).where(sa.false()).values({each: each for each in columns})),
+    )
+    for privilege, statement in tried:
+        error = _refusal(database, statement)
+        if error is not None:
+            raise LedgerSchemaError(
+                f"The ledger's user may not {privilege} {table.fullname} in {database.place} "
+                f"({_said(error)}), whose rows row= moves. GRANT it SELECT and UPDATE on it."
+            ) from error
+
+
+def _refusal(database: Database, statement: Any) -> Exception | None:
+    """What the database says to a statement that it refuses; each in a transaction of its own."""
+    try:
+        with database.transaction() as db:
+            db.execute(statement)
+    except LedgerSchemaError as error:
+        return error
+    return None
+
+
+def _said(error: Exception) -> str:
+    """The driver's own words, which contain no password and no value."""
+    cause: Any = error.__cause__
+    origin = getattr(cause, "orig", None) or cause
+    return str(origin.args[-1] if origin.args else origin).partition("\n")[0]

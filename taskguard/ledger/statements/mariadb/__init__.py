@@ -1,0 +1,103 @@
+"""MariaDB, by PyMySQL: a compound statement, one round trip, for a first claim and a completion.
+
+Guarantees the same answers as the portable statements; what one message does not know (a work that
+is to be taken over, a race with another claim, several keys, a row of the user's own) is left to
+those. After a claim no transaction is open, whatever came of it. The statements stand in the files
+beside this one.
+
+On connections of the ledger's own. MySQL knows compound statements only in procedures.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
+from taskguard.ledger.statements.portable import Statements
+from taskguard.ledger.statements.stored import statement
+from taskguard.states import Decision
+
+__all__ = ["MariaDBStatements"]
+
+_CLAIM = statement(__package__, "claim")
+_COMPLETE = statement(__package__, "complete")
+
+
+class _Found(NamedTuple):
+    """The one row of claim.sql: a grant; or, without a `state`, who holds the key, if anybody does;
+    or the work as it is, with those of its columns that an answer is made of.
+    """
+
+    now_us: int
+    granted_fence: int | None
+    owner: str | None = None
+    lease_until: int = 0
+    recorded_retries: int = 0
+    recorded_deferrals: int = 0
+    state: str | None = None
+    final: int = 0
+    message: str = ""
+    retries: int = 0
+    fence: int = 0
+    crashes: int = 0
+    fingerprint: str | None = None
+    result: str | None = None
+    error: str | None = None
+    finished: int | None = None
+
+
+class MariaDBStatements(Statements):
+    """First claims, and completions of one key, in one message each."""
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        plain = request.work is not None and request.row is None and not request.formerly
+        found = self._claim_first(request) if plain and len(request.keys) == 1 else None
+        return super().claim(request) if found is None else found
+
+    def _claim_first(self, request: ClaimRequest) -> ClaimAnswer | None:
+        values = {
+            "key": request.keys[0],
+            "owner": str(request.owner),
+            "ttl_us": int(request.ttl_s * 1e6),
+            "work": request.work,
+            "task": request.task,
+            "message": request.message.name,
+            "retries": request.message.retries,
+            "deferrals": request.message.deferrals,
+            "may_create": request.may_create,
+            "fingerprint": request.fingerprint,
+            "call": request.call,
+            "recoverable": request.call is not None,  # else so long a text would be sent twice
+        }
+        try:
+            found = self.database.ask_apart(_CLAIM, values)
+        except self.database.engine.dialect.loaded_dbapi.Error:
+            # A text that is too long, or a session that reads statements in another way (sql_mode =
+            # 'ORACLE'): the portable ones get through, or say it by SQLAlchemy.
+            return None
+        return _answered(request, _Found(*found[0])) if found else None
+
+    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+        if len(claim.keys) != 1 or claim.formerly:
+            return super().complete(db, claim, result_json)
+        if claim.row is not None:
+            rows.complete(db, claim)
+        values = claim.name | {"key": claim.keys[0], "result": result_json}
+        return self.database.ask_in(db, _COMPLETE, values) == [(1,)]
+
+
+def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
+    if found.granted_fence is not None:
+        return claimed(request, found.granted_fence, None, Decision.CREATE)
+    if found.state is None and found.owner is not None:
+        return busy_key(found.owner, found.lease_until, None, found.now_us)
+    row = found if found.state is not None else None
+    recorded = found.recorded_retries, found.recorded_deferrals
+    decision = decide_row(request, row, recorded, found.now_us)
+    if decision in CLAIMABLE or decision is Decision.BURY:
+        return None
+    return answer(request, row, decision, found.now_us)

@@ -1,0 +1,69 @@
+-- Claim one key and one work that is new. It is granted here where states.decide() creates; the
+-- contract suite compares the two.
+--
+-- The first half reads alone, without a lock: a work that is known is for the caller to judge. Only
+-- the second decides, from rows nobody else can change; it says nothing where the work came first,
+-- and the caller looks again. Nothing is open at the end, however it ends.
+--
+-- Texts are compared with columns, never with variables: those have a collation of their own.
+begin not atomic
+    declare known, mine boolean;
+    declare recorded_retries, recorded_deferrals int;
+    declare last_fence, held_until, now_us, granted_fence bigint;
+    -- Under another key the work came first.
+    declare exit handler for 1062 rollback;
+    declare exit handler for sqlexception begin rollback; resignal; end;
+
+    select count(*) into known from taskguard_work where id = %(work)s;
+
+    if known or not %(may_create)s then
+        select coalesce(max(retries), 0), coalesce(max(deferrals), 0)
+        into recorded_retries, recorded_deferrals
+        from taskguard_messages where message = %(message)s and work = %(work)s;
+        select
+            timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
+            recorded_retries, recorded_deferrals,
+            state, final, message, retries, fence, crashes, fingerprint, result, error, finished
+        from taskguard_work where id = %(work)s;
+        rollback;
+    else
+        insert into taskguard_keys (`key`, fence, owner, lease_until)
+        values (%(key)s, 0, '', 0)
+        on duplicate key update `key` = `key`;
+        select fence, lease_until, owner = %(owner)s into last_fence, held_until, mine
+        from taskguard_keys where `key` = %(key)s for update;
+        select count(*) into known from taskguard_work where id = %(work)s for update;
+        select coalesce(max(retries), 0), coalesce(max(deferrals), 0)
+        into recorded_retries, recorded_deferrals
+        from taskguard_messages where message = %(message)s and work = %(work)s;
+        -- In a statement of its own: after all waiting for row locks.
+        set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
+
+        if known or mine then
+            rollback;
+        elseif (%(retries)s, %(deferrals)s) < (recorded_retries, recorded_deferrals) then
+            select now_us, null, null, null, recorded_retries, recorded_deferrals;
+            rollback;
+        elseif held_until <= now_us then
+            set granted_fence = greatest(now_us, last_fence + 1);
+            update taskguard_keys
+            set fence = granted_fence, owner = %(owner)s, lease_until = now_us + %(ttl_us)s
+            where `key` = %(key)s and fence = last_fence and lease_until = held_until;
+            insert into taskguard_work (
+                id, task, `key`, message, retries, state, final, fence, owner, lease_until,
+                attempts, crashes, crashed_owner, fingerprint, `call`, due, created, started
+            )
+            values (
+                %(work)s, %(task)s, %(key)s, %(message)s, %(retries)s,
+                'PROCESSING', 0, granted_fence, %(owner)s, now_us + %(ttl_us)s,
+                1, 0, '', %(fingerprint)s, %(call)s,
+                case when %(recoverable)s then now_us + %(ttl_us)s end, now_us, now_us
+            );
+            commit;
+            select now_us, granted_fence;
+        else
+            select now_us, null, owner, lease_until from taskguard_keys where `key` = %(key)s;
+            rollback;
+        end if;
+    end if;
+end

@@ -1,0 +1,137 @@
+"""The statements that are right on every database that SQLAlchemy knows: several for each change.
+
+Guarantees what `protocol.py` says of a claim, a completion and a renewal. A kind of database
+that does one of them in a single message overrides that, and leaves to these what the message
+cannot decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
+from taskguard.ledger.statements import claims, renewals
+from taskguard.ledger.tables import (
+    FREE,
+    KEYS,
+    WORK,
+    held,
+    of_claim,
+    processed,
+)
+from taskguard.states import State
+
+__all__ = ["WRITE_LOCK_S", "Statements"]
+
+WRITE_LOCK_S = 5.0
+
+
+class Statements:
+    """The statements on one database, by one Engine."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Decide and record, in one transaction, whether this delivery may run.
+
+        Raises LockTimeoutError or TransactionRetryError where others hold the rows.
+        """
+        return claims.claim(self.database, request)
+
+    def peek(self, request: ClaimRequest) -> claims.Seen:
+        """What a claim would find."""
+        return claims.peek(self.database, request)
+
+    # -- a holder's transaction ---------------------------------------------------------------
+
+    def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
+        """Set the bounds of the ledger's transactions on an open one of the user's connection.
+
+        Returns its isolation level, if that is known from this, and whether it sees the claim.
+        """
+        self.database.dialect.begun(db, idle_s=idle_s)
+        return None, self.stands(db, claim)
+
+    def stands(self, db: sa.Connection, claim: Claim) -> bool:
+        """Whether the claim is seen to stand."""
+        return bool(self.database.read(db, self.database.once(_seeing), claim.name))
+
+    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+        """PROCESSING -> DONE in the transaction of `db`. False: the claim does not stand.
+
+        In this order: the user's row, the keys, the work. Raises RowMovedError for the user's row.
+        """
+        if claim.row is not None:
+            rows.complete(db, claim)
+        held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
+        end_key, end_work = self.database.once(_completing)
+        if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
+            return False
+        done = {"json": result_json, **held_by}
+        return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.work_ids)
+
+    def sees_the_end(self, claim: Claim) -> bool:
+        """Whether `complete()` completes nothing where the body has ended its transaction.
+
+        If not, the caller asks before whether it has ended.
+        """
+        del claim
+        return False
+
+    def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
+        """PROCESSING -> DONE by one statement that commits itself. False: it changed nothing.
+
+        None: there is no such statement for this claim.
+        """
+        del claim, result_json
+        return None
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        """Store the result of a work that this claim completed."""
+        completed = (
+            WORK.c.id.in_(claim.work_ids),
+            WORK.c.state == State.DONE.value,
+            WORK.c.fence == claim.fence,
+            WORK.c.owner == str(claim.owner),
+        )
+        with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            db.execute(sa.update(WORK).where(*completed).values(result=result_json))
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        """Renew many claims; rows that somebody has locked are skipped."""
+        return renewals.renew(self.database, claims)
+
+
+def _seeing(database: Database) -> Prepared:
+    return Prepared(sa.select(WORK.c.id).where(of_claim()), database.engine.dialect)
+
+
+def _completing(database: Database) -> tuple[Prepared, Prepared]:
+    """The UPDATEs of a key and of the work. Parameters cannot have the names of columns in SET.
+
+    Two statements also where one UPDATE could do both: MariaDB then keeps the second row in a
+    temporary table, which takes five times as long.
+    """
+    fence: Any = sa.bindparam("my_fence")
+    owner: Any = sa.bindparam("my_owner")
+    key = sa.update(KEYS).where(held([sa.bindparam("my_key")], fence, owner))
+    work = sa.update(WORK).where(processed(sa.bindparam("my_work"), fence, owner))
+    done = work.values(
+        state=State.DONE.value,
+        result=sa.bindparam("json"),
+        lease_until=0,
+        call=None,
+        due=None,
+        finished=database.now(),
+    )
+    dialect = database.engine.dialect
+    return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

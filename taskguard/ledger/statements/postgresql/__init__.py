@@ -1,0 +1,303 @@
+"""PostgreSQL 14 or later, by psycopg: one statement, one round trip, for each change of a claim.
+
+Guarantees the same answers as the portable statements; what a single statement cannot see (a race
+with another claim, a burial, several keys, former ids) is left to those. The statements stand in
+the files beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.dialects.postgresql import bounds, milliseconds
+from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import (
+    Claim,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    RowRef,
+)
+from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
+from taskguard.ledger.statements.postgresql import own_row
+from taskguard.ledger.statements.stored import statement
+from taskguard.ledger.tables import FREE, KEYS, of_claim
+from taskguard.locks.base import Renewal
+from taskguard.states import Decision, Place, State
+
+__all__ = ["PostgreSQLStatements"]
+
+_CLAIMS_PER_STATEMENT = 1000
+
+
+_CLAIM = statement(__package__, "claim")
+_CLAIM_KEY = statement(__package__, "claim_key")
+_COMPLETE = statement(__package__, "complete")
+_RENEW = statement(__package__, "renew")
+_STORE_RESULT = statement(__package__, "store_result")
+
+
+class _Found(NamedTuple):
+    """The one row of claim.sql: the work as it was, and what was granted."""
+
+    now_us: int
+    recorded_retries: int
+    recorded_deferrals: int
+    id: str | None
+    message: str
+    retries: int
+    state: str
+    final: int
+    fence: int
+    owner: str
+    lease_until: int
+    attempts: int
+    crashes: int
+    progress: str | None
+    result: str | None
+    error: str | None
+    finished: int | None
+    fingerprint: str | None
+    eligible: bool
+    granted_fence: int | None
+    claimed_attempts: int | None
+    claimed_crashes: int
+    claimed_progress: str | None
+    holder: str
+    held_until: int | None
+    flush: str | None
+
+
+class _FoundKey(NamedTuple):
+    """The one row of claim_key.sql."""
+
+    now_us: int
+    granted_fence: int | None
+    holder: str
+    held_until: int | None
+    flush: str | None
+
+
+class _FoundHold(NamedTuple):
+    """A row of renew.sql."""
+
+    owner: str
+    state: str | None
+    standing: bool
+    renewed: bool
+
+
+class PostgreSQLStatements(Statements):
+    """In one statement each, where that can decide."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._lock_timeout = str(milliseconds(database.lock_timeout_s))
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        if len(request.keys) != 1 or request.formerly or not own_row.fits(request.row):
+            return super().claim(request)
+        if request.work is None:
+            found = self._claim_key(request)
+        elif request.row is not None:
+            found = self._claim_with_row(request)
+        else:
+            found = self._claim_work(request)
+        if found is not None:
+            return found
+        decided = super().claim(request)
+        if not isinstance(decided, Claimed):
+            # The one statement may have got the key where another had just got the work.
+            self._free_keys(request)
+        return decided
+
+    def _claim_work(self, request: ClaimRequest) -> ClaimAnswer | None:
+        return _answered(request, _Found(*self.database.ask(_CLAIM, self._asked(request))[0]))
+
+    def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
+        found = _FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
+        if found.granted_fence is not None:
+            return Claimed(Claim(request, found.granted_fence))
+        return _held(found, None)
+
+    def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
+        """With the user's own row in the statement, where that is NEW; else None."""
+        assert request.row is not None  # noqa: S101
+        dialect = self.database.engine.dialect
+        text = own_row.claiming(rows.declared_of(request.row), dialect)
+        values = self._asked(request) | own_row.values(request.row, dialect)
+        answered = _answered(request, _Found(*self.database.ask(text, values)[0]), Place.NEW)
+        return answered if isinstance(answered, Claimed) else None
+
+    def _asked(self, request: ClaimRequest) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "key": request.keys[0],
+            "owner": str(request.owner),
+            "ttl_us": int(request.ttl_s * 1e6),
+            "lock_timeout": self._lock_timeout,
+        }
+        if request.work is None:
+            return values
+        return values | {
+            "work": request.work,
+            "task": request.task,
+            "message": request.message.name,
+            "retries": request.message.retries,
+            "deferrals": request.message.deferrals,
+            "max_crashes": request.max_crashes,
+            # The user's own row tells for ever what was done.
+            "may_create": request.may_create or request.row is not None,
+            "fingerprint": request.fingerprint,
+            "call": request.call,
+        }
+
+    def _free_keys(self, request: ClaimRequest) -> None:
+        with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            db.execute(
+                sa.update(KEYS)
+                .where(KEYS.c.key.in_(request.keys), KEYS.c.owner == str(request.owner))
+                .values(owner=FREE, lease_until=0)
+            )
+
+    # -- a holder's transaction ---------------------------------------------------------------
+
+    def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
+        settings = bounds(idle_s)
+        values = {_bound(name): value for name, value in settings.items()} | claim.name
+        [row] = self.database.read(db, self.database.once(_admitting, *settings), values)
+        return row.level.upper(), row.seen
+
+    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+        if not self.sees_the_end(claim):
+            return super().complete(db, claim, result_json)
+        values = _ending(claim, result_json, begun=True)
+        if claim.row is None:
+            return bool(self.database.ask_in(db, _COMPLETE, values))
+        if self.database.ask_in(db, *self._completing(claim.row, values)):
+            return True
+        rows.confirm(db, claim)
+        return False
+
+    def sees_the_end(self, claim: Claim) -> bool:
+        return len(claim.keys) == 1 and not claim.formerly and own_row.fits(claim.row)
+
+    def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
+        if not self.sees_the_end(claim):
+            return None
+        values = _ending(claim, result_json, begun=False)
+        if claim.row is None:
+            return bool(self.database.ask(_COMPLETE, values))
+        try:
+            return bool(self.database.ask(*self._completing(claim.row, values)))
+        except self.database.engine.dialect.loaded_dbapi.Error:
+            return None  # what its owner made of the row refuses it: a constraint
+
+    def _completing(self, ref: RowRef, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        dialect = self.database.engine.dialect
+        text = own_row.completing(rows.declared_of(ref), dialect)
+        return text, values | own_row.values(ref, dialect)
+
+    def store_result(self, claim: Claim, result_json: str) -> None:
+        if claim.formerly:
+            super().store_result(claim, result_json)
+            return
+        values = claim.name | {"result": result_json, "lock_timeout": self._lock_timeout}
+        self.database.ask(_STORE_RESULT, values)
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        answers: list[str] = []
+        for start in range(0, len(claims), _CLAIMS_PER_STATEMENT):
+            answers += self._renew(claims[start : start + _CLAIMS_PER_STATEMENT])
+        return answers
+
+    def _renew(self, claims: Sequence[Claim]) -> list[str]:
+        asked = [(claim, key, work) for claim in claims for key, work in _pairs(claim)]
+        found = self.database.ask(
+            _RENEW,
+            {
+                "owners": [str(claim.owner) for claim, _, _ in asked],
+                "fences": [claim.fence for claim, _, _ in asked],
+                "work_ids": [work for _, _, work in asked],
+                "ttls_us": [int(claim.request.ttl_s * 1e6) for claim, _, _ in asked],
+                "keys": [key for _, key, _ in asked],
+                "lock_timeout": self._lock_timeout,
+            },
+            renewal=True,
+        )
+        by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
+        return [_renewal(claim, by_owner[str(claim.owner)]) for claim in claims]
+
+
+def _answered(
+    request: ClaimRequest, found: _Found, place: Place | None = None
+) -> ClaimAnswer | None:
+    row = found if found.id is not None else None
+    fence, attempt = found.granted_fence, found.claimed_attempts
+    if row is None and fence is not None and attempt is not None:
+        return Claimed(Claim(request, fence))  # the first, by the statement's own word
+    recorded = found.recorded_retries, found.recorded_deferrals
+    decision = decide_row(request, row, recorded, found.now_us, place)
+    if decision is Decision.AGAIN:
+        return None  # the statement knows of the record alone
+    if fence is not None and attempt is not None:
+        return Claimed(
+            Claim(request, fence),
+            attempt=attempt,
+            takeover=decision is Decision.TAKEOVER,
+            crashes=found.claimed_crashes,
+            progress_json=found.claimed_progress,
+        )
+    if fence is not None or decision is Decision.BURY:
+        return None
+    if decision not in CLAIMABLE:
+        return answer(request, row, decision, found.now_us)
+    return _held(found, row)
+
+
+def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
+    """The key is another's; None where it was not yet so in the statement's snapshot."""
+    if found.held_until is None or found.held_until <= found.now_us:
+        return None
+    return busy_key(found.holder, found.held_until, row, found.now_us)
+
+
+def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, Any]:
+    """What completes. `begun`: in the holder's transaction, and in no later one; else alone."""
+    values = {"key": claim.keys[0], "result": result_json, "begun": begun}
+    return claim.name | values
+
+
+def _admitting(database: Database, *names: str) -> Prepared:
+    level = sa.func.current_setting("transaction_isolation").label("level")
+    seen = sa.exists().where(of_claim()).label("seen")
+    bounded = [sa.func.set_config(name, sa.bindparam(_bound(name)), True) for name in names]
+    return Prepared(sa.select(level, seen, *bounded), database.engine.dialect)
+
+
+def _bound(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
+    """Each of its keys, and each of its records, in as few pairs as have all of them."""
+    keys, work_ids = claim.keys, claim.work_ids or (None,)
+    number = max(len(keys), len(work_ids))
+    return [(keys[at % len(keys)], work_ids[at % len(work_ids)]) for at in range(number)]
+
+
+def _renewal(claim: Claim, row: _FoundHold) -> str:
+    if row.renewed:
+        return Renewal.RENEWED
+    if row.state == State.DONE.value:
+        return Renewal.SKIPPED  # by this very claim, a moment ago
+    if claim.work is not None and row.state != State.PROCESSING.value:
+        return Renewal.TAKEN
+    return Renewal.SKIPPED if row.standing else Renewal.TAKEN

@@ -1,0 +1,62 @@
+-- Renew many claims at once. A hold has one row here for each of its keys, and for each record of its
+-- work, if those are more; it is renewed if all keys and a record are free to be locked, and skipped
+-- otherwise: its holder, or a claimer, is at work on them, and the others' renewals must not wait for
+-- that.
+with asked as materialized (
+    select
+        (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
+        set_config('lock_timeout', %(lock_timeout)s::text, true)
+),
+mine as materialized (
+    select * from unnest(
+        %(owners)s::text[], %(fences)s::bigint[], %(work_ids)s::text[],
+        %(ttls_us)s::bigint[], %(keys)s::text[]
+    ) as hold (owner, fence, work, ttl_us, key)
+),
+free as materialized (
+    select k.key
+    from taskguard_keys k
+    join mine on mine.key = k.key and mine.owner = k.owner and mine.fence = k.fence
+    order by k.key
+    for update of k skip locked
+),
+free_works as materialized (
+    select w.owner
+    from taskguard_work w
+    join mine on mine.work = w.id and mine.owner = w.owner and mine.fence = w.fence
+    where w.state = 'PROCESSING'
+    order by w.id
+    for update of w skip locked
+),
+whole as materialized (
+    select mine.owner
+    from mine left join free on free.key = mine.key
+    where mine.work is null or mine.owner in (select owner from free_works)
+    group by mine.owner
+    having count(free.key) = count(mine.key)
+),
+renewed_work as (
+    update taskguard_work w set
+        lease_until = asked.now_us + mine.ttl_us,
+        due = case when w.due is not null then asked.now_us + mine.ttl_us end
+    from asked, mine join whole on whole.owner = mine.owner
+    where w.id = mine.work and w.state = 'PROCESSING'
+        and w.fence = mine.fence and w.owner = mine.owner
+    returning w.owner
+),
+keys as (
+    update taskguard_keys k set lease_until = asked.now_us + mine.ttl_us
+    from asked, mine join whole on whole.owner = mine.owner
+    where k.key = mine.key
+        and (mine.work is null or mine.owner in (select owner from renewed_work))
+    returning k.owner
+)
+select
+    mine.owner,
+    w.state,
+    bool_and(coalesce(k.owner = mine.owner and k.fence = mine.fence, false)) as standing,
+    mine.owner in (select owner from keys) as renewed
+from mine
+left join taskguard_work w on w.id = mine.work and w.owner = mine.owner
+left join taskguard_keys k on k.key = mine.key
+group by mine.owner, w.state

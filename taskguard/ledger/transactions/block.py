@@ -1,0 +1,146 @@
+"""What the driver said on a connection while a body had it, and of whose connection an error is.
+
+Guarantees: what the database asked for in a guarded transaction is known at its end, also if the
+body caught the error; an error of another connection is not taken for the ledger's, where the
+driver is written in Python or SQLAlchemy is above it.
+
+Does not tell the errors of two connections of sqlite3 apart, past SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.protocol import Claim
+from taskguard.ledger.refusals import ended_in_block, lock_not_given
+
+__all__ = ["Block", "hand_out", "take_back", "watch"]
+
+_ERRORS_KEPT = 8  # the one that leaves the block is among the last
+
+
+class Block:
+    """What the driver said on a connection while a body had it.
+
+    A body may catch an error, raise another, or write somewhere else as well: what the database
+    asked for is known from here, and errors of other connections are the body's own.
+
+    Attributes:
+        claim: whose transaction it is.
+        size: the size of the longest statement that failed, with its values, in bytes, roughly.
+        lost: the error by which the connection broke.
+        asked: what the database asked for last, as an error of taskguard's: to run the body again,
+            or that a lock was not given.
+    """
+
+    def __init__(self, claim: Claim, database: Database) -> None:
+        self.claim = claim
+        self._database = database
+        self._drivers_error: Any = database.engine.dialect.loaded_dbapi.Error
+        self._errors: deque[BaseException] = deque(maxlen=_ERRORS_KEPT)
+        self.size = 0
+        self.lost: BaseException | None = None
+        self.asked: Exception | None = None
+
+    def note(self, context: sa.engine.ExceptionContext) -> None:
+        """An error on this connection, as SQLAlchemy tells it."""
+        error = context.original_exception
+        if not isinstance(error, self._drivers_error):
+            return  # an interrupt says nothing about the database
+        self._errors.append(error)
+        self.size = max(self.size, _size(context.statement) + _size(context.parameters))
+        mapped = self._database.map(error)
+        if isinstance(mapped, LockTimeoutError):
+            if self._database.dialect.lock_timeouts_abort:
+                self.asked = lock_not_given(self.claim)
+        elif isinstance(mapped, TransactionRetryError):
+            self.asked = mapped
+        if context.is_disconnect:
+            self.lost = error
+
+    def has(self, error: BaseException, driver: Any) -> bool:
+        """Whether an error is of this connection; `driver` is the driver's own connection."""
+        origin = getattr(error, "orig", None) or error
+        if any(origin is each for each in self._errors):
+            return True
+        if isinstance(error, sa.exc.DBAPIError) or not isinstance(origin, self._drivers_error):
+            return False
+        # An error past SQLAlchemy: known by the connection in whose cursor it was raised, if any.
+        raised_on = connection_of(origin)
+        return raised_on is None or raised_on is driver
+
+
+# Connections in the hands of bodies. A body must not end its transaction: what it wrote would be
+# committed without DONE, or what came after would.
+_handed_out: WeakKeyDictionary[sa.Connection, Block] = WeakKeyDictionary()
+
+
+def hand_out(db: sa.Connection, block: Block) -> None:
+    """From here on the body has the connection: COMMIT and ROLLBACK are refused, errors noted."""
+    _handed_out[db] = block
+
+
+def take_back(db: sa.Connection) -> None:
+    """The body does not have the connection any more."""
+    _handed_out.pop(db, None)
+
+
+def watch(engine: sa.Engine) -> None:
+    """Listen on the Engine's connections, once."""
+    listen_once(engine, "commit", _refuse_an_end)
+    listen_once(engine, "begin", _refuse_an_end)
+    listen_once(engine, "handle_error", _note_error)
+
+
+def _refuse_an_end(db: sa.Connection) -> None:
+    """Before a COMMIT, and before the BEGIN that follows any end."""
+    block = _handed_out.get(db)
+    if block is not None:
+        raise ended_in_block(block.claim)
+
+
+def _note_error(context: sa.engine.ExceptionContext) -> None:
+    """Note an error of the connection, before the body can catch it."""
+    block = None if context.connection is None else _handed_out.get(context.connection)
+    if block is not None:
+        block.note(context)
+
+
+def _size(value: Any) -> int:
+    """The size of a text, of bytes, or of the values of one statement, in bytes, roughly."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    if isinstance(value, list):  # of several executions, one after the other
+        return max(map(_size, value), default=0)
+    return 0
+
+
+def connection_of(error: BaseException) -> Any:
+    """The driver's connection in whose cursor it was raised; None where that cannot be seen."""
+    trace = error.__traceback__
+    found = None
+    while trace is not None:
+        cursor = trace.tb_frame.f_locals.get("self")
+        if _is_drivers(cursor, error):
+            found = getattr(cursor, "connection", found)
+        trace = trace.tb_next
+    return found
+
+
+def _is_drivers(cursor: Any, error: BaseException) -> bool:
+    """Whether it is a cursor of the driver that raised the error."""
+    package = type(error).__module__.partition(".")[0]
+    return any(each.__module__.partition(".")[0] == package for each in type(cursor).__mro__)

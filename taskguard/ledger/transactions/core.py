@@ -1,0 +1,488 @@
+"""A holder's transaction: its effects and its end are committed together, or not at all.
+
+Guarantees: what is written on the connection is committed only if key and work still carry the
+claim's fence and owner at the end; nobody but the block ends the transaction; a connection of the
+user's own is the ledger's database, which is seen by the claim itself; a COMMIT that got no answer
+is resolved before anything is reported.
+
+Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on an Engine of the
+user's whose driver does not tell its state; nor tells the database from a writable copy of it that
+has the claim already (logical replication).
+
+Read next: `adapter.py`, for what the transaction may be on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+)
+from taskguard.ledger.connections.database import (
+    CannotWriteError,
+    Database,
+    LockTimeoutError,
+    driver_of,
+)
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.protocol import Claim
+from taskguard.ledger.refusals import (
+    broken_in_block,
+    ended_in_block,
+    failed_in_block,
+    key_of,
+    lock_not_given,
+    stale,
+)
+from taskguard.ledger.statements import Statements, statements_for
+from taskguard.ledger.tables import KEYS, WORK, holding, standing
+from taskguard.ledger.transactions import outcomes
+from taskguard.ledger.transactions.adapter import TransactionAdapter
+from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
+from taskguard.ledger.transactions.external import engine_for_external, on_external
+from taskguard.ledger.transactions.lent import adapter_of
+from taskguard.ledger.transactions.own import OwnConnection
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["GuardedTransaction", "Transactions"]
+
+_KEPT = "_taskguard_transactions"  # an attribute of an Engine, for its life
+_IN_TRANSACTION, _IN_ERROR = 2, 3  # psycopg.pq.TransactionStatus
+# A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
+_parents: list[Any] = []
+
+
+class Transactions:
+    """Holders' transactions on one database, by one Engine.
+
+    Args:
+        database: the ledger's database.
+        one_statement: see `SqlLedger`.
+        idle_in_transaction_s: see `SqlLedger`.
+        resolve_timeout_s: see `SqlLedger`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        one_statement: bool,
+        idle_in_transaction_s: float,
+        resolve_timeout_s: float,
+    ) -> None:
+        self.database = database
+        self.idle_s = idle_in_transaction_s
+        self._one_statement = one_statement
+        self._resolve_timeout_s = resolve_timeout_s
+        self._snapshots: bool | None = None
+        watch(database.engine)
+
+    @functools.cached_property
+    def statements(self) -> Statements:
+        """The statements for this database. LedgerUnavailableError: its kind is not known yet."""
+        return statements_for(self.database, one_statement=self._one_statement)
+
+    def open(
+        self, claim: Claim, *, on: Any = None, look_first: bool = True, of_body: bool = True
+    ) -> GuardedTransaction:
+        """A transaction for a `with` block.
+
+        Args:
+            claim: whose transaction it is.
+            on: the user's own session or connection to have it on; None: one of the ledger's.
+            look_first: a claim that is seen to be stale is refused before the body writes anything.
+            of_body: False: on a connection from a pool that bodies do not use.
+        """
+        if on is not None:
+            return GuardedTransaction(self, claim, adapter_of(on, claim))
+        pools = self.database.pools
+        share = pools.of_body(_depth()) if of_body else pools.ledgers
+        own = OwnConnection(self.statements.database, share, idle_s=self.idle_s, of_body=of_body)
+        return GuardedTransaction(self, claim, own, look_first=look_first)
+
+    def elsewhere(self, engine: sa.Engine) -> Transactions:
+        """Transactions on the same database by another Engine, whose driver may be another one."""
+        if engine is self.database.engine:
+            return self
+        kept: WeakKeyDictionary[Transactions, Transactions]
+        kept = vars(engine).setdefault(_KEPT, WeakKeyDictionary())
+        found = kept.get(self)
+        if found is None:
+            found = kept[self] = Transactions(
+                self.database.elsewhere(engine),
+                one_statement=self._one_statement,
+                idle_in_transaction_s=self.idle_s,
+                resolve_timeout_s=self._resolve_timeout_s,
+            )
+        return found
+
+    def keeps_snapshot(self, db: sa.Connection) -> bool:
+        """Whether transactions on the Engine of `db` see the rows as of their beginning."""
+        if self._snapshots is None:
+            ours = self.database.begins_itself
+            self._snapshots = not ours and self.database.dialect.keeps_snapshot(db)
+        return self._snapshots
+
+    def resolve(self, claim: Claim, error: BaseException, mark: str | None = None) -> None:
+        """What became of a COMMIT that got no answer; see `outcomes.resolve()`."""
+        outcomes.resolve(self.database, claim, error, timeout_s=self._resolve_timeout_s, mark=mark)
+
+    @contextmanager
+    def of_ledger(self) -> Iterator[None]:
+        """A block for statements on the ledger's tables, whose errors are not the body's."""
+        try:
+            yield
+        except sa.exc.DBAPIError as error:
+            mapped = self.database.map(error)
+            if not isinstance(mapped, LedgerSchemaError):
+                raise
+            raise mapped from error
+
+
+class GuardedTransaction:
+    """One transaction of a holder, for the time of a `with` block.
+
+    Args:
+        home: makes transactions on the ledger's database.
+        claim: whose transaction it is.
+        adapter: what the transaction is on.
+        look_first: see `Transactions.open()`; what is lent is always looked at.
+    """
+
+    db: sa.Connection
+
+    def __init__(
+        self,
+        home: Transactions,
+        claim: Claim,
+        adapter: TransactionAdapter,
+        *,
+        look_first: bool = True,
+    ) -> None:
+        self._home = home
+        self._transactions = home
+        self._claim = claim
+        self._adapter = adapter
+        self._look_first = look_first
+        self._mark: str | None = None
+        self._looked = False  # whether the server was asked if the claim stands; once is enough
+        self.around: GuardedTransaction | None = None
+        self.is_open = False
+
+    # -- begin --------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        home, adapter = self._home, self._adapter
+        if adapter.kind != home.database.engine.dialect.name:
+            raise self._another_database()
+        ledgers = home.database.engine
+        if adapter.lent:
+            self._transactions = home.elsewhere(adapter.engine or engine_for_external(ledgers))
+        with self._transactions.database.translated():
+            self.db = adapter.begin(functools.partial(on_external, ledgers))
+            try:
+                (self._admit_lent if adapter.lent else self._admit)()
+            except BaseException:
+                if adapter.lent:
+                    adapter.roll_back()
+                adapter.close()
+                raise
+        self._hand_out()
+        return self
+
+    def _admit(self) -> None:
+        """Refuse a claim that is seen to be stale."""
+        if self._transactions.keeps_snapshot(self.db):
+            self._lock()
+        elif self._look_first and not self._transactions.statements.stands(self.db, self._claim):
+            raise stale(self._claim)
+
+    def _admit_lent(self) -> None:
+        """Refuse a lent connection that does not see this claim: it is another database's."""
+        db, dialect = self.db, self._transactions.database.dialect
+        if dialect.autocommits(driver_of(db)):
+            raise ConfigurationError(
+                "guard.transaction() was handed a session or connection that commits each "
+                'statement (isolation_level="AUTOCOMMIT"), so effects and DONE cannot commit '
+                "together. Hand it one without that.",
+                key=key_of(self._claim),
+            )
+        dialect.check(db)
+        level, seen = self._bound()
+        if not seen:
+            self._adapter.roll_back()  # on SQLite its lock would stop all other writers
+            with self._home.database.transaction() as home:
+                if self._home.statements.stands(home, self._claim):
+                    raise self._another_database()
+            raise stale(self._claim)
+        if level in SNAPSHOTS if level else dialect.keeps_snapshot(db):
+            self._lock()
+
+    def _bound(self) -> tuple[str | None, bool]:
+        """The transaction's isolation level, where that is known, and whether it sees the claim."""
+        db, database = self.db, self._transactions.database
+        driver: Any = database.engine.dialect.loaded_dbapi
+        try:
+            with database.translated():
+                level, seen = self._transactions.statements.admit(
+                    db, self._claim, idle_s=self._home.idle_s
+                )
+                # What SQLAlchemy translates (`schema_translate_map`) must be the same table.
+                if seen and db.get_execution_options().get("schema_translate_map"):
+                    mapped = sa.select(WORK.c.id).where(standing(self._claim))
+                    seen = db.execute(mapped).first() is not None
+                return level, seen
+        except (LedgerSchemaError, sa.exc.ProgrammingError, driver.ProgrammingError) as error:
+            raise self._another_database() from error
+
+    def _another_database(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"guard.transaction() of {key_of(self._claim)} was handed a session or connection that "
+            f"does not see this work's claim in taskguard_work: it is not of the ledger's "
+            f"database ({self._home.database.place}), or finds its tables in another schema, or "
+            "may not read them. Two databases do not commit together: write there under "
+            "guard.fenced(), and use guard.transaction() for the ledger's.",
+            key=key_of(self._claim),
+            fence=self._claim.fence,
+        )
+
+    def _lock(self) -> None:
+        """Keep keys and work ours until the transaction ends, or refuse.
+
+        On a snapshot a renewal in between would make the completion fail to serialize.
+        """
+        db, claim = self.db, self._claim
+        if claim.row is not None:
+            rows.read(db, claim.row, lock=True)
+        self._lock_keys()
+        work = db.execute(sa.select(WORK.c.id).where(standing(claim)).with_for_update()).first()
+        if work is None:
+            raise stale(claim)
+
+    def _lock_keys(self) -> None:
+        select = sa.select(KEYS.c.key).where(holding(self._claim)).order_by(KEYS.c.key)
+        if len(self.db.execute(select.with_for_update()).all()) != len(self._claim.keys):
+            raise stale(self._claim)
+
+    # -- in the body's hands ------------------------------------------------------------------
+
+    def _hand_out(self) -> None:
+        self.around, self.is_open = _open_one(), True
+        _innermost.set(self)
+        self._pid = os.getpid()
+        self._root = self.db.get_transaction()
+        self._driver = self._adapter.driver_of(self.db)
+        self._block = Block(self._claim, self._transactions.database)
+        hand_out(self.db, self._block)
+
+    def _take_back(self) -> bool:
+        """False in a forked child: the transaction is its parent's."""
+        self.is_open = False
+        _innermost.set(_open_one())
+        if self._pid != os.getpid():
+            _parents.append((self.db, self._adapter))
+            return False
+        take_back(self.db)
+        return True
+
+    def complete(self, claim: Claim, result_json: str | None) -> None:
+        """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing."""
+        self._flush(claim)
+        if self.db.invalidated:  # the body swallowed the error that said so
+            raise broken_in_block(claim)
+        statements = self._transactions.statements
+        try:
+            with self._transactions.of_ledger():
+                completed = statements.complete(self.db, claim, result_json)
+        except CannotWriteError:
+            raise
+        except LockTimeoutError as error:
+            raise lock_not_given(claim) from error
+        except LedgerUnavailableError as error:
+            raise broken_in_block(claim, idle_s=self._home.idle_s) from error
+        if not completed:
+            if statements.sees_the_end(claim) and self._has_ended():
+                raise ended_in_block(claim)
+            raise stale(claim)
+
+    def checkpoint(self, claim: Claim, progress_json: str) -> None:
+        """Store progress, fenced; the state stays PROCESSING."""
+        self._flush()
+        dialect = self._transactions.database.dialect
+        with self._transactions.of_ledger():
+            if claim.row is not None:
+                rows.confirm(self.db, claim)
+            # The keys are checked, too: other work may hold them, which this work's row does not
+            # tell.
+            self._lock_keys()
+            stored, self._mark = dialect.mark(self.db, claim, progress_json)
+            done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=stored))
+        if done.rowcount != len(claim.work_ids):
+            raise stale(claim)
+
+    def _flush(self, claim: Claim | None = None) -> None:
+        """Write what the body has pending, and check that its transaction has not ended.
+
+        `claim`: the claim that is completed next, by a statement that may check that itself.
+        """
+        self._refuse_ended(claim)
+        if self._adapter.lent:
+            self._adapter.flush()
+            self._refuse_ended(claim)
+
+    def _refuse_ended(self, claim: Claim | None) -> None:
+        if self.db.invalidated:
+            raise broken_in_block(self._claim, idle_s=self._home.idle_s)
+        ended = (
+            self._pid != os.getpid()
+            or self.db.closed
+            or self.db.get_transaction() is not self._root
+            or self._root is None
+            or not self._root.is_active
+        )
+        if not ended:
+            status = _status(driver_of(self.db))
+            if status is not None:
+                ended = status != _IN_TRANSACTION
+            sees = claim is not None and self._transactions.statements.sees_the_end(claim)
+            if not ended and not (self._looked or sees):
+                ended = self._has_ended()
+                self._looked = True
+            if ended and self._block.asked is not None:
+                raise self._block.asked  # the body caught it, and what it wrote after that is void
+            if status == _IN_ERROR:
+                raise failed_in_block(self._claim)
+        if ended:
+            raise ended_in_block(self._claim)
+
+    def _has_ended(self) -> bool:
+        """Whether the server has ended the transaction without the driver knowing."""
+        try:
+            return self._transactions.database.dialect.ended(self.db)
+        except sa.exc.DBAPIError as error:
+            raise broken_in_block(self._claim) from error
+
+    # -- end ----------------------------------------------------------------------------------
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._take_back():
+            return
+        try:
+            if error is None:
+                self._commit()
+            else:
+                self._roll_back(error)
+        finally:
+            self._adapter.close()
+
+    def _commit(self) -> None:
+        try:
+            self._adapter.commit()
+        except BaseException as error:
+            # The connection's next user must not commit what is open there.
+            unknown = False
+            try:
+                origin = self._origin(error)
+                database = self._transactions.database
+                unknown = origin is not None and outcomes.is_unknown(database, origin)
+            finally:
+                self._undo(self._adapter.lose if unknown else self._adapter.roll_back)
+            if not unknown:
+                raise
+            self._home.resolve(self._claim, error, self._mark)
+
+    def _roll_back(self, error: BaseException) -> None:
+        """Roll back. What the database asked for decides which error is raised."""
+        block, claim, database = self._block, self._claim, self._transactions.database
+        origin = self._origin(error)
+        mine = origin is not None and block.has(origin, self._driver)
+        failed = _status(self._driver) in (None, _IN_ERROR) and not database.dialect.one_writer
+        if getattr(self._driver, "broken", False) is True and block.lost is None:
+            block.lost = error  # an error of psycopg's, by what the body did past SQLAlchemy
+        broken = self.db.invalidated or self._adapter.broken
+        broken = not self._undo(self._adapter.roll_back) or broken
+        if isinstance(error, rows.RowMovedError):
+            raise (broken_in_block(claim) if broken else self._moved(error)) from None
+        outcomes.explain(
+            database,
+            block,
+            error if origin is None else origin,
+            mine=mine,
+            broken=broken,
+            failed=failed,
+            idle_s=self._home.idle_s,
+        )
+
+    def _origin(self, error: BaseException) -> BaseException | None:
+        return error if isinstance(error, sa.exc.DBAPIError) else self._adapter.origin(error)
+
+    def _undo(self, roll_back: Any) -> bool:
+        """Roll back, whatever the body has done to the connection. False: that broke it."""
+        db = self.db
+        ended = self._root is None or not self._root.is_active
+        try:
+            if ended and not (db.closed or db.invalidated):
+                # A commit() that was refused has ended it for SQLAlchemy; for the driver it is
+                # open.
+                driver_of(db).rollback()
+            roll_back()
+            if ended and self._adapter.lent and not (db.closed or db.in_transaction()):
+                # A Connection whose begin was refused would not begin by itself ever after.
+                db.begin().rollback()
+        except (sa.exc.DBAPIError, self._transactions.database.engine.dialect.loaded_dbapi.Error):
+            return False
+        return True
+
+    def _moved(self, error: rows.RowMovedError) -> Exception:
+        """The error that says who moved the user's row: the body, now rolled back, or others."""
+        with self._home.database.transaction() as db:
+            return rows.changed_by_body(db, self._claim, error) or stale(self._claim)
+
+
+def _status(driver: Any) -> int | None:
+    """psycopg's `transaction_status`; None with another driver."""
+    status: int | None = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
+    return status
+
+
+# The innermost transaction around this call. It may have ended since, in another context.
+_innermost: ContextVar[GuardedTransaction | None] = ContextVar(
+    "taskguard_transaction", default=None
+)
+
+
+def _open_one() -> GuardedTransaction | None:
+    """The innermost transaction around this call that is open."""
+    transaction = _innermost.get()
+    while transaction is not None and not transaction.is_open:
+        transaction = transaction.around
+    return transaction
+
+
+def _depth() -> int:
+    """How many transactions are open around this call."""
+    transaction, depth = _innermost.get(), 0
+    while transaction is not None:
+        depth += transaction.is_open
+        transaction = transaction.around
+    return depth

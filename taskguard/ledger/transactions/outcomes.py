@@ -1,0 +1,159 @@
+"""What became of a holder's transaction: of one that an error ended, and of an unanswered COMMIT.
+
+Guarantees: what the database asked for, or refused, is raised as an error of taskguard's, also if
+the body caught it; an error of the body's own goes on. A COMMIT that got no answer is either known
+to have happened, or known not to, or CommitUnknownError.
+"""
+
+from __future__ import annotations
+
+import time
+
+import sqlalchemy as sa
+
+from taskguard.errors import (
+    CommitUnknownError,
+    LedgerUnavailableError,
+    TaskguardError,
+    TransactionRetryError,
+)
+from taskguard.ledger.connections.database import CannotWriteError, Database, LockTimeoutError
+from taskguard.ledger.protocol import Claim
+from taskguard.ledger.refusals import (
+    ConnectionBrokenError,
+    broken_in_block,
+    key_of,
+    lock_not_given,
+    stale,
+    too_long_in_block,
+)
+from taskguard.ledger.tables import WORK
+from taskguard.ledger.transactions.block import Block
+from taskguard.states import State
+
+__all__ = ["explain", "is_unknown", "resolve"]
+
+_PAUSE_S = 0.2
+
+
+def explain(
+    database: Database,
+    block: Block,
+    error: BaseException,
+    *,
+    mine: bool,
+    broken: bool,
+    failed: bool,
+    idle_s: float,
+) -> None:
+    """Raise the error that says why the transaction was not committed, if the database ended it.
+
+    Args:
+        database: the ledger's database.
+        block: what the driver said during the transaction.
+        error: the error by which the body left; it goes on by itself, unless the connection was
+            lost, or the database had asked to run it again and the transaction is `failed`.
+        mine: the error is of this connection.
+        broken: the connection is lost, also if that was not by an error of the driver.
+        failed: the database takes no more statements until this transaction is rolled back.
+        idle_s: for how long the transaction may idle, in seconds, for the error's hint.
+    """
+    claim = block.claim
+    if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
+        _refuse_too_long(database, block, error)
+    if not isinstance(error, Exception) or isinstance(error, TaskguardError):
+        return
+    if block.lost is not None:
+        raise broken_in_block(claim, idle_s=idle_s) from error
+    if failed and isinstance(block.asked, TransactionRetryError):
+        raise block.asked from error
+    mapped = database.map(error) if mine else None
+    if mapped is None:
+        return
+    if broken or getattr(error, "connection_invalidated", False):
+        raise broken_in_block(claim) from error
+    if isinstance(mapped, LockTimeoutError):
+        raise lock_not_given(claim) from error
+    if isinstance(mapped, TransactionRetryError | CannotWriteError):
+        raise mapped from error
+
+
+def _refuse_too_long(database: Database, block: Block, error: BaseException) -> None:
+    """Refuse a statement that is too long for the server: the body's error, not an outage."""
+    if not block.size or not isinstance(error, Exception):
+        return
+    try:
+        with database.transaction() as db:
+            limit = database.dialect.longest_statement(db)
+    except LedgerUnavailableError:
+        return
+    if limit is not None and block.size >= limit:
+        raise too_long_in_block(block.claim, block.size, limit) from error
+
+
+def is_unknown(database: Database, error: BaseException) -> bool:
+    """Whether it is unknown what became of the COMMIT that failed with this error.
+
+    Raises TransactionRetryError where the database asks for it. False: the database, or the body,
+    said no (a deferred constraint, an interrupt, a listener of the user's).
+    """
+    mapped = database.map(error)
+    if isinstance(mapped, TransactionRetryError):
+        raise mapped from error
+    return isinstance(mapped, LedgerUnavailableError)
+
+
+def resolve(
+    database: Database,
+    claim: Claim,
+    error: BaseException,
+    *,
+    timeout_s: float,
+    mark: str | None = None,
+) -> None:
+    """Learn what became of a COMMIT that got no answer, which `error` says; returns if it happened.
+
+    Args:
+        database: the ledger's database.
+        claim: whose transaction it was.
+        error: what came instead of an answer.
+        timeout_s: for how long to ask, in seconds.
+        mark: the mark of a checkpoint, by which its outcome can be asked for; None: a completion.
+
+    Raises:
+        TransactionRetryError: it did not happen, and the claim stands.
+        StaleTokenError: it did not happen, and cannot any more.
+        CommitUnknownError: the database stays away.
+    """
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            committed, state = _ask(database, claim, mark, timeout_s)
+            break
+        except LedgerUnavailableError as unavailable:
+            if time.monotonic() >= until_s:
+                raise CommitUnknownError(
+                    f"COMMIT of {key_of(claim)} got no answer and the database stays away.",
+                    key=key_of(claim),
+                    fence=claim.fence,
+                ) from unavailable
+            time.sleep(_PAUSE_S)
+    if committed or state is State.DONE:
+        return
+    if state is State.PROCESSING:
+        raise TransactionRetryError(
+            f"COMMIT of {key_of(claim)} did not happen.", key=key_of(claim), fence=claim.fence
+        ) from error
+    raise stale(claim) from error
+
+
+def _ask(
+    database: Database, claim: Claim, mark: str | None, timeout_s: float
+) -> tuple[bool, State | None]:
+    """Whether the mark is there, and the state of the work if it still is this claim's."""
+    with database.transaction(lock_timeout_s=timeout_s) as db:
+        select = sa.select(WORK).where(WORK.c.id == claim.work)
+        row = db.execute(select.with_for_update()).first()
+        mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
+        committed = mark is not None and database.dialect.happened(db, mark, row, mine=mine)
+        return committed, State(row.state) if row is not None and mine else None

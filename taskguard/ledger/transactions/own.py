@@ -1,0 +1,61 @@
+"""A transaction on a connection of the ledger's own Engine, or of the user's that it was given."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.pools import Share
+from taskguard.ledger.connections.sessions import BodySession
+from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
+
+__all__ = ["OwnConnection"]
+
+
+class OwnConnection(TransactionAdapter):
+    """A connection of a share, which returns in the state that it was taken in.
+
+    Args:
+        database: begins the transaction.
+        share: where the connection comes from.
+        idle_s: for how long the transaction may idle, in seconds.
+        of_body: a body uses the connection, and may change its session.
+    """
+
+    lent = False
+
+    def __init__(self, database: Database, share: Share, *, idle_s: float, of_body: bool) -> None:
+        self.kind = share.engine.dialect.name
+        self._database = database
+        self._share = share
+        self._idle_s = idle_s
+        self._of_body = of_body
+
+    def begin(self, connect: Connect) -> sa.Connection:
+        del connect
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(self._share.turn())
+            begin = functools.partial(self._database.begin, engine, idle_s=self._idle_s)
+            self._db = stack.enter_context(self._database.twice(begin))
+            if self._of_body:
+                dialect = self._database.dialect
+                session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
+                stack.callback(session.end)
+            self._stack = stack.pop_all()
+        return self._db
+
+    def commit(self) -> None:
+        self._db.commit()
+
+    def roll_back(self) -> None:
+        self._db.rollback()
+
+    def lose(self) -> None:
+        self._db.invalidate()  # closing it frees its row locks
+        self._db.close()
+
+    def close(self) -> None:
+        self._stack.close()

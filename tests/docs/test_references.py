@@ -1,0 +1,125 @@
+"""What the pages say of the code in tables is what the code says; what tests cite is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from support.pages import PAGES, ROOT
+from taskguard import errors, events
+from taskguard.policy import Policy
+from taskguard.states import BY_ROW, TRANSITIONS, State
+
+pytestmark = pytest.mark.once
+
+TESTS = ROOT / "tests"
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def first_columns(text: str) -> list[str]:
+    """Of all its tables."""
+    return re.findall(r"^\| *(.*?) *\|", text, re.MULTILINE)
+
+
+def faults() -> list[tuple[int, str]]:
+    """Numbers and names of the catalogue, whose folder is no package."""
+    spec = importlib.util.spec_from_file_location("catalogue", TESTS / "faults" / "catalogue.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return [(fault.number, fault.name) for fault in module.FAULTS]
+
+
+def test_architecture_has_each_invariant_that_a_test_cites() -> None:
+    """S1 to S8 and L1 to L5, each with its sentence."""
+    texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/*.py")]
+    texts += [file.read_text(encoding="utf-8") for file in TESTS.glob("model/*.tla")]
+    cited = set(re.findall(r"\b(?:S[1-9]|L[1-9])\b", "\n".join(texts)))
+    known = set(re.findall(r"^- \*\*([SL]\d)\*\* ", page("architecture.md"), re.MULTILINE))
+    assert cited <= known
+    assert known == {*(f"S{n}" for n in range(1, 9)), *(f"L{n}" for n in range(1, 6))}
+
+
+def test_architecture_has_each_fault_of_the_catalogue() -> None:
+    """By its number and its name."""
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| .+ \|$", page("architecture.md"), re.MULTILINE)
+    assert [(int(number), name) for number, name in rows] == faults()
+
+
+def test_the_table_of_states_has_each_transition() -> None:
+    """And none that the code does not know."""
+    known = {str(state) for state in State}
+    rows = re.findall(r"^\| (\S+) \| (\S+) \| .+ \|$", page("reference/states.md"), re.MULTILINE)
+    told = {(old, new) for old, new in rows if {old, new} <= known}
+    assert told == {(str(old), str(new)) for old, new in {**TRANSITIONS, **BY_ROW}}
+
+
+def test_the_table_of_options_has_each_option_with_its_default() -> None:
+    """Those that have a plain one."""
+    text = page("reference/options.md")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    declared = {each.name: each.default for each in fields(Policy)}
+    assert declared.keys() <= rows.keys()
+    for name in ("ttl_s", "max_crashes", "wait_s"):
+        assert float(rows[name]) == declared[name]
+    for name in ("busy", "on_lost"):
+        assert f'"{declared[name]}"' in rows[name]
+    assert (rows["retention_s"], declared["retention_s"]) == ("30 days", 30 * 86_400)
+    assert rows["recoverable"] == rows["atomic"] == "`False`"
+
+
+def test_the_table_of_events_has_each_event() -> None:
+    """With the level at which the default log has it."""
+    rows = re.findall(r"^\| (\w+) \| .*? \| (\w+)", page("reference/events.md"), re.MULTILINE)
+    kinds = [
+        kind
+        for kind in vars(events).values()
+        if isinstance(kind, type) and issubclass(kind, events.Event) and kind is not events.Event
+    ]
+    levels = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+    loudest = {
+        kind.name: levels[kind.level] for kind in kinds if kind is not events.StillDead
+    }  # it is a duplicate, and the table says so
+    assert dict(rows[1:]) == loudest
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_links_to_is_there(name: str) -> None:
+    """Files and headings; of the README, which is no page of Sphinx's, too."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.is_file(), f"{name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert anchor in slugs, f"{name}: {target}"
+
+
+def test_each_error_that_a_page_names_exists() -> None:
+    """Ours; those of others are named with whose they are."""
+    others = {"DuplicateJobError", "CancelledError"}
+    for name in PAGES:
+        named = set(re.findall(r"`(\w+Error)`", (ROOT / name).read_text(encoding="utf-8")))
+        assert named - others <= set(errors.__all__) | {"EffectsError"}, name
+
+
+def test_the_readme_is_short_and_defines_its_words() -> None:
+    """It is read on one screen or two."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= 8 * 1024
+    for word in ("key", "Work", "lease", "fence"):
+        assert f"**{word}**" in text

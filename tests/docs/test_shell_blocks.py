@@ -1,0 +1,167 @@
+"""Each command in README, CONTRIBUTING and docs is one that its program takes; most are run.
+
+`pip` is not run here but by `tests/packaging`; of `make` it is asked what it would do. Commands
+that stay until they are stopped are started where the tutorial's are (`test_tutorial.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import taskguard
+import taskguard_rq
+from support.pages import PAGES, ROOT, commands_of, inline_commands_of
+from taskguard.cli import main
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.policy import Policy
+
+pytestmark = pytest.mark.once
+
+LANGUAGES = {"python", "sh", "text", "{toctree}", "{eval-rst}"}
+COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them
+SHOP = """
+from celery import Celery
+from taskguard_celery import guarded_task
+
+app = Celery("shop", broker="memory://")
+app.conf.taskguard_locks_url = "memory://"
+
+@app.task
+@guarded_task(key="order:<order_id>", recoverable=True)
+def ship(order_id, guard): ...
+"""
+
+
+def of_program(*names: str) -> list[str]:
+    """The commands that begin so."""
+    return [command for command in COMMANDS if shlex.split(command)[0] in names]
+
+
+def test_no_block_is_in_a_language_that_nobody_tries() -> None:
+    """Python, shell, pictures, and what Sphinx reads."""
+    from support.pages import blocks_of
+
+    found = {block.language for page in PAGES for block in blocks_of(page)}
+    assert found <= LANGUAGES
+    begun = sum((ROOT / page).read_text().count("\n```") for page in PAGES)
+    assert begun == 2 * sum(len(blocks_of(page)) for page in PAGES), "a fence is not closed"
+
+
+def test_every_command_has_somebody_who_tries_it() -> None:
+    """One of another program needs its test."""
+    tried = {"make", "pip", "taskguard", "alembic", ".ci/run", *IN_THE_TUTORIAL}
+    assert {shlex.split(command)[0] for command in COMMANDS} <= tried
+    for page in set(PAGES) - {"docs/tutorial.md"}:
+        programs = {shlex.split(command)[0] for _, command in commands_of(page)}
+        assert not programs & IN_THE_TUTORIAL, page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_has_each_target_that_a_page_names(page: str) -> None:
+    """In blocks and in prose, with their variables."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z]\w*) \??=|^([A-Z]\w*) :=", makefile, re.MULTILINE))
+    known = {name for pair in variables for name in pair}
+    commands = [command for _, command in commands_of(page) if command.startswith("make ")]
+    for command in (*commands, *inline_commands_of(page)):
+        if "…" in command and "=…" not in command and '"…"' not in command:
+            continue
+        for word in shlex.split(command)[1:]:
+            name, given, _ = word.partition("=")
+            assert (name in known) if given else (name in targets), f"{page}: {command}"
+
+
+@pytest.mark.parametrize("command", of_program("pip"))
+def test_what_pip_is_told_to_install_is_there(command: str) -> None:
+    """The distribution by its name, with extras that it has."""
+    program, install, what = shlex.split(command)
+    found = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", what)
+    assert (program, install) == ("pip", "install")
+    assert found is not None
+    assert found[1] == PROJECT["name"]
+    assert set(found[2].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.fixture
+def shop(
+    tmp_path: Path, sqlite_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """A folder with `shop.py`, and a ledger in which `shop.ship order:42` is DEAD."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TASKGUARD_LEDGER_URL", sqlite_url)
+    monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    tg = taskguard.connect(locks=None, ledger=ledger)
+    dies = Delivery(
+        keys=("order:42",),
+        work="shop.ship order:42",
+        task="shop.ship",
+        message=MessageRef("m"),
+        policy=Policy(max_crashes=1),
+    )
+    with pytest.raises(SystemExit):
+        tg.runner.deliver(dies, lambda guard: sys.exit("out of memory"))
+    with pytest.raises(taskguard.errors.WorkDeadError):
+        tg.runner.deliver(dies, lambda guard: None)
+    ledger.close()
+    yield redis_url
+    taskguard_rq.configure()
+    sys.modules.pop("shop", None)
+
+
+@pytest.mark.parametrize("command", of_program("taskguard"))
+def test_the_command_does_as_a_page_says(
+    command: str, shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each succeeds, on a ledger with one DEAD work; `relay` is stopped after its first round."""
+    words = shlex.split(command)[1:]
+    words = [shop if word == "redis://localhost" else word for word in words]
+    # What was asked first in this process is its setting of the signals that stop a relay.
+    monkeypatch.setattr("taskguard.cli.sweep.signal.signal", lambda *_: None)
+    monkeypatch.setattr("taskguard.cli.sweep.threading.Event", _SetAfterOne)
+    assert main(words) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    if words[:2] in (["work", "list"], ["work", "show"]):
+        assert "shop.ship order:42" in said
+    if words[:2] == ["work", "requeue"]:
+        assert "is NEW" in said
+
+
+class _SetAfterOne:
+    """Stands for the Event that stops a relay."""
+
+    def __init__(self) -> None:
+        self._waited = False
+
+    def is_set(self) -> bool:
+        return self._waited
+
+    def wait(self, _timeout_s: float) -> None:
+        self._waited = True
+
+
+@pytest.mark.parametrize("command", of_program("alembic"))
+def test_alembic_takes_the_command(command: str, tmp_path: Path) -> None:
+    """In a folder of its own making."""
+    alembic = [sys.executable, "-m", "alembic"]
+    words = shlex.split(command)[1:]
+    for each in (["init", "migrations"], words):
+        done = subprocess.run(
+            [*alembic, *each], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,64 @@
+"""Each line that the library logs at WARNING or above is explained in the runbook."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from support.pages import ROOT
+from taskguard import events
+
+pytestmark = pytest.mark.once
+
+RUNBOOK = ROOT / "docs" / "how-to" / "production.md"
+LEVELS = {"warning", "error", "critical", "exception"}
+# What is logged as it was made elsewhere, by what it says.
+MADE_ELSEWHERE = {"%s": "has maxmemory-policy"}
+
+
+def logged() -> Iterator[tuple[str, str]]:
+    """Where, and the text with its placeholders."""
+    for folder in ("taskguard", "integrations"):
+        for file in sorted((ROOT / folder).glob("**/*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                    continue
+                of_logger = isinstance(node.func.value, ast.Name) and node.func.value.id == "logger"
+                if of_logger and node.func.attr in LEVELS:
+                    assert isinstance(node.args[0], ast.Constant), f"{file}:{node.lineno}"
+                    yield f"{file.name}:{node.lineno}", str(node.args[0].value)
+
+
+def loud_events() -> list[type[events.Event]]:
+    """Those that the default log shows."""
+    kinds = [kind for _, kind in inspect.getmembers(events, inspect.isclass)]
+    return [kind for kind in kinds if issubclass(kind, events.Event) and kind.level >= 30]
+
+
+def longest_part(text: str) -> str:
+    """The longest piece of a sentence of it without a placeholder: advice may be in other words."""
+    text = MADE_ELSEWHERE.get(text, text)
+    parts = re.split(r"%\(\w+\)[.\d]*[a-z]|%[.\d]*[a-z]", text.partition(". ")[0])
+    return max((part.strip(" ;:,.()[]") for part in parts), key=len)
+
+
+def explained(text: str) -> bool:
+    runbook = " ".join(RUNBOOK.read_text(encoding="utf-8").split())
+    return " ".join(longest_part(text).split()) in runbook
+
+
+@pytest.mark.parametrize(("where", "text"), list(logged()))
+def test_what_is_logged_is_in_the_runbook(where: str, text: str) -> None:
+    """In the words of the log, so that a search for them ends there."""
+    assert explained(text), f"{where}: {longest_part(text)!r} is not in {RUNBOOK.name}"
+
+
+@pytest.mark.parametrize("kind", loud_events())
+def test_what_an_event_logs_is_in_the_runbook(kind: type[events.Event]) -> None:
+    """By its name and by its text."""
+    assert explained(kind.text)
+    assert f"`{kind.name}`" in RUNBOOK.read_text(encoding="utf-8")

@@ -1,0 +1,206 @@
+"""`taskguard work`: DEAD work is found, looked at, and given another try."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from support import claims
+from support.guarded_shop import GuardedShop, NotingQueue, write
+from taskguard import Guard
+from taskguard.cli import main
+from taskguard.delivery import Completed, Dropped
+from taskguard.errors import StaleTokenError, WorkDeadError
+from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef, WorkView
+
+WORK = "ship order:1"
+
+
+def request(*, deferrals: int = 0) -> ClaimRequest:
+    return claims.request(message=MessageRef("m", deferrals=deferrals), max_crashes=1)
+
+
+def die(shop: GuardedShop) -> Claimed:
+    """A holder vanishes, and the work is DEAD with it; its late claim."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    shop.ledger.defer(request(), lambda _: None)
+    claims.end_leases(shop.engine)
+    shop.ledger.claim(request(deferrals=1))
+    assert shop.states == ["DEAD"]
+    return claimed
+
+
+def ship(guard: Guard) -> str:
+    with guard.transaction() as db:
+        write(db)
+    return "shipped"
+
+
+def test_a_dead_work_is_run_again_once_somebody_says_so(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by the very message that had been put off before; its late holder stays refused."""
+    late = die(shop)
+    with pytest.raises(WorkDeadError):
+        shop.deliver(ship)
+    assert main(["work", "list", "--url", url]) == 0
+    assert WORK in capsys.readouterr().out
+    assert main(["work", "requeue", WORK, "--reason", "more memory", "--url", url]) == 0
+    assert capsys.readouterr().out == (
+        f"{WORK} is NEW: its next delivery runs it. Send its message again.\n"
+    )
+    with pytest.raises(StaleTokenError):
+        shop.ledger.complete(late.claim, None)
+    queue = NotingQueue()
+    assert shop.deliver(ship, queue) == Completed("shipped")
+    assert (shop.effects, shop.states, queue.deferrals) == (["x"], ["DONE"], [])
+    view = shop.ledger.view(WORK)
+    assert view is not None
+    assert (view.crashes, view.error) == (0, None)
+    assert view.fence > late.claim.fence
+
+
+# A line end, an escape that clears the screen, a C1 control, a bidirectional override, a line
+# separator, a surrogate: what a terminal obeys, or shows as something else.
+HOSTILE = "\r\x1b[2J\x9b31m\u202e\u2066\u2028\u200b"
+
+
+def test_what_a_work_is_called_moves_nothing_on_a_terminal(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its id nor its error: no escape is obeyed, and no line is forged."""
+    forged = "2026-01-01 00:00:00+00:00  attempts 1  ship order:2"
+    names = {
+        "work": f"ship{HOSTILE}\n{forged} order:1",
+        "task": f"ship{HOSTILE}",
+        "keys": (f"order:1\nstate           DONE{HOSTILE}",),
+    }
+    claimed = shop.ledger.claim(claims.request(**names))
+    assert isinstance(claimed, Claimed)
+    error = f"{HOSTILE}ValueError\nstate           DONE\n{forged}"
+    assert shop.ledger.fail(claimed.claim, error)
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.count("ship\\r\\x1b[2J\\x9b31m\\u202e\\u2066\\u2028\\u200b\\n2026") == 1
+    assert main(["work", "show", names["work"], "--url", url]) == 0
+    shown = capsys.readouterr().out
+    at_the_margin = [each.split()[0] for each in shown.splitlines() if not each.startswith(" ")]
+    assert len(at_the_margin) == len(set(at_the_margin)) == len(dataclasses.fields(WorkView))
+    assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    (told,) = capsys.readouterr().out.splitlines()
+    assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
+    assert shop.ledger.revoke(names["work"], message="m")
+    assert shop.ledger.claim(claims.request(**names))
+    assert main(["work", "requeue", f"{names['work']}?", "--reason", "?", "--url", url]) == 1
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    for said in line, shown, told, refused:
+        assert all(sign.isprintable() for sign in said.replace("\n", "")), ascii(said)
+
+
+def test_what_is_done_or_in_progress_stays_so(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody's claim is taken away, and no effect happens again."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert f"{WORK} is PROCESSING; only DEAD and FAILED" in capsys.readouterr().err
+    shop.ledger.complete(claimed.claim, None)
+    assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
+    assert f"{WORK} is DONE; only DEAD and FAILED" in capsys.readouterr().err
+    assert shop.states == ["DONE"]
+
+
+def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> None:
+    """FAILED for good is a person's word, too."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    assert shop.ledger.revoke(WORK, message="m")
+    assert shop.deliver(ship) == Dropped("revoked")
+    assert main(["work", "requeue", WORK, "--reason", "wanted after all", "--url", url]) == 0
+    claims.end_leases(shop.engine)  # what the revoked holder left
+    assert shop.deliver(ship) == Completed("shipped")
+    assert shop.effects == ["x"]
+
+
+def test_all_that_is_known_is_shown(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Times for people, and a dash for what is not there."""
+    die(shop)
+    assert main(["work", "show", WORK, "--url", url]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["state"], shown["crashes"], shown["result_json"]) == ("DEAD", "1", "-")
+    assert shown["started"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("action", [["show"], ["requeue", "--reason", "?"]])
+def test_a_work_that_does_not_exist_is_said(
+    shop: GuardedShop, url: str, action: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the command that shows what there is."""
+    assert main(["work", *action, "nothing", "--url", url]) == 1
+    assert "There is no work 'nothing'. `taskguard work list`" in capsys.readouterr().err
+    assert main(["work", "list", "--url", url]) == 0
+    assert capsys.readouterr().out == "no work is DEAD\n"
+
+
+def test_the_list_is_of_the_state_that_was_asked_for(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the error, and no more than the limit."""
+
+    def fail(guard: Guard) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        shop.deliver(fail)
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
+    assert capsys.readouterr().out.endswith(f"attempts 1  {WORK}  ZeroDivisionError: by zero\n")
+    assert main(["work", "list", "--state", "FAILED", "--limit", "1", "--url", url]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_requeue_whose_commit_got_no_answer_is_one(
+    shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked once more it finds its own work; a text that no database takes is no obstacle."""
+    die(shop)
+    database = shop.ledger._database
+
+    def twice(ask: Any) -> Any:
+        ask()
+        return ask()
+
+    monkeypatch.setattr(database, "twice", twice)
+    assert shop.ledger.requeue(WORK, reason="half a pair: \udcff")
+    assert shop.states == ["NEW"]
+
+
+def test_an_error_of_several_lines_is_one_in_the_list(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is in `show`."""
+    claimed = shop.ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    shop.ledger.fail(claimed.claim, "first\nsecond")
+    assert main(["work", "list", "--state", "FAILED", "--url", url]) == 0
+    assert capsys.readouterr().out.endswith(f"{WORK}  first\n")
+    with pytest.raises(SystemExit):
+        main(["work", "list", "--limit", "-1", "--url", url])
+
+
+def test_a_requeued_work_whose_call_is_stored_is_sent_by_the_sweep(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says so, and the ledger has it as overdue."""
+    claimed = shop.ledger.claim(dataclasses.replace(request(), call='{"queue": "test"}'))
+    assert isinstance(claimed, Claimed)
+    shop.ledger.fail(claimed.claim, "boom")
+    assert main(["work", "requeue", WORK, "--reason", "mended", "--url", url]) == 0
+    assert "The next sweep sends its message." in capsys.readouterr().out
+    assert [each.work for each in shop.ledger.overdue()] == [WORK]

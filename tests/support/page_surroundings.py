@@ -1,0 +1,539 @@
+"""What stands around the blocks of Python on each page, and what has to come of them.
+
+One function for each page that has such blocks. It is a generator: what stands before its first
+`yield` is there before the first block, what stands between two is checked after the one block and
+makes room for the next, what stands after the last is checked at the end. So a block that is added
+to a page fails its test until somebody says here what comes of it.
+
+FastAPI, Flask and prometheus_client are no dependencies of the developers': in their place stand
+modules of a few lines, which know how to take a handler, and to call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, get_args
+from unittest.mock import MagicMock
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from taskguard.states import State
+
+__all__ = ["SURROUNDINGS", "Place"]
+
+SURROUNDINGS: dict[str, Callable[[Place], Iterator[None]]] = {}
+
+
+@dataclass
+class Place:
+    """Where the blocks of one page run.
+
+    Attributes:
+        names: the module that the blocks are the text of.
+        memory: `taskguard_memory`, on which all guards run.
+        url: of the database that the ledger is in.
+        fixture: gets a fixture of pytest's by its name.
+        apps: Celery apps that somebody has to close.
+    """
+
+    names: types.ModuleType
+    memory: Any
+    url: str
+    fixture: Callable[[str], Any]
+    apps: list[Any] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.names, name)
+
+    def give(self, **names: Any) -> None:
+        """Names that the page leaves out."""
+        vars(self.names).update(names)
+
+    def app(self) -> Any:
+        """A Celery app whose broker is this process's memory."""
+        from celery import Celery
+
+        self.apps.append(Celery("shop", broker="memory://"))
+        self.give(app=self.apps[-1])
+        return self.apps[-1]
+
+    def order_and_ship(self) -> None:
+        """A table of orders, and a task that ships one of them."""
+        from taskguard import Guard
+        from taskguard_celery import guarded_task
+
+        app = self.app()
+        self.sql("create table orders (id integer primary key, shipped boolean)")
+
+        @app.task(name="shop.ship")
+        @guarded_task(key="order:<order_id>")
+        def ship(order_id: int, guard: Guard) -> None:
+            with guard.transaction() as db:
+                db.execute(
+                    sa.text("update orders set shipped = true where id = :id"), [{"id": order_id}]
+                )
+
+        class Base(DeclarativeBase):
+            pass
+
+        class Order(Base):
+            __tablename__ = "orders"
+            id: Mapped[int] = mapped_column(primary_key=True)
+
+        self.give(ship=ship, Order=Order)
+
+    def sql(self, statement: str) -> list[Any]:
+        """The first column of what the database answers."""
+        with self.memory.engine.begin() as db:
+            done = db.exec_driver_sql(statement)
+            return list(done.scalars()) if done.returns_rows else []
+
+    def deliver_all(self, app: Any) -> int:
+        """What a worker does with the messages that were published; how many there were."""
+        count = 0
+        with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    message = queue.get(block=False)
+                    message.ack()
+                    task = app.tasks[message.headers["task"]]
+                    args, kwargs, _ = message.payload
+                    task.apply(args, kwargs, task_id=message.headers["id"]).get()
+                    count += 1
+        return count
+
+    def twice(self, task: Any, *args: Any) -> tuple[Any, Any]:
+        """One message, delivered twice."""
+        answers: tuple[Any, Any] = self.fixture("deliver_twice")(task, args)
+        return answers
+
+    def events(self) -> Counter[str]:
+        """How often each happened."""
+        return Counter(event.name for event in self.memory.events)
+
+    def states(self) -> dict[str, str]:
+        """The works on record."""
+        with self.memory.engine.connect() as db:
+            return dict(db.execute(sa.text("select id, state from taskguard_work")).all())
+
+
+def around(page: str) -> Callable[[Any], Any]:
+    """Registers a page's surroundings."""
+
+    def register(function: Callable[[Place], Iterator[None]]) -> Any:
+        SURROUNDINGS[page] = function
+        return function
+
+    return register
+
+
+@around("README.md")
+def readme(place: Place) -> Iterator[None]:
+    place.sql("create table orders (id integer, shipped boolean)")
+    place.sql("insert into orders values (42, false)")
+    yield
+    assert place.deliver_all(place.names.app) == 2
+    assert place.sql("select shipped from orders") == [1]
+    assert place.events()["completed"] == place.events()["duplicate"] == 1
+
+
+@around("docs/tutorial.md")
+def tutorial(place: Place) -> Iterator[None]:
+    place.sql("create table shipments (order_id integer)")
+    yield
+    assert place.twice(place.ship, 42) == ("shipped", "shipped")
+    assert place.sql("select order_id from shipments") == [42]
+    assert place.names.app.conf.task_reject_on_worker_lost
+    yield
+    assert place.twice(place.ship, 43) == ("shipped", "shipped")
+    assert place.sql("select order_id from shipments") == [42, 43]
+
+
+@around("docs/how-to/one-at-a-time.md")
+def one_at_a_time(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.transfer, 1, 7, 8, 100)
+    assert place.states() == {"shop.transfer transfer:1": State.DONE}
+    assert place.memory.events[0].key == "account:7, account:8"
+    yield
+    place.report("monday")
+    place.report("monday")
+    assert place.states()["shop.report report:monday"] == State.DONE
+    assert place.events()["completed"] == 2
+
+
+@around("docs/how-to/enqueue.md")
+def enqueue(place: Place) -> Iterator[None]:
+    place.order_and_ship()
+    place.give(engine=place.memory.engine)
+    yield
+    assert place.states() == {"shop.ship order:42": State.NEW}
+    assert place.deliver_all(place.names.app) == 1
+    assert place.sql("select shipped from orders where id = 42") == [1]
+
+
+@around("docs/how-to/own-row.md")
+def own_row(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.names.orders.create(place.memory.engine)
+    place.sql("insert into orders (id, status) values (42, 'PAID')")
+    place.twice(place.ship, 42)
+    assert place.sql("select status from orders") == ["SHIPPED"]
+    assert place.sql("select parcel from orders") == ["P-42"]
+    assert place.sql("select fence_token > 0 from orders") == [1]
+
+
+@around("docs/how-to/long-tasks.md")
+def long_tasks(place: Place) -> Iterator[None]:
+    lines = [{"line": f"line {number}"} for number in range(2500)]
+    place.sql("create table lines (line text)")
+    place.app()
+    place.give(read_lines=lambda file_id: lines)
+    yield
+
+    def written() -> int:
+        return int(place.sql("select count(*) from lines")[0])
+
+    explored = place.fixture("explore_crashes")(
+        place.import_file, (7,), effects=written, expected=2500
+    )
+    assert sum("checkpoint" in line.point for line in explored.lines) >= 2
+
+
+@around("docs/how-to/periodic.md")
+def periodic(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    for hour in (6, 18):
+        place.report.apply((datetime(2026, 2, 28, hour, tzinfo=UTC),)).get()
+    assert place.states() == {"shop.report report:2026-02-28": State.DONE}
+    for _ in range(2):
+        place.clean_up.apply().get()
+    assert place.events()["completed"] == 3
+    place.names.app.loader.import_default_modules()
+    for entry in place.names.app.conf.beat_schedule.values():
+        assert entry["task"] in place.names.app.tasks
+
+
+@around("docs/how-to/testing.md")
+def testing(place: Place) -> Iterator[None]:
+    place.app()
+    place.order_and_ship()
+    place.sql("insert into orders values (42, false)")
+    yield
+    explore = place.fixture("explore_crashes")
+
+    def put_back() -> None:
+        place.sql("update orders set shipped = false")
+
+    def explored(*args: Any, **options: Any) -> None:
+        report = explore(*args, **options, before_each=put_back)
+        assert len(report.lines) > 10
+
+    place.test_an_order_is_shipped_once_wherever_the_worker_dies(
+        explored, lambda: place.sql("select count(*) from orders where shipped")[0]
+    )
+
+
+@around("docs/how-to/moving-over.md")
+def moving_over(place: Place) -> Iterator[None]:
+    place.app()
+    place.give(client=place.memory.redis)
+    yield
+    assert place.ship.apply((42,)).successful()
+    yield
+    from rq import Queue
+
+    queue = Queue(connection=place.memory.redis)
+    place.send(queue, 42)
+    assert queue.jobs[0].args == (42,)
+    assert place.twice(place.ship, 42) == (None, None)
+    assert place.events()["completed"] == 1
+
+
+@around("docs/how-to/changing-a-guard.md")
+def changing_a_guard(place: Place) -> Iterator[None]:
+    app = place.app()
+    from taskguard_celery import guarded_task
+
+    @app.task(name="shop.ship")
+    @guarded_task(key="order:<order_id>")
+    def former(order_id: int) -> None: ...
+
+    former.apply((42,)).get()
+    place.app()
+    yield
+    place.ship.apply((42,)).get()
+    assert place.events()["completed"] == place.events()["duplicate"] == 1
+
+
+@around("docs/how-to/alembic.md")
+def alembic(place: Place) -> Iterator[None]:
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    context = MagicMock()
+    place.give(context=context, connection=None, target_metadata=sa.MetaData())
+    yield
+    include_name = context.configure.call_args.kwargs["include_name"]
+    assert not include_name("taskguard_work", "table", {})
+    assert include_name("orders", "table", {})
+    engine = sa.create_engine(place.fixture("pg_url"))
+
+    @contextlib.contextmanager
+    def operations() -> Iterator[sa.Connection]:
+        with engine.begin() as db, Operations.context(MigrationContext.configure(db)):
+            yield db
+
+    yield
+    yield
+    with operations() as db:
+        place.upgrade()
+        assert len(_tables(db)) == 4
+    with operations() as db:
+        place.downgrade()
+        assert _tables(db) == []
+    engine.dispose()
+
+
+def _tables(db: sa.Connection) -> list[str]:
+    return [name for name in sa.inspect(db).get_table_names() if name.startswith("taskguard_")]
+
+
+@around("docs/how-to/web.md")
+def web(place: Place) -> Iterator[None]:
+    place.order_and_ship()
+    refunds = sa.Table("refunds", sa.MetaData(), sa.Column("payment_id", sa.Integer))
+    refunds.create(place.memory.engine)
+    place.give(refunds=refunds)
+    yield
+    assert isinstance(place.api, Routes)
+    place.api.ask("/orders/{order_id}", order_id=42)
+    assert place.deliver_all(place.names.app) == 1
+    for _ in range(2):
+        assert place.api.ask("/refunds/{payment_id}", payment_id=7) == "refunded"
+    _refuses(place, lambda: place.api.ask("/refunds/{payment_id}", payment_id=8))
+    yield
+    place.web.ask("/orders/<int:order_id>", order_id=43)
+    assert place.deliver_all(place.names.app) == 1
+    assert place.sql("select shipped from orders") == [1, 1]
+    assert place.web.ask("/refunds/<int:payment_id>", payment_id=7) == "refunded"
+    _refuses(place, lambda: place.web.ask("/refunds/<int:payment_id>", payment_id=8))
+    assert place.sql("select payment_id from refunds") == [7]
+    place.names.engine.dispose()
+
+
+def _refuses(place: Place, ask: Callable[[], Any]) -> None:
+    """Asked in another request while the key is held."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with place.tg.lock("payment:8"), ThreadPoolExecutor(1) as request:
+        with pytest.raises(RefusedError) as refused:
+            request.submit(ask).result()
+    assert refused.value.args[0] == 409
+
+
+class RefusedError(Exception):
+    """What FastAPI calls HTTPException, and what Flask's abort raises."""
+
+    def __init__(self, status_code: int, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status_code)
+        assert all(int(value) >= 1 for value in (headers or {}).values())
+
+
+class Routes:
+    """As much of FastAPI and of Flask as takes a handler, and calls it."""
+
+    def __init__(self, name: str = "") -> None:
+        self._handlers: dict[str, Callable[..., Any]] = {}
+
+    def post(self, path: str) -> Callable[[Any], Any]:
+        return lambda handler: self._handlers.setdefault(path, handler)
+
+    def ask(self, path: str, **values: Any) -> Any:
+        """A request, with the dependencies of its handler."""
+        handler = self._handlers[path]
+        with contextlib.ExitStack() as stack:
+            for name, kind in _annotated(handler):
+                for given in get_args(kind)[1:]:  # of an Annotated
+                    made = contextlib.contextmanager(given.function)
+                    values[name] = stack.enter_context(made())
+            return handler(**values)
+
+
+def _annotated(handler: Callable[..., Any]) -> list[tuple[str, Any]]:
+    kinds = handler.__annotations__.items()
+    return [(name, kind) for name, kind in kinds if hasattr(kind, "__metadata__")]
+
+
+@dataclass(frozen=True)
+class Depends:
+    """FastAPI's word for what a handler needs."""
+
+    function: Callable[..., Any]
+
+
+def _abort(status: int) -> None:
+    raise RefusedError(status)
+
+
+@around("docs/how-to/asyncio.md")
+def awaited(place: Place) -> Iterator[None]:
+    place.order_and_ship()
+    place.sql("create table refunds (payment_id integer)")
+    yield
+
+    async def both() -> list[str]:
+        return [await place.handler(7), await place.handler(7)]
+
+    assert asyncio.run(both()) == ["refunded", "refunded"]
+    assert place.sql("select payment_id from refunds") == [7]
+    yield
+
+    async def placed() -> None:
+        await place.place(42)
+        await place.names.engine.dispose()
+
+    asyncio.run(placed())
+    assert place.deliver_all(place.names.app) == 1
+    assert place.sql("select shipped from orders") == [True]
+
+
+@around("docs/how-to/django.md")
+def django(place: Place) -> Iterator[None]:
+    """In the ledger that Django's settings name: `atomic()` belongs to no other."""
+    place.give(INSTALLED_APPS=["django.contrib.auth"])
+    yield
+    assert place.INSTALLED_APPS[-1] == "taskguard_django"
+    from support.django_shop import django_on, set_up
+
+    set_up()
+    from django.conf import settings
+
+    import taskguard_celery
+    from support.django_orders.models import Order
+    from taskguard_django import conf
+
+    settings.TASKGUARD, before = place.TASKGUARD, settings.TASKGUARD
+    try:
+        assert (conf.locks(), conf.alias()) == ("memory://", "default")
+    finally:
+        settings.TASKGUARD = before
+    app = place.app()
+    place.give(Order=Order)
+    with django_on(default=place.url):
+        yield
+        order = Order()
+        place.place(order)
+        assert place.deliver_all(app) == 1
+        assert Order.objects.get(id=order.id).status == "SHIPPED"
+        ledger = taskguard_celery.runtime_of(app).ledger
+        assert ledger is not None
+        assert [work.id for work in ledger.list_work(State.DONE)] == [f"shop.ship order:{order.id}"]
+
+
+@around("docs/how-to/elsewhere.md")
+def elsewhere(place: Place) -> Iterator[None]:
+    place.app()
+    orders = sa.Table(
+        "orders",
+        sa.MetaData(),
+        sa.Column("id", sa.Integer, primary_key=True),
+        sa.Column("status", sa.Text),
+        sa.Column("fence_token", sa.BigInteger),
+    )
+    other = sa.create_engine("sqlite://")
+    orders.create(other)
+    with other.begin() as db:
+        db.execute(orders.insert().values(id=42))
+    asked: list[tuple[str, str]] = []
+
+    def pay(order_id: int, *, idempotency_key: str) -> str:
+        asked.append((str(order_id), idempotency_key))
+        return "receipt"
+
+    place.give(elsewhere=other, orders=orders, client=place.memory.redis, pay=pay)
+    yield
+    place.twice(place.ship, 42)
+    assert len(asked) == 1
+    with other.connect() as db:
+        assert db.execute(sa.select(orders.c.status, orders.c.fence_token > 0)).all() == [
+            ("shipped", True)
+        ]
+    other.dispose()
+
+
+@around("docs/reference/events.md")
+def events(place: Place) -> Iterator[None]:
+    metrics = MagicMock()
+    place.give(metrics=metrics)
+    yield
+    with place.tg.lock("inventory:42"):
+        pass
+    assert [call.args[0] for call in metrics.increment.call_args_list][:1] == ["taskguard.acquired"]
+
+
+@around("docs/reference/metrics.md")
+def metrics(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.names.app.conf.taskguard_listeners = [place.observe]
+    from taskguard_celery import guarded_task
+
+    @place.names.app.task
+    @guarded_task(key="order:<order_id>")
+    def ship(order_id: int) -> None:
+        if order_id == 13:
+            raise ZeroDivisionError
+
+    for order in (42, 42, 13):
+        with contextlib.suppress(ZeroDivisionError):
+            ship.apply((order,)).get()
+    seen = Counter(values[1] for values in place.DELIVERIES.seen)
+    assert seen == {"done": 1, "duplicate": 1, "failed": 1}
+    assert len(place.HELD.seen) == 2
+
+
+class Measured:
+    """A counter or histogram that remembers by which labels it was counted."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = (), **_: Any) -> None:
+        assert not {"key", "message"} & set(labels), "labels must not grow"
+        self.seen: list[tuple[Any, ...]] = []
+        self._names = labels
+
+    def labels(self, *values: Any) -> Any:
+        assert len(values) == len(self._names)
+
+        def note(value: float = 1.0) -> None:
+            self.seen.append(values)
+
+        return types.SimpleNamespace(inc=note, observe=note)
+
+    def inc(self, value: float = 1.0) -> None:
+        self.seen.append(())
+
+    observe = inc
+
+
+def stand_ins() -> dict[str, types.ModuleType]:
+    """Modules in the place of what is no dependency."""
+    contents: dict[str, dict[str, Any]] = {
+        "fastapi": {"FastAPI": Routes, "Depends": Depends, "HTTPException": RefusedError},
+        "flask": {"Flask": Routes, "abort": _abort},
+        "prometheus_client": {"Counter": Measured, "Histogram": Measured},
+    }
+    made = {name: types.ModuleType(name) for name in contents}
+    for name, module in made.items():
+        vars(module).update(contents[name])
+    return made

@@ -1,0 +1,59 @@
+"""The blocks of code of README and docs, as they are printed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["PAGES", "ROOT", "Block", "blocks_of", "commands_of", "inline_commands_of"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted(
+    str(file.relative_to(ROOT))
+    for file in (
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / "docs").glob("**/*.md"),
+    )
+    if "_build" not in file.parts
+)
+
+_FENCE = re.compile(
+    r"^(?P<fence>`{3,}|:{3,})(?P<language>\S*).*\n(?P<text>(?:.*\n)*?)(?P=fence)$", re.MULTILINE
+)
+_MAKE = re.compile(r"`(make [^`]*)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block, `line` being that of its fence."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str, *languages: str) -> list[Block]:
+    """Those of these languages, from top to bottom; without languages all of them."""
+    source = (ROOT / page).read_text(encoding="utf-8")
+    found = [
+        Block(page, source.count("\n", 0, each.start()) + 1, each["language"], each["text"])
+        for each in _FENCE.finditer(source)
+    ]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def commands_of(page: str) -> list[tuple[Block, str]]:
+    """The lines of its blocks of shell, without comments."""
+    lines = [(block, line) for block in blocks_of(page, "sh") for line in block.text.splitlines()]
+    bare = [(block, re.sub(r"\s+#\s.*$|^#\s.*$", "", line)) for block, line in lines]
+    return [(block, line.strip()) for block, line in bare if line.strip()]
+
+
+def inline_commands_of(page: str) -> list[str]:
+    """What its prose says to type of `make`."""
+    return _MAKE.findall((ROOT / page).read_text(encoding="utf-8").replace("\n", " "))
