@@ -101,7 +101,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if len(request.keys) != 1 or request.formerly or not own_row.fits(request.row):
+        if not _is_simple(request):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -185,7 +185,7 @@ class PostgreSQLStatements(Statements):
         return False
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return len(claim.keys) == 1 and not claim.formerly and own_row.fits(claim.row)
+        return _is_simple(claim.request)
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if not self.sees_the_end(claim):
@@ -234,6 +234,12 @@ class PostgreSQLStatements(Statements):
         )
         by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
         return [_renewal(claim, by_owner[str(claim.owner)]) for claim in claims]
+
+
+def _is_simple(request: ClaimRequest) -> bool:
+    """Whether one statement can decide it."""
+    row = request.row
+    return len(request.keys) == 1 and not request.formerly and (row is None or own_row.fits(row))
 
 
 def _answered(

@@ -30,10 +30,10 @@ _NAMES = ("own_new", "own_processing", "own_done")
 _PARTS = {"asked", "found", "own", "granted", "claimed", "moved", "ended", "finished", "holder"}
 
 
-def fits(ref: RowRef | None) -> bool:
-    """Whether there are statements with this row in them; without one there are."""
-    table = None if ref is None else declared_of(ref).table
-    return table is None or table.schema is not None or table.name not in _PARTS
+def fits(ref: RowRef) -> bool:
+    """Whether there are statements with this row in them."""
+    table = declared_of(ref).table
+    return table.schema is not None or table.name not in _PARTS
 
 
 def values(ref: RowRef, dialect: sa.Dialect) -> dict[str, Any]:
