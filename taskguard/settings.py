@@ -150,9 +150,8 @@ def make_ledger(
             'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
             "say so: ledger=None."
         )
-    if callable(
-        getattr(chosen, "store_result", None)
-    ):  # a stand-in for a ledger need not be of a class of ours
+    # Asked of the object: a stand-in for a ledger need not be of a class of ours.
+    if callable(getattr(chosen, "store_result", None)):
         return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional

@@ -22,6 +22,7 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
@@ -150,6 +151,33 @@ def test_a_lost_reply_to_a_lone_completion_is_done(bench: Bench) -> None:
     bench.proxy.lose_reply_to(str(claimed.claim.owner).encode(), then=Mode.CUT)
     bench.ledger.complete(claimed.claim, "1")
     assert bench.state() == "DONE"
+
+
+@pytest.mark.parametrize(("failing", "begun"), [(1, 2), (9, 2)])
+def test_a_completion_in_several_statements_is_tried_twice(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, failing: int, begun: int
+) -> None:
+    """Once more where the database gives no answer, so that the body need not run; no oftener."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    claimed = ledger.claim(request())
+    assert isinstance(claimed, Claimed)
+    begin, asked = Database.begin, []
+
+    def no_answer(*args: Any, **options: Any) -> Any:
+        asked.append(args)
+        if len(asked) <= failing:
+            raise LedgerUnavailableError("away")
+        return begin(*args, **options)
+
+    monkeypatch.setattr(Database, "begin", no_answer)
+    with contextlib.suppress(LedgerUnavailableError):
+        ledger.complete(claimed.claim, "1")
+    view = ledger.view(str(claimed.claim.work))
+    assert view is not None
+    assert view.state.value == ("DONE" if failing == 1 else "PROCESSING")
+    assert len(asked) == begun
+    ledger.close()
 
 
 def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:

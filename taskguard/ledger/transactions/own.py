@@ -39,7 +39,9 @@ class OwnConnection(TransactionAdapter):
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self._share.turn())
             begin = functools.partial(self._database.begin, engine, idle_s=self._idle_s)
-            self._db = stack.enter_context(self._database.twice(begin))
+            # A completion without a body is tried again as a whole.
+            db = self._database.twice(begin) if self._of_body else begin()
+            self._db = stack.enter_context(db)
             if self._of_body:
                 dialect = self._database.dialect
                 session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
