@@ -391,9 +391,8 @@ class Guard:
             TypeError: the name is no text, or the function is async.
         """
         self._refuse_transaction("step")
-        if not isinstance(
-            name, str
-        ):  # JSON makes a text of it, and the step would not be found again
+        # JSON would make a text of it, and the step would not be found again.
+        if not isinstance(name, str):
             raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
         if iscoroutinefunction(function):
             raise TypeError(

@@ -186,9 +186,8 @@ class Runner:
             with running(guard):
                 yield tracked.lease
         except BaseException:
-            self._release_lock(
-                delivery, tracked
-            )  # an exception is on its way; the caller gets that one
+            # Whatever comes of it: the caller gets the exception that is on its way.
+            self._release_lock(delivery, tracked)
             raise
         if not self._release_lock(delivery, tracked):
             raise LeaseLostError(
@@ -583,9 +582,8 @@ class Runner:
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            crowded = isinstance(
-                error, NoConnectionError
-            )  # other threads have all connections, and will end
+            # Other threads have all connections, and will end.
+            crowded = isinstance(error, NoConnectionError)
             if delivery.queue is None or claim.work is None or crowded:
                 ledger.give_back(claim)  # a plain call gets the error; the round is not counted
             else:

@@ -99,9 +99,8 @@ class Body:
     def _is_same_work(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         task = self._task.app.tasks.get(name)
         compiled = None if task is None else guarded_function_of(task)
-        if (
-            compiled is None or compiled.by_message
-        ):  # with once_per="message" what takes its place is other work
+        # With once_per="message" what takes its place is other work.
+        if compiled is None or compiled.by_message:
             return False
         if takes_itself(task):
             args = (task, *args)

@@ -73,9 +73,8 @@ def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: An
         tries += 1
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             if claim.row is not None and row_too:
-                changes.read(
-                    db, claim.row, lock=True
-                )  # locked before the ledger's rows, as in every transaction
+                # Locked before the ledger's rows, as in every transaction.
+                changes.read(db, claim.row, lock=True)
             freed = db.execute(
                 sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
             )

@@ -153,9 +153,8 @@ def _statements(declared: GuardedRow) -> _Statements:
         return sa.bindparam(name, type_=state.type)
 
     def bound_fence(name: str) -> Any:
-        return sa.bindparam(
-            name, type_=sa.BigInteger
-        )  # without the type SQLite would make a float of a NUMERIC
+        # Without the type SQLite would make a float of a NUMERIC.
+        return sa.bindparam(name, type_=sa.BigInteger)
 
     stored: Any = state
     if isinstance(state.type, sa.Enum):
