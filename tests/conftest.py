@@ -15,9 +15,11 @@ are the servers; a test that stops or pauses one starts its own (`taskguard_sand
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -226,6 +228,32 @@ def mysql_url(mysql: MySQL, no_certificates: None) -> Iterator[str]:
 def sqlite_url(tmp_path: Path) -> str:
     """The SQLAlchemy URL of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+@pytest.fixture(autouse=True)
+def rq_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """RQ's settings are those of a process: each test has its own, and what it makes is closed."""
+    settings = sys.modules.get("taskguard_rq.runtime")
+    if settings is None:
+        yield
+        return
+    monkeypatch.setattr(settings, "_settings", {})
+    monkeypatch.setattr(settings, "_made", made := [])
+    yield
+    for tg in made:
+        tg.close()
+
+
+@pytest.fixture(autouse=True)
+def celery_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery gives an app's tasks to every app of the process: not a test's to those of later ones.
+
+    Where a second module has a task of the same name, a later app would warn of it.
+    """
+    state = sys.modules.get("celery._state")
+    if state is not None:
+        importlib.import_module("celery.app.builtins")  # whose tasks are to be in all of them
+        monkeypatch.setattr(state, "_on_app_finalizers", set(state._on_app_finalizers))
 
 
 def flush(port: int) -> None:

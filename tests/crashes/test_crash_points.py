@@ -152,8 +152,6 @@ def rig(
     for module, name, value in (
         (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
         (taskguard_rq.decorator, "RQQueue", taskguard_rq.decorator.RQQueue),
-        (sys.modules["taskguard_rq.runtime"], "_settings", {}),
-        (sys.modules["taskguard_rq.runtime"], "_made", []),
     ):
         monkeypatch.setattr(module, name, value)
     made = CrashRig(queue, valkey, database, tmp_path)

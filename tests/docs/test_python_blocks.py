@@ -17,7 +17,6 @@ import kombu.transport.memory
 import pytest
 
 import taskguard_celery
-import taskguard_rq
 from support.page_surroundings import SURROUNDINGS, Place, stand_ins
 from support.pages import PAGES, blocks_of
 
@@ -58,7 +57,6 @@ def place(
     for app in {id(app): app for app in [*made.apps, *found]}.values():
         taskguard_celery.runtime_of(app).close()
         app.close()
-    taskguard_rq.configure()  # what it has made in this process is forgotten
     celery._state._set_current_app(current)
     kombu.transport.memory.Transport.global_state.clear()
 

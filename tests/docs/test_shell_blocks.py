@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import taskguard
-import taskguard_rq
 from support.pages import PAGES, ROOT, commands_of, inline_commands_of
 from taskguard.cli import main
 from taskguard.delivery import Delivery, MessageRef
@@ -120,7 +119,6 @@ def shop(
         tg.runner.deliver(dies, lambda guard: None)
     ledger.close()
     yield redis_url
-    taskguard_rq.configure()
     sys.modules.pop("shop", None)
 
 

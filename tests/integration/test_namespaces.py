@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import threading
 from collections.abc import Iterator
@@ -33,17 +32,6 @@ def ledger_url(sqlite_url: str) -> str:
     ledger.create_schema()
     ledger.close()
     return sqlite_url
-
-
-@pytest.fixture
-def rq_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """RQ's settings of this process, for one test."""
-    settings = importlib.import_module("taskguard_rq.runtime")
-    monkeypatch.setattr(settings, "_settings", {})
-    monkeypatch.setattr(settings, "_made", made := [])
-    yield
-    for tg in made:
-        tg.close()
 
 
 @contextmanager
@@ -131,7 +119,6 @@ def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: 
         taskguard.connect(locks="memory://", ledger=sqlite_url, namespace=wrong)
 
 
-@pytest.mark.usefixtures("rq_runtime")
 def test_celery_rq_and_the_environment_say_it(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +195,6 @@ def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
     assert taskguard_celery.runtime_of(app).namespace == "shop"
 
 
-@pytest.mark.usefixtures("rq_runtime")
 def test_listeners_are_added_to_the_one_that_logs(
     ledger_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,13 +53,8 @@ def here(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The office, and jobs that are called in this process are guarded by its servers."""
     for name, value in office.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(invoices, "_engines", {})
-    taskguard_rq.configure()
     yield office
-    taskguard_rq.runtime().close()
-    taskguard_rq.configure()
-    for engine in invoices._engines.values():
-        engine.dispose()
+    invoices.close()
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 from collections import Counter
@@ -17,7 +16,6 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from sqlalchemy import orm
 
-import taskguard_rq
 from support import invoices
 from support.waiting import wait_until
 from taskguard.cli import main
@@ -31,12 +29,8 @@ def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test's own process is the producer, and sweeps."""
     for name, value in office.environment.items():
         monkeypatch.setenv(name, value)
-    # Whatever tests before this one have configured in this process.
-    settings = importlib.import_module("taskguard_rq.runtime")
-    monkeypatch.setattr(settings, "_settings", {})
-    monkeypatch.setattr(settings, "_made", [])
     yield
-    taskguard_rq.runtime().close()
+    invoices.close()
 
 
 def make_due(office: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 from collections import Counter
@@ -12,12 +11,9 @@ import pytest
 import rq
 from rq import Retry
 
+import taskguard_rq
 from support.invoices import charge, charge_patiently, decorated, die
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker
-
-rq_runtime = importlib.import_module(
-    "taskguard_rq.runtime"
-)  # the package has a function of that name
 
 
 @pytest.mark.parametrize(
@@ -203,14 +199,11 @@ def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> No
     assert job.id
 
 
-def test_a_worker_whose_ledger_may_not_be_written_does_not_start(
-    office: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_ledger_may_not_be_written_does_not_start(office: Any, pg_url: str) -> None:
     """It would put every job off for ever."""
     with office.engine.begin() as db:
         db.exec_driver_sql("alter table taskguard_work drop column lease_until")
-    monkeypatch.setattr(rq_runtime, "_made", [])
-    monkeypatch.setattr(rq_runtime, "_settings", {"locks": None, "ledger": pg_url})
+    taskguard_rq.configure(locks=None, ledger=pg_url)
     worker = GuardedWorker([office.queue], connection=office.connection)
     with pytest.raises(SystemExit, match="lease_until"):
         worker.work(burst=True)

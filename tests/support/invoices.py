@@ -26,10 +26,18 @@ _engines: dict[int, sa.Engine] = {}
 
 
 def engine() -> sa.Engine:
-    """One engine a process."""
+    """One engine a process, also for bodies in several threads, which ask for it at once."""
     if os.getpid() not in _engines:
-        _engines[os.getpid()] = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+        made = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
+        return _engines.setdefault(os.getpid(), made)
     return _engines[os.getpid()]
+
+
+def close() -> None:
+    """The next body in this process has the database that the environment then names."""
+    for made in _engines.values():
+        made.dispose()
+    _engines.clear()
 
 
 def step(item: object, name: str) -> None:

@@ -81,10 +81,10 @@ _engines: dict[int, sa.Engine] = {}
 
 
 def engine() -> sa.Engine:
-    """One engine a process."""
+    """One engine a process, also for bodies in several threads, which ask for it at once."""
     if os.getpid() not in _engines:
         # Pinged first: where a test restarts the database, a body's step must not fail.
-        _engines[os.getpid()] = sa.create_engine(URL, pool_pre_ping=True)
+        return _engines.setdefault(os.getpid(), sa.create_engine(URL, pool_pre_ping=True))
     return _engines[os.getpid()]
 
 
