@@ -259,7 +259,7 @@ def test_who_gets_no_connection_is_told_soon_and_once(
             write(db)
 
     share = pg.ledger._database.pools.of_body(0)
-    with share.turn():
+    with share:
         for deferrals in range(6):
             assert isinstance(deliver(pg, body, deferrals), Deferred)
             assert pg.states == ["NEW"]

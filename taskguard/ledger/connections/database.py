@@ -8,6 +8,7 @@ claims.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -21,9 +22,11 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger.connections.deadlines import Deadline, answered_within
+from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.libpq import Libpq
+from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.numbered import numbered
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
@@ -136,14 +139,14 @@ class Database:
         renewals use. Not `bounded`: its statements may take as long as they need.
         """
         with contextlib.ExitStack() as stack:
-            turn = self.pools.ledgers.turn
-            engine = self.pools.renewals if renewal else stack.enter_context(turn())
+            pools = self.pools
+            engine = pools.renewals if renewal else stack.enter_context(pools.ledgers)
             stack.enter_context(self.translated())
             db = stack.enter_context(engine.connect())
             if bounded:
                 longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
-                answered = answered_within(longest_s, driver_of(db), place=self.place)
-                db.info[_DEADLINE] = stack.enter_context(answered)
+                deadline = Deadline(driver_of(db), longest_s, place=self.place)
+                db.info[_DEADLINE] = stack.enter_context(deadline)
             if self.dialect.options:
                 db = db.execution_options(**self.dialect.options)
             stack.enter_context(db.begin())
@@ -184,7 +187,7 @@ class Database:
         """
         driver = driver_of(db)
         with (
-            answered_within(_LONGEST_ANSWER_S, driver, place=self.place),
+            Deadline(driver, _LONGEST_ANSWER_S, place=self.place),
             _DriverCall(self, db, driver) as connection,
         ):
             connection.execute(opening)
@@ -205,10 +208,10 @@ class Database:
         """The rows of one statement that ends its own transaction, where `claims_apart`."""
         limit_s = self.lock_timeout_s
         with (
-            self.pools.ledgers.turn() as engine,
+            self.pools.ledgers as engine,
             self.translated(),
             engine.connect() as db,
-            answered_within(_LONGEST_ANSWER_S + limit_s, driver_of(db), place=self.place),
+            Deadline(driver_of(db), _LONGEST_ANSWER_S + limit_s, place=self.place),
             self.dialect.waiting(db, limit_s, apart=True),
         ):
             return self.ask_in(db, statement, values)
@@ -222,17 +225,19 @@ class Database:
         """
         if renewal:
             return self._ask(self.pools.renewals, statement, values)
-        with self.pools.ledgers.turn() as engine:
+        with self.pools.ledgers as engine:
             return self._ask(engine, statement, values)
 
     def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
+        pool: Any = engine.pool
+        by_pool = isinstance(pool, Lifo)
         with self.translated():
-            pooled = engine.raw_connection()
+            pooled = pool.take() if by_pool else engine.raw_connection()
         deadline: Deadline | None = None
         try:
             driver = pooled.dbapi_connection
             with (
-                answered_within(_LONGEST_ANSWER_S, driver, place=self.place) as deadline,
+                Deadline(driver, _LONGEST_ANSWER_S, place=self.place) as deadline,
                 _DriverCall(self, pooled, driver) as connection,
             ):
                 if self.begins_itself:
@@ -245,13 +250,14 @@ class Database:
                         connection.autocommit = before
         finally:
             # The answer came, and an interrupt kept it from being read.
-            if deadline is not None and deadline.passed and pooled.is_valid:
+            if deadline is not None and deadline.passed and pooled.dbapi_connection is not None:
                 pooled.invalidate()
-            pooled.close()
+            if by_pool:
+                pool.put(pooled)
+            else:
+                pooled.close()
 
-    def _alone(
-        self, pooled: sa.PoolProxiedConnection, connection: Any, statement: str, values: Any
-    ) -> list[Any]:
+    def _alone(self, pooled: Any, connection: Any, statement: str, values: Any) -> list[Any]:
         """The rows of a statement that sees the newest rows, whatever the role's default is."""
         if LEVEL not in pooled.info:  # an Engine of the user's: asked once for each connection
             [[pooled.info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {})
@@ -269,6 +275,9 @@ class Database:
 
     def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement, by psycopg."""
+        found = self._libpq.ask(connection, statement, values)
+        if found is not None:
+            return found
         psycopg: Any = self.engine.dialect.loaded_dbapi
         if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
             # Left to the user's cursor class: one that binds values itself prepares nothing, for a
@@ -277,6 +286,10 @@ class Database:
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
         text, names = numbered(statement)
         return list(cursor.execute(text, [values[name] for name in names]).fetchall())
+
+    @functools.cached_property
+    def _libpq(self) -> Libpq:
+        return Libpq(self.engine.dialect.loaded_dbapi)
 
     def twice(self, ask: Callable[[], _T]) -> _T:
         """Ask, and once more if the first connection was dead, as after a restart of the server."""
@@ -320,18 +333,9 @@ class Database:
         """The database's clock in µs."""
         return self.dialect.now_us(db)
 
-    @contextmanager
-    def translated(self) -> Iterator[None]:
-        """Raise what drivers raise in taskguard's words."""
-        try:
-            yield
-        except (sa.exc.DBAPIError, self.engine.dialect.loaded_dbapi.Error) as error:
-            mapped = self.map(error)
-            if mapped is None:
-                raise
-            raise mapped from error
-        except sa.exc.TimeoutError as error:
-            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
+    def translated(self) -> AbstractContextManager[None]:
+        """A block in which what drivers raise comes out in taskguard's words."""
+        return _Translated(self)
 
     def map(self, error: BaseException) -> Exception | None:
         """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
@@ -391,6 +395,28 @@ def _opening(database: Database, idle_s: float) -> str:
 def _first(option: Any) -> str:
     """The first value of an option in a URL's query, which may be given several times."""
     return str(option[0] if isinstance(option, tuple) else option or "")
+
+
+class _Translated(AbstractContextManager[None]):
+    __slots__ = ("_database",)
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, sa.exc.TimeoutError):
+            said = f"No connection to {self._database.place}: {error}"
+            raise NoConnectionError(said) from error
+        mapped = self._database.map(error)
+        if mapped is not None:
+            raise mapped from error
 
 
 class _DriverCall:

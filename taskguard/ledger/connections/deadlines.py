@@ -16,29 +16,61 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from taskguard.errors import LedgerUnavailableError
 from taskguard.native import Wakeup, allocate_lock, start_thread
 
-__all__ = ["Deadline", "answered_within"]
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["Deadline"]
 
 _LOOK_EVERY_S = 0.5
 _LINGER_ROUNDS = 10
 
 
 class Deadline:
-    """By when a connection is to have answered.
+    """The driver's connection answers all that is asked in a `with` block within so long.
+
+    If not, it is closed, and what the driver raises comes out as LedgerUnavailableError.
+
+    Args:
+        driver: the driver's own connection.
+        longest_s: for how long, in seconds.
+        place: the database, for people.
 
     Attributes:
         passed: the connection did not answer in time, and its socket was shut.
     """
 
-    def __init__(self, driver: Any, longest_s: float) -> None:
+    # A class and not a generator: each statement of the ledger's has one.
+    __slots__ = ("_at_s", "_driver", "_longest_s", "_place", "passed")
+
+    def __init__(self, driver: Any, longest_s: float, *, place: str) -> None:
         self.passed = False
         self._driver = driver
         self._longest_s = longest_s
+        self._place = place
         self._at_s = time.monotonic() + longest_s
+
+    def __enter__(self) -> Self:
+        _watch.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _watch.remove(self)
+        if self.passed and isinstance(error, Exception):
+            raise LedgerUnavailableError(
+                f"The database {self._place} gave no answer within {self._longest_s:g} s; the "
+                "connection was closed."
+            ) from error
 
     def peek(self, now_s: float) -> None:
         """Shut the socket if the time is up."""
@@ -113,24 +145,3 @@ def _watch_nothing() -> None:
 
 
 os.register_at_fork(after_in_child=_watch_nothing)
-
-
-@contextmanager
-def answered_within(longest_s: float, driver: Any, *, place: str) -> Iterator[Deadline]:
-    """The driver's connection answers all that is asked in the block within so long.
-
-    If not, it is closed, and what the driver raises comes out as LedgerUnavailableError.
-    """
-    deadline = Deadline(driver, longest_s)
-    _watch.add(deadline)
-    try:
-        yield deadline
-    except Exception as error:
-        if deadline.passed:
-            raise LedgerUnavailableError(
-                f"The database {place} gave no answer within {longest_s:g} s; the connection was "
-                "closed."
-            ) from error
-        raise
-    finally:
-        _watch.remove(deadline)

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 from taskguard.ledger.connections import sessions
+from taskguard.ledger.connections.lifo import Lifo
 
 __all__ = [
     "LEVEL",
@@ -191,7 +192,7 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
         url,
         isolation_level="AUTOCOMMIT",
         pool_reset_on_return=None,
-        **{**options, "connect_args": connect},
+        **{**({"poolclass": Lifo} if pooled else {}), **options, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", _end_transaction)

@@ -20,11 +20,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-__all__ = ["AGAIN", "POOLED", "BodySession", "note", "noting", "noting_connection"]
+__all__ = ["AGAIN", "POOLED", "PREPARED", "BodySession", "note", "noting", "noting_connection"]
 
 # Kept with a driver's connection: whether a pooler has its sessions, what was set when it was
-# opened, and the statements that were noted.
-POOLED, AGAIN, _NOTES = "taskguard_pooled", "taskguard_again", "taskguard_notes"
+# opened, which statements of the ledger are prepared, and those of a body that were noted.
+POOLED, AGAIN = "taskguard_pooled", "taskguard_again"
+PREPARED, _NOTES = "taskguard_prepared", "taskguard_notes"
 
 _LONGEST_KEPT = 4_000  # a longer text hardly comes again
 _BLANK = r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
@@ -32,7 +33,7 @@ _MAY_CHANGE = re.compile(
     rf"""
     (?:\A|;){_BLANK}(?:
         set\b(?!\s+(?:local|transaction|constraints)\b)
-        | (?:reset|discard|listen|unlisten|prepare|load|declare|do|call|use|lock\s+tables
+        | (?:reset|discard|deallocate|listen|unlisten|prepare|load|declare|do|call|use|lock\s+tables
             |begin\s+not\s+atomic\s+set|pragma|attach|detach)\b
         | alter\s+session\b
         | create\s+(?:or\s+replace\s+)?(?:(?:global|local)\s+)?temp
@@ -42,6 +43,7 @@ _MAY_CHANGE = re.compile(
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 # What no statement undoes without undoing the driver's own settings as well.
+_FORGETS = re.compile(rf"(?:\A|;){_BLANK}(?:discard|deallocate)\b", re.IGNORECASE | re.DOTALL)
 _STAYS = re.compile(rf"(?:\A|;){_BLANK}(?:prepare|load)\b", re.IGNORECASE | re.DOTALL)
 # In one message, in a transaction of its own. Not DISCARD ALL: the driver's statements stay known.
 _RESET = (
@@ -132,6 +134,8 @@ def _note(kept: dict[Any, Any], statement: Any) -> None:
     changes = _may_change if len(statement) <= _LONGEST_KEPT else _MAY_CHANGE.search
     if changes(statement):
         notes.append(statement)
+        if _FORGETS.search(statement):
+            kept.pop(PREPARED, None)  # also for the ledger's last statement in this transaction
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -37,7 +37,7 @@ class OwnConnection(TransactionAdapter):
     def begin(self, connect: Connect) -> sa.Connection:
         del connect
         with contextlib.ExitStack() as stack:
-            engine = stack.enter_context(self._share.turn())
+            engine = stack.enter_context(self._share)
             begin = functools.partial(self._database.begin, engine, idle_s=self._idle_s)
             # A completion without a body is tried again as a whole.
             db = self._database.twice(begin) if self._of_body else begin()

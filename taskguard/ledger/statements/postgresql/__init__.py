@@ -7,6 +7,7 @@ the files beside this one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ _CLAIMS_PER_STATEMENT = 1000
 
 
 _CLAIM = statement(__package__, "claim")
+_CLAIM_FIRST = statement(__package__, "claim_first")
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
 _RENEW = statement(__package__, "renew")
@@ -72,6 +74,39 @@ class _Found(NamedTuple):
     holder: str
     held_until: int | None
     flush: str | None
+
+
+class _FoundFirst(NamedTuple):
+    """The one row of claim_first.sql. `found`: what stood in its way, or of no meaning."""
+
+    now_us: int
+    granted_fence: int | None
+    done: int | None
+    found: str
+
+
+class _Recorded(NamedTuple):
+    """What `_FoundFirst.found` is made of: a work's record, its message's and its key's."""
+
+    id: str | None
+    message: str
+    retries: int
+    state: str
+    final: int
+    fence: int
+    owner: str
+    lease_until: int
+    attempts: int
+    crashes: int
+    progress: str | None
+    result: str | None
+    error: str | None
+    finished: int | None
+    fingerprint: str | None
+    recorded_retries: int | None
+    recorded_deferrals: int | None
+    holder: str | None
+    held_until: int | None
 
 
 class _FoundKey(NamedTuple):
@@ -118,13 +153,25 @@ class PostgreSQLStatements(Statements):
         return decided
 
     def _claim_work(self, request: ClaimRequest) -> ClaimAnswer | None:
-        return _answered(request, _Found(*self.database.ask(_CLAIM, self._asked(request))[0]))
+        asked = self._asked(request)
+        if request.may_create and request.message.number == (0, 0):
+            [row] = self.database.ask(_CLAIM_FIRST, asked)
+            first = _FoundFirst(*row)
+            if first.done is not None:
+                assert first.granted_fence is not None  # noqa: S101
+                return Claimed(Claim(request, first.granted_fence))
+            if first.granted_fence is not None:
+                return None
+            answered = _refused(request, first)
+            if answered is not None:
+                return answered
+        return _answered(request, _Found(*self.database.ask(_CLAIM, asked)[0]))
 
     def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
         found = _FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
         if found.granted_fence is not None:
             return Claimed(Claim(request, found.granted_fence))
-        return _held(found, None)
+        return _held(found, None, found.now_us)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
         """With the user's own row in the statement, where that is NEW; else None."""
@@ -242,6 +289,21 @@ def _is_simple(request: ClaimRequest) -> bool:
     return len(request.keys) == 1 and not request.formerly and (row is None or own_row.fits(row))
 
 
+def _refused(request: ClaimRequest, first: _FoundFirst) -> ClaimAnswer | None:
+    """What a delivery is told by the records that stood in its way; None: it may have a claim."""
+    found = _Recorded(*json.loads(first.found))
+    row = found if found.id is not None else None
+    recorded = found.recorded_retries or 0, found.recorded_deferrals or 0
+    decision = decide_row(request, row, recorded, first.now_us)
+    if decision is Decision.BURY:
+        return None
+    if decision not in CLAIMABLE:
+        return answer(request, row, decision, first.now_us)
+    if not found.holder or found.holder == str(request.owner):
+        return None
+    return _held(found, row, first.now_us)
+
+
 def _answered(
     request: ClaimRequest, found: _Found, place: Place | None = None
 ) -> ClaimAnswer | None:
@@ -265,14 +327,16 @@ def _answered(
         return None
     if decision not in CLAIMABLE:
         return answer(request, row, decision, found.now_us)
-    return _held(found, row)
+    return _held(found, row, found.now_us)
 
 
-def _held(found: _Found | _FoundKey, row: _Found | None) -> ClaimAnswer | None:
+def _held(
+    found: _Found | _FoundKey | _Recorded, row: _Found | _Recorded | None, now_us: int
+) -> ClaimAnswer | None:
     """The key is another's; None where it was not yet so in the statement's snapshot."""
-    if found.held_until is None or found.held_until <= found.now_us:
+    if found.held_until is None or found.held_until <= now_us:
         return None
-    return busy_key(found.holder, found.held_until, row, found.now_us)
+    return busy_key(str(found.holder), found.held_until, row, now_us)
 
 
 def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Statements by libpq itself: a connection prepares each once, and is sent only its values then.
+
+psycopg's cursor takes a third longer for it, most of that in finding out what it was told before.
+
+Guarantees: the rows that a cursor would give, of columns that are texts, whole numbers and
+booleans; waits as psycopg does, so that an interrupt cancels the statement and other greenlets run.
+Says None, and has sent nothing, where that is not so: the caller then asks by a cursor. So it does
+on an Engine of the user's own, whose connections are as they were set.
+
+Behind a pooler a session has not what was prepared before: nothing is prepared where that is known,
+nor by any connection after a session for the first time did not have it. That once a lone statement
+is asked again; a transaction is to be run again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from taskguard.ledger.connections.numbered import numbered
+from taskguard.ledger.connections.sessions import POOLED, PREPARED
+
+__all__ = ["FORGOTTEN", "Libpq"]
+
+# SQLSTATEs of a session that has not what was prepared in it, or has what another prepared:
+# invalid_sql_statement_name, duplicate_prepared_statement, and what a pooler says for itself.
+FORGOTTEN: Final = frozenset({"26000", "42P05"})
+
+_ENCODE: dict[type, Callable[[Any], bytes | None]] = {
+    str: str.encode,
+    int: lambda value: b"%d" % value,
+    bool: lambda value: b"t" if value else b"f",
+    type(None): lambda _: None,
+}
+# By the numbers of types in pg_type; those that are not here are texts.
+_LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
+_TUPLES_OK, _COMMAND_OK = 2, 1  # psycopg.pq.ExecStatus
+
+
+class _Named(NamedTuple):
+    name: bytes
+    text: bytes
+    values: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=1_000)
+def _named(statement: str) -> _Named:
+    text, values = numbered(statement)
+    sent = text.encode()
+    # By its text: a session that several processes share must not have another under the name.
+    return _Named(b"taskguard_" + blake2b(sent, digest_size=8).hexdigest().encode(), sent, values)
+
+
+class Libpq:
+    """For the connections of one database, made by psycopg."""
+
+    def __init__(self, psycopg: Any) -> None:
+        self._execute = psycopg.generators.execute
+        self._error_of = psycopg.errors.error_from_result
+        self._error = psycopg.Error
+        self._prepares = True
+
+    def ask(
+        self, connection: Any, statement: str, values: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]] | None:
+        """The rows of one statement; None: it is for a cursor. Raises psycopg's errors."""
+        kept = vars(connection)
+        if POOLED not in kept:
+            return None
+        named, pgconn = _named(statement), connection.pgconn
+        try:
+            sent = [_ENCODE[type(value := values[name])](value) for name in named.values]
+        except KeyError:
+            return None
+        if pgconn.parameter_status(b"client_encoding") != b"UTF8" or pgconn.pipeline_status:
+            return None
+        with connection.lock:
+            if not self._prepares or kept[POOLED]:
+                pgconn.send_query_params(named.text, sent)
+                return self._rows(connection)
+            prepared: set[bytes] = kept.setdefault(PREPARED, set())
+            alone = pgconn.transaction_status == 0
+            try:
+                if named.name not in prepared:
+                    pgconn.send_prepare(named.name, named.text)
+                    self._rows(connection)
+                    prepared.add(named.name)
+                pgconn.send_query_prepared(named.name, sent)
+                return self._rows(connection)
+            except self._error as error:
+                if error.sqlstate not in FORGOTTEN:
+                    raise
+                self._prepares = False
+                if not alone:
+                    raise
+            pgconn.send_query_params(named.text, sent)
+            return self._rows(connection)
+
+    def _rows(self, connection: Any) -> list[tuple[Any, ...]]:
+        [*_, result] = connection.wait(self._execute(connection.pgconn))
+        if result.status == _COMMAND_OK:
+            return []
+        if result.status != _TUPLES_OK:
+            raise self._error_of(result)
+        get = result.get_value
+        load = [_LOAD.get(result.ftype(at), bytes.decode) for at in range(result.nfields)]
+        return [
+            tuple([
+                None if (value := get(row, at)) is None else load[at](value)
+                for at in range(len(load))
+            ])
+            for row in range(result.ntuples)
+        ]  # fmt: skip
