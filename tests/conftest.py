@@ -15,7 +15,6 @@ are the servers; a test that stops or pauses one starts its own (`taskguard_sand
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -242,18 +241,6 @@ def rq_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for tg in made:
         tg.close()
-
-
-@pytest.fixture(autouse=True)
-def celery_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery gives an app's tasks to every app of the process: not a test's to those of later ones.
-
-    Where a second module has a task of the same name, a later app would warn of it.
-    """
-    state = sys.modules.get("celery._state")
-    if state is not None:
-        importlib.import_module("celery.app.builtins")  # whose tasks are to be in all of them
-        monkeypatch.setattr(state, "_on_app_finalizers", set(state._on_app_finalizers))
 
 
 def flush(port: int) -> None:

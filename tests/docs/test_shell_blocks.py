@@ -99,6 +99,8 @@ def shop(
 ) -> Iterator[str]:
     """A folder with `shop.py`, and a ledger in which `shop.ship order:42` is DEAD."""
     (tmp_path / "shop.py").write_text(SHOP)
+    # Celery gives an app's tasks to all later apps of the process.
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("TASKGUARD_LEDGER_URL", sqlite_url)

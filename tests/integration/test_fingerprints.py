@@ -114,7 +114,7 @@ def test_a_task_of_celery_fails_with_it(ledger: SqlLedger) -> None:
     app.conf.update(task_always_eager=True, taskguard_locks_url="memory://")
     app.conf.taskguard_ledger = ledger
 
-    @app.task(name="charge")
+    @app.task(name="charge", shared=False)
     @guarded_task(key="order:<order>", fingerprint=lambda amount, **_: f"{amount:.2f}")
     def charge(order: int, amount: float) -> float:
         return amount

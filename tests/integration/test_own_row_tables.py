@@ -110,7 +110,7 @@ def test_a_worker_says_at_its_start_what_the_table_lacks(pg: Shop) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(taskguard_locks="memory://", taskguard_ledger_url=pg.url)
 
-    @app.task
+    @app.task(shared=False)
     @guarded_task(key="order:<order_id>", row=own_row())
     def ship(order_id: int) -> None: ...
 
