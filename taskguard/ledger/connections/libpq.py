@@ -1,4 +1,4 @@
-"""Statements by libpq itself: a connection prepares each once, and is sent only its values then.
+"""Statements by libpq itself: a connection prepares each the second time, and has its values only.
 
 psycopg's cursor takes a third longer for it, most of that in finding out what it was told before.
 
@@ -37,6 +37,7 @@ _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
 # By the numbers of types in pg_type; those that are not here are texts.
 _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
 _TUPLES_OK, _COMMAND_OK = 2, 1  # psycopg.pq.ExecStatus
+_IDLE = 0  # psycopg.pq.TransactionStatus
 
 
 class _Named(NamedTuple):
@@ -80,14 +81,13 @@ class Libpq:
             if not self._prepares or kept[POOLED]:
                 pgconn.send_query_params(named.text, sent)
                 return self._rows(connection)
-            prepared: set[bytes] = kept.setdefault(PREPARED, set())
-            alone = pgconn.transaction_status == 0
+            prepared: dict[bytes, bool] = kept.setdefault(PREPARED, {})
+            alone = pgconn.transaction_status == _IDLE
             try:
-                if named.name not in prepared:
-                    pgconn.send_prepare(named.name, named.text)
-                    self._rows(connection)
-                    prepared.add(named.name)
-                pgconn.send_query_prepared(named.name, sent)
+                if self._is_prepared(connection, named, prepared):
+                    pgconn.send_query_prepared(named.name, sent)
+                else:
+                    pgconn.send_query_params(named.text, sent)
                 return self._rows(connection)
             except self._error as error:
                 if error.sqlstate not in FORGOTTEN:
@@ -97,6 +97,15 @@ class Libpq:
                     raise
             pgconn.send_query_params(named.text, sent)
             return self._rows(connection)
+
+    def _is_prepared(self, connection: Any, named: _Named, prepared: dict[bytes, bool]) -> bool:
+        """From its second time on: a connection of a process for one job has no second time."""
+        known = prepared.get(named.name)
+        if known is False:
+            connection.pgconn.send_prepare(named.name, named.text)
+            self._rows(connection)
+        prepared[named.name] = known is not None
+        return known is not None
 
     def _rows(self, connection: Any) -> list[tuple[Any, ...]]:
         [*_, result] = connection.wait(self._execute(connection.pgconn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import uuid
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import sqlalchemy as sa
@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 from taskguard.guarded import work_id
 from taskguard.lease import Owner, new_owner
+from taskguard.ledger import tables
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
+from taskguard.ledger.statements import postgresql
 from taskguard.states import Decision, State
 
 ME = new_owner("m")
@@ -60,9 +62,14 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     may_create=st.booleans(),
     max_crashes=st.integers(1, 4),
     fingerprint=st.sampled_from([None, "f"]),
+    by_first=st.booleans(),
 )
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
-    """Whatever rows a claim meets, its answer and what it writes are those of decide()."""
+    """Whatever rows a claim meets, its answer and what it writes are those of decide().
+
+    On PostgreSQL also without the statement for what is claimed first: it leaves to the other one
+    only what may be claimed.
+    """
     work, key = case["work"], case["key"]
     book.put(work=work, key=key, recorded=case["recorded"])
     request = book.request(
@@ -79,7 +86,10 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     # A lease without an owner is written by nobody; such a key counts as taken.
     foreign = foreign or (key is not None and key["owner"] == "" and key["lease_until"] == FAR)
 
-    answer = book.ledger.claim(request)
+    with pytest.MonkeyPatch.context() as patch:
+        if not case["by_first"]:
+            patch.setattr(postgresql, "_is_first", lambda request: False)
+        answer = book.ledger.claim(request)
 
     if decision in CLAIMABLE and not foreign:
         _expect_grant(book, request, answer, decision, before, key)
@@ -169,7 +179,10 @@ def test_a_fence_beyond_the_clock_still_grows(book: Any) -> None:
     claimed = book.claim()
     book.ledger.give_back(claimed.claim)
     book.set_fence(2**61)
-    assert book.claim().claim.fence == 2**61 + 1
+    again = book.claim()
+    assert again.claim.fence == 2**61 + 1
+    book.ledger.give_back(again.claim)
+    assert book.claim(work="another").claim.fence == 2**61 + 2
 
 
 def test_a_taken_key_is_busy_until_its_lease_ends(book: Any) -> None:
@@ -269,6 +282,7 @@ def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) ->
 
         for number in range(8):  # connected and prepared
             ledger.complete(ledger.claim(book.request(number)).claim, None)
+            ledger.give_back(ledger.claim(book.request(number, work=None)).claim)
         count, claimed = trips(lambda: ledger.claim(book.request(50)))
         assert (count, claimed.attempt) == (1, 1)
         assert trips(lambda: ledger.claim(book.request(50)))[0] == 1
@@ -311,21 +325,57 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
     book = make_book(lock_timeout_s=30.0)
     if book.engine is None or not book.locks_rows:
         pytest.skip("asks the server who waits")
-    waiting = {
-        "mariadb": "select cast(variable_value as int) from information_schema.global_status "
-        "where variable_name = 'innodb_row_lock_current_waits'",
-        "mysql": "select count(*) from performance_schema.data_lock_waits",
-    }.get(book.engine.dialect.name, "select count(*) from pg_locks where not granted")
     holder = book.claim()
     book.expire()
-    answers: list[Any] = []
-    waiter = threading.Thread(target=lambda: answers.append(book.ledger.claim(book.request())))
-    with book.ledger.transaction(holder.claim) as tx:
+    with ClaimByThread(book) as answers, book.ledger.transaction(holder.claim) as tx:
         tx.complete(holder.claim, "1")
-        waiter.start()
-        with book.engine.connect() as db:
+        answers.begin()
+    assert answers.found.decision is Decision.DONE
+    assert book.key().owner == ""
+
+
+def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> None:
+    """Another has just recorded the work when its first claim has the key already.
+
+    The answer is what was recorded, or that somebody is at it.
+    """
+    book = make_book(lock_timeout_s=30.0)
+    if book.engine is None or not book.locks_rows:
+        pytest.skip("asks the server who waits")
+    book.ledger.complete(book.claim(2).claim, "1")
+    with ClaimByThread(book) as answers, book.engine.begin() as db:
+        db.execute(sa.insert(tables.WORK).values(book.work(2)._asdict() | {"id": "ship order:1"}))
+        answers.begin()
+    found = answers.found
+    assert isinstance(found, Busy) or found.decision is Decision.DONE
+    assert book.key() is None or book.key().owner == ""
+
+
+class ClaimByThread:
+    """A claim of order 1 that waits in a thread from `begin()` on, until the block ends."""
+
+    found: Any
+
+    def __init__(self, book: Any) -> None:
+        self._book = book
+        self._thread = threading.Thread(target=self._claim)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._thread.join()
+
+    def begin(self) -> None:
+        waiting = {
+            "mariadb": "select cast(variable_value as int) from information_schema.global_status "
+            "where variable_name = 'innodb_row_lock_current_waits'",
+            "mysql": "select count(*) from performance_schema.data_lock_waits",
+        }.get(self._book.engine.dialect.name, "select count(*) from pg_locks where not granted")
+        self._thread.start()
+        with self._book.engine.connect() as db:
             count = sa.text(waiting)
             wait_until(lambda: db.execute(count).scalar() == 1, message="the claim waits")
-    waiter.join()
-    assert answers[0].decision is Decision.DONE
-    assert book.key().owner == ""
+
+    def _claim(self) -> None:
+        self.found = self._book.ledger.claim(self._book.request())

@@ -212,6 +212,31 @@ def without_a_limit(made: Mutation) -> None:
     made.edit(postgresql, "_CLAIM", ("and w.crashes + 1 < %(max_crashes)s::integer", ""))
 
 
+def without_a_holder(made: Mutation) -> None:
+    """Who comes first gets the key, whoever has it."""
+    made.edit(
+        postgresql,
+        "_CLAIM_FIRST",
+        ("where k.owner = '' and k.lease_until <= excluded.fence and", "where"),
+    )
+
+
+def without_a_clock_that_went_back(made: Mutation) -> None:
+    """Who comes first gets the database's time as its fence, also where that was higher before."""
+    made.edit(postgresql, "_CLAIM_FIRST", ("and k.fence < excluded.fence", ""))
+
+
+def without_the_message(made: Mutation) -> None:
+    """Who comes first does not ask whether a newer message is on its way."""
+    recorded = "message = %(message)s::text and work = %(work)s::text"
+    made.edit(postgresql, "_CLAIM_FIRST", (f"where {recorded}", "where false"))
+
+
+def without_giving_back_the_key(made: Mutation) -> None:
+    """A key that was got without its work stays."""
+    made.replace(postgresql.PostgreSQLStatements, "_free_keys", lambda self, request: None)
+
+
 def without_former_records(made: Mutation) -> None:
     """What a work was before its guard was changed is not looked at."""
     read = portable_claims._read
@@ -256,6 +281,11 @@ def claim_what_is_superseded(book: Any) -> None:
     assert not isinstance(book.ledger.claim(book.request()), Claimed)
 
 
+def lose_the_work_to_another(book: Any) -> None:
+    """The key that was got for it is free again."""
+    claims.test_a_key_that_was_got_without_its_work_is_free_again(lambda **_: book)
+
+
 def commit_late(book: Any) -> None:
     """Nobody else is there, but the work was given back meanwhile."""
     endings.test_a_stale_holder_cannot_commit(book, "nobody")
@@ -284,6 +314,32 @@ def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
     assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
 
 
+# Of PostgreSQL's statement for what is claimed for the first time.
+MUTANTS_OF_FIRST: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
+    (without_a_holder, claims.test_a_taken_key_is_busy_until_its_lease_ends),
+    (without_a_clock_that_went_back, claims.test_a_fence_beyond_the_clock_still_grows),
+    (without_the_message, claim_what_is_superseded),
+    (without_giving_back_the_key, lose_the_work_to_another),
+]
+
+
+@pytest.mark.parametrize(("mutate", "test"), MUTANTS_OF_FIRST)
+def test_a_first_claim_without_a_check_does_not_pass(
+    pg_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    mutate: Callable[[Mutation], None],
+    test: Callable[[Any], None],
+) -> None:
+    """The test of the suite that is about it fails."""
+    with closing(SqlLedger(pg_url, lock_timeout_s=30.0)) as ledger:
+        ledger.create_schema()
+        book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
+        made = Mutation(monkeypatch, book.kind)
+        mutate(made)
+        catch(book, made, test)
+        book.engine.dispose()
+
+
 @pytest.mark.parametrize(("mutate", "test"), MUTANTS)
 def test_a_ledger_without_a_check_does_not_pass(
     book: Any,
@@ -294,6 +350,8 @@ def test_a_ledger_without_a_check_does_not_pass(
     """The test of the suite that is about it fails."""
     if book.kind == "memory":
         pytest.skip("the simulation has mutants of its own")
+    # All claims by the statement that was changed: the one for the first has mutants of its own.
+    monkeypatch.setattr(postgresql, "_is_first", lambda request: False)
     made = Mutation(monkeypatch, book.kind)
     mutate(made)
     catch(book, made, test)
@@ -314,6 +372,6 @@ def test_a_mutant_that_is_merely_broken_is_not_caught(
         ledger.create_schema()
         book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
         made = Mutation(monkeypatch, book.kind)
-        made.edit(postgresql, "_CLAIM", ("with asked", new))
+        made.edit(postgresql, "_CLAIM_FIRST", ("with asked", new))
         with pytest.raises(error, match=says):
             catch(book, made, claim_what_is_done)

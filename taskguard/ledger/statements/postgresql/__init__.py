@@ -154,7 +154,7 @@ class PostgreSQLStatements(Statements):
 
     def _claim_work(self, request: ClaimRequest) -> ClaimAnswer | None:
         asked = self._asked(request)
-        if request.may_create and request.message.number == (0, 0):
+        if _is_first(request):
             [row] = self.database.ask(_CLAIM_FIRST, asked)
             first = _FoundFirst(*row)
             if first.done is not None:
@@ -281,6 +281,11 @@ class PostgreSQLStatements(Statements):
         )
         by_owner = {row.owner: row for row in map(_FoundHold._make, found)}
         return [_renewal(claim, by_owner[str(claim.owner)]) for claim in claims]
+
+
+def _is_first(request: ClaimRequest) -> bool:
+    """Whether there is hardly a record yet: nobody has said that it was delivered before."""
+    return request.may_create and request.message.number == (0, 0)
 
 
 def _is_simple(request: ClaimRequest) -> bool:

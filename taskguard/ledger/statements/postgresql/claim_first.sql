@@ -19,7 +19,7 @@ granted as (
         fence = excluded.fence,
         owner = excluded.owner,
         lease_until = excluded.lease_until
-    where k.owner = '' and k.fence < excluded.fence
+    where k.owner = '' and k.lease_until <= excluded.fence and k.fence < excluded.fence
     returning k.fence, k.lease_until
 ),
 claimed as (
