@@ -1,0 +1,138 @@
+"""The ledger's statements by libpq: prepared in a session from their second time on, if it lasts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from support.guarded_shop import GuardedShop, write
+from taskguard.guard import Guard
+from taskguard.ledger.connections.database import Database
+
+VALUES = {"text": "ü%'\\ 🙂", "number": -(2**62), "yes": True, "no": False, "none": None}
+STATEMENT = (
+    "select %(text)s::text, %(number)s::bigint, %(yes)s::boolean, %(no)s::boolean, "
+    "%(none)s::text, 100 %% 7, %(text)s::text"
+)
+ROW = (VALUES["text"], VALUES["number"], True, False, None, 2, VALUES["text"])
+PREPARED = "select count(*) from pg_prepared_statements where name like 'taskguard%%'"
+
+
+@pytest.fixture
+def database(pg_url: str) -> Iterator[Database]:
+    with closing(Database(pg_url, lock_timeout_s=1.0)) as made:
+        yield made
+
+
+def driver_of(database: Database) -> Any:
+    """The one connection of the pool."""
+    with database.engine.connect() as db:
+        return db.connection.dbapi_connection
+
+
+def count_prepared(database: Database) -> int:
+    with database.engine.connect() as db:
+        return int(db.exec_driver_sql(PREPARED).scalar_one())
+
+
+def test_values_go_in_and_come_out_before_and_after_it_is_prepared(database: Database) -> None:
+    """The first time unprepared, then with the values alone: a worker for one job asks once."""
+    for prepared in (0, 1, 1):
+        assert database.ask(STATEMENT, VALUES) == [ROW]
+        assert count_prepared(database) == prepared
+
+
+@pytest.mark.parametrize("value", [[1, 2], 1.5, b"bytes"])
+def test_values_of_other_types_go_by_the_drivers_cursor(database: Database, value: Any) -> None:
+    """Which knows how to write them."""
+    for _ in range(2):
+        [[found]] = database.ask("select %(value)s is not null", {"value": value})
+        assert found is True
+    assert count_prepared(database) == 0
+
+
+def test_an_error_is_that_of_the_driver_and_the_connection_goes_on(database: Database) -> None:
+    """As a cursor would raise it, and no transaction stays open."""
+    wrong = "select %(number)s::bigint / 0"
+    for _ in range(3):
+        with pytest.raises(psycopg.errors.DivisionByZero, match="division by zero") as raised:
+            database.ask(wrong, {"number": 1})
+        assert raised.value.diag.sqlstate == "22012"
+    driver = driver_of(database)
+    assert database.ask(STATEMENT, VALUES) == [ROW]
+    assert driver_of(database) is driver
+
+
+def test_a_session_that_lost_what_was_prepared_answers_all_the_same(database: Database) -> None:
+    """As behind a pooler that nobody recognised: from then on nothing is prepared."""
+    for _ in range(2):
+        database.ask(STATEMENT, VALUES)
+    driver_of(database).pgconn.exec_(b"deallocate all")  # nobody notes it
+    for _ in range(3):
+        assert database.ask(STATEMENT, VALUES) == [ROW]
+    assert count_prepared(database) == 0
+
+
+def test_a_session_that_has_anothers_statement_of_the_name_answers(database: Database) -> None:
+    """Two processes that a pooler gives the same session."""
+    database.ask(STATEMENT, VALUES)
+    driver = driver_of(database)
+    [name] = vars(driver)["taskguard_prepared"]
+    driver.pgconn.exec_(b"prepare %b as select 1" % name)
+    for _ in range(3):
+        assert database.ask(STATEMENT, VALUES) == [ROW]
+
+
+def run(shop: GuardedShop, forget: Any) -> Counter[str]:
+    """Three works with an effect each, and in the second's transaction `forget(db)`."""
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, f"{n}")
+            if n == 2 and guard.attempt == 1:
+                forget(db)
+
+    for n in range(4):
+        ship(n)
+    return Counter(shop.effects)
+
+
+ONCE = Counter({"0": 1, "1": 1, "2": 1, "3": 1})
+
+
+@pytest.mark.parametrize("statement", ["deallocate all", "discard all", "/* x */ DEALLOCATE ALL"])
+def test_a_body_may_deallocate_all(pg_url: str, make_shop: Any, statement: str) -> None:
+    """In its transaction, before the ledger's last statement; the session is as it was after it."""
+    if statement == "discard all":
+        statement = "select 1; deallocate all"  # DISCARD ALL cannot be in a transaction
+    shop = make_shop(pg_url)
+    assert run(shop, lambda db: db.exec_driver_sql(statement)) == ONCE
+    assert shop.states == ["DONE"] * 4
+
+
+def test_a_transaction_in_a_session_that_lost_it_is_run_again(pg_url: str, make_shop: Any) -> None:
+    """Nothing of the body is committed, and the next attempt has one effect."""
+    shop = make_shop(pg_url)
+
+    def forget(db: sa.Connection) -> None:
+        driver: Any = db.connection.dbapi_connection
+        driver.pgconn.exec_(b"deallocate all")
+
+    assert run(shop, forget) == ONCE
+    assert shop.states == ["DONE"] * 4
+
+
+def test_an_engine_of_the_users_own_prepares_as_it_was_told(pg_url: str, make_shop: Any) -> None:
+    """Who set psycopg not to, because of a pooler, finds nothing prepared."""
+    engine = sa.create_engine(pg_url, connect_args={"prepare_threshold": None})
+    shop = make_shop(pg_url, engine)
+    assert run(shop, lambda db: None) == ONCE
+    with engine.connect() as db:
+        assert db.exec_driver_sql("select count(*) from pg_prepared_statements").scalar() == 0
