@@ -34,6 +34,7 @@ from taskguard.errors import (
     LockServerUnavailableError,
     MissingDriverError,
 )
+from taskguard.locks.replies import UNUSUAL, read_short
 
 __all__ = ["RedisLink", "Script", "pack"]
 
@@ -159,7 +160,9 @@ class RedisLink:
         try:
             connection.send_packed_command([command], check_health=False)
             try:
-                reply = connection.read_response(disable_decoding=True)
+                reply = read_short(connection)
+                if reply is UNUSUAL:
+                    reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
                 # The server said no: the reply is complete. A demoted master is left for good.
                 known = not isinstance(error, self._errors.ReadOnlyError)

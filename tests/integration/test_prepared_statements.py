@@ -1,4 +1,4 @@
-"""The ledger's statements by libpq: prepared in a session from their second time on, if it lasts."""
+"""The ledger's statements by libpq: prepared in a session from their second time on."""
 
 from __future__ import annotations
 
