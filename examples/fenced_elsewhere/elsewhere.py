@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from http.client import HTTPMessage
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -106,7 +107,17 @@ def an_accident_may_happen_here() -> None:
     """The process is killed, or stopped for longer than its lease."""
     accident = os.environ.pop("ACCIDENT", None)
     if accident:
+        wait_for_renewal()
         os.kill(os.getpid(), int(accident))
+
+
+def wait_for_renewal() -> None:
+    """Who is stopped in the middle of a write to SQLite stops all other writers as well."""
+    import sqlite3
+
+    file = os.environ["TASKGUARD_LEDGER_URL"].removeprefix("sqlite:///")
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("begin immediate")
 
 
 def main() -> int:
