@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["guarded_task"]
 
+_ORDERS = (Retry, Ignore, Reject, SoftTimeLimitExceeded)
+
 
 def guarded_task(
     *,
@@ -101,7 +103,7 @@ def guarded_task(
             if request.called_directly or in_hand(request) is not None:
                 return _call(task, compiled, args, kwargs)
             take_in_hand(request)
-            return _deliver(task, compiled, args, kwargs)
+            return _deliver(task, request, compiled, args, kwargs)
 
         # Celery checks arguments against this before it publishes.
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
@@ -161,12 +163,16 @@ def _call(
 
 
 def _deliver(
-    task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
+    task: Task,
+    request: Any,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    queue = None if task.request.is_eager else CeleryQueue(task)
+    queue = None if request.is_eager else CeleryQueue(task)
     while True:
         try:
-            return _deliver_once(task, compiled, args, kwargs, queue)
+            return _deliver_once(task, request, compiled, args, kwargs, queue)
         except NotPublishedError as error:
             if queue is None:
                 raise
@@ -183,28 +189,29 @@ def _expect(task: Task, kind: type[Exception]) -> None:
 
 def _deliver_once(
     task: Task,
+    request: Any,
     compiled: GuardedFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     queue: CeleryQueue | None,
 ) -> Any:
-    request = task.request
     try:
         runtime = runtime_of(task.app)
     except errors.ConfigurationError as error:
         if queue is None:
             raise
         put_off_unread(queue, error)
+    published_s = published_at_s(request)
     delivery = runtime.delivery(
         compiled,
         args,
         kwargs,
         task=task.name,
-        message=message_of(request),
-        published_at_s=published_at_s(request),
+        message=message_of(request, published_s),
+        published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
-        orders=(Retry, Ignore, Reject, SoftTimeLimitExceeded),
+        orders=_ORDERS,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
     body = Body(runtime, task, compiled, args, kwargs, delivery)

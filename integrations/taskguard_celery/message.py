@@ -17,6 +17,7 @@ from taskguard import MessageRef
 __all__ = [
     "DEFERRALS_HEADER",
     "PUBLISHED_HEADER",
+    "deferrals_of",
     "is_redelivered",
     "message_of",
     "published_at_s",
@@ -27,15 +28,20 @@ DEFERRALS_HEADER = "taskguard_deferrals"
 PUBLISHED_HEADER = "taskguard_published_at"
 
 
-def message_of(request: Any) -> MessageRef:
-    """The identity and numbers of the message that `request` came with."""
+def message_of(request: Any, published_s: float | None) -> MessageRef:
+    """The identity and numbers of the message that `request` came with; see `published_at_s()`."""
     nesting = request.replaced_task_nesting or 0
     return MessageRef(
         id=f"{request.id}~{nesting}" if nesting else str(request.id),
         retries=request.retries or 0,
-        deferrals=int(_header(request, DEFERRALS_HEADER) or 0),
-        sending=sending_of(published_at_s(request)),
+        deferrals=deferrals_of(request),
+        sending=sending_of(published_s),
     )
+
+
+def deferrals_of(request: Any) -> int:
+    """How often the message of `request` has been put off."""
+    return int(_header(request, DEFERRALS_HEADER) or 0)
 
 
 def sending_of(published_s: float | None) -> str:

@@ -18,7 +18,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from taskguard import errors
-from taskguard_celery.message import DEFERRALS_HEADER, message_of
+from taskguard_celery.message import DEFERRALS_HEADER, deferrals_of
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -99,12 +99,15 @@ class CeleryQueue:
         self._task = task
         self._waits_until_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
-        visible_s = visibility_timeout_s(task.app)
-        self.max_delay_s = (
-            _MAX_DELAY_S
-            if visible_s is None
-            else min(_MAX_DELAY_S, visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
-        )
+
+    # Asked for only where a message is put off: Celery's settings take 10 µs each.
+    @property
+    def max_delay_s(self) -> float:
+        """The longest delay of a message that is published again, in seconds."""
+        visible_s = visibility_timeout_s(self._task.app)
+        if visible_s is None:
+            return _MAX_DELAY_S
+        return min(_MAX_DELAY_S, visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
 
     @property
     def longest_wait_s(self) -> float:
@@ -114,7 +117,7 @@ class CeleryQueue:
     @property
     def deferrals(self) -> int:
         """How often the message in hand has been put off."""
-        return message_of(self._task.request).deferrals
+        return deferrals_of(self._task.request)
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""

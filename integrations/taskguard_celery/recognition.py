@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from celery import Celery, Task, current_app, current_task
+from celery import Celery, Task, current_app
+from celery._state import get_current_task
 from celery.local import Proxy
 
 from taskguard import GuardedFunction, errors
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _MARK = "__taskguard__"
+_KNOWN = "__taskguard_known__"
 _MOST_DECORATORS = 8
 
 
@@ -123,14 +125,27 @@ def takes_itself(task: Task) -> bool:
 
 
 def task_at_work() -> Task | None:
-    return current_task._get_current_object() if current_task else None  # noqa: SLF001  # Celery's
+    """The task whose delivery this is, or None."""
+    task: Task | None = get_current_task()
+    return task
+
+
+def _has_guard(task: Task, compiled: GuardedFunction) -> bool:
+    """Whether this is the guard of the task: found once for each `run` that it has."""
+    known, run = vars(task).get(_KNOWN, (None, None)), vars(task).get("run")
+    if known[0] is compiled and known[1] is run:
+        return True
+    found = guarded_function_of(task) is compiled
+    if found:
+        setattr(task, _KNOWN, (compiled, run))
+    return found
 
 
 def task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
     """The task whose function this is: the one it is a method of, the one at work, or any."""
     itself = args[0] if args and isinstance(args[0], Task) else None
     for task in (itself, task_at_work()):
-        if task is not None and guarded_function_of(task) is compiled:
+        if task is not None and _has_guard(task, compiled):
             return task
     # `ship.run(42)`, or a call of the decorated function: the same work under the same name.
     at_work = task_at_work()

@@ -17,7 +17,7 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.message import message_of
+from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.queue import visibility_timeout_s
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -215,7 +215,7 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     args = tuple(request.args or ())
     if takes_itself(task):
         args = (task, *args)
-    message = message_of(context)
+    message = message_of(context, published_at_s(context))
     runtime = runtime_of(task.app)
     kwargs = request.kwargs or {}
     delivery = runtime.delivery(compiled, args, kwargs, task=task.name, message=message)

@@ -11,6 +11,9 @@ from taskguard.ledger.tables import MESSAGES, SCHEMA, WORK, _Exact
 __all__ = ["back_to_version_1", "shape_of"]
 
 
+_STATES = "taskguard_work_state check (state in ('NEW', 'PROCESSING', 'DONE', 'FAILED', 'DEAD'))"
+
+
 def back_to_version_1(engine: sa.Engine) -> None:
     """Today's tables become those of version 1: a number for each message, whatever its work."""
     old = sa.Table(
@@ -30,6 +33,8 @@ def back_to_version_1(engine: sa.Engine) -> None:
         MESSAGES.drop(db)
         old.create(db)
         db.execute(sa.text("alter table taskguard_work drop column rounds"))
+        if engine.dialect.name != "sqlite":  # which adds no constraint to a table that there is
+            db.execute(sa.text(f"alter table taskguard_work add constraint {_STATES}"))
         db.execute(sa.update(SCHEMA).values(version=1))
         number = {"retries": 0, "copy": 3, "updated": 1}
         db.execute(sa.insert(old).values(message="m", work="ship order:1", **number))
@@ -38,7 +43,7 @@ def back_to_version_1(engine: sa.Engine) -> None:
 
 
 def shape_of(engine: sa.Engine) -> dict[str, Any]:
-    """Columns, in whatever order, indexes and primary keys of the ledger's tables."""
+    """Columns, in whatever order, indexes, primary keys and checks of the ledger's tables."""
     inspector = sa.inspect(engine)
     return {
         table: (
@@ -48,6 +53,7 @@ def shape_of(engine: sa.Engine) -> dict[str, Any]:
             ),
             [index["name"] for index in inspector.get_indexes(table)],
             inspector.get_pk_constraint(table)["constrained_columns"],
+            [check["name"] for check in inspector.get_check_constraints(table)],
         )
         for table in inspector.get_table_names()
         if table.startswith("taskguard_")

@@ -71,11 +71,16 @@ _BEGINS_ANEW = "UPDATE taskguard_messages SET deferrals = 0"
 
 def _mysql_unless(table: str, column: str, statement: str) -> tuple[str, ...]:
     """The statement where the table has no such column: MySQL knows no IF [NOT] EXISTS there."""
+    there = f"columns WHERE table_schema = database() AND column_name = '{column}'"
+    return _mysql_if("= 0", f"{there} AND table_name = '{table}'", statement)
+
+
+def _mysql_if(count: str, there: str, statement: str) -> tuple[str, ...]:
+    """The statement where so many rows of the information schema are there."""
     return (
         (
-            f"SET @taskguard_step = (SELECT if(count(*) = 0, '{statement}', 'DO 0') "  # noqa: S608 - ours
-            "FROM information_schema.columns WHERE table_schema = database() "
-            f"AND table_name = '{table}' AND column_name = '{column}')"
+            f"SET @taskguard_step = (SELECT if(count(*) {count}, '{statement}', 'DO 0') "  # noqa: S608 - ours
+            f"FROM information_schema.{there})"
         ),
         "PREPARE taskguard_step FROM @taskguard_step",
         "EXECUTE taskguard_step",
@@ -89,7 +94,8 @@ STEPS: tuple[Step, ...] = (
         to=2,
         why="the numbers of a message belong to its work, for an id may be used for two; work by "
         "message is named by message and key; rounds that the database ended are counted; the "
-        "column `copy` is named `deferrals`, and begins at 0 again",
+        "column `copy` is named `deferrals`, and begins at 0 again; the CHECK of states "
+        "goes (not on SQLite, which drops none)",
         statements={
             "postgresql": (
                 (
@@ -102,12 +108,14 @@ STEPS: tuple[Step, ...] = (
                 ),
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
                 "ALTER TABLE taskguard_messages RENAME COLUMN copy TO deferrals",
+                "ALTER TABLE taskguard_work DROP CONSTRAINT IF EXISTS taskguard_work_state",
                 _BEGINS_ANEW,
             ),
             "mariadb": (
                 *(each.format(collation="utf8mb4_nopad_bin") for each in _MYSQL_TO_2),
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rounds INTEGER",
                 "ALTER TABLE taskguard_messages RENAME COLUMN IF EXISTS `copy` TO deferrals",
+                "ALTER TABLE taskguard_work DROP CONSTRAINT IF EXISTS taskguard_work_state",
                 _BEGINS_ANEW,
             ),
             "mysql": (
@@ -121,6 +129,12 @@ STEPS: tuple[Step, ...] = (
                     "taskguard_messages",
                     "deferrals",
                     "ALTER TABLE taskguard_messages RENAME COLUMN `copy` TO deferrals",
+                ),
+                *_mysql_if(
+                    "> 0",
+                    "table_constraints WHERE table_schema = database() "
+                    "AND constraint_name = 'taskguard_work_state'",
+                    "ALTER TABLE taskguard_work DROP CHECK taskguard_work_state",
                 ),
                 _BEGINS_ANEW,
             ),
