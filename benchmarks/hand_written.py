@@ -84,11 +84,12 @@ class HandLock:
 class ByHand(HandLock):
     """The hand-written way of one delivery."""
 
-    def __init__(self, redis_url: str, dsn: str) -> None:
+    def __init__(self, redis_url: str, dsn: str, *, create: bool = True) -> None:
         super().__init__(redis_url)
         self.db = psycopg.connect(dsn, autocommit=True)
-        self.db.execute(SCHEMA)
-        self.db.execute(ORDERS)
+        if create:
+            self.db.execute(SCHEMA)
+            self.db.execute(ORDERS)
 
     def run(self, work: str, effect: Callable[[Any], object] | None = None) -> bool:
         """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""

@@ -16,11 +16,21 @@ CONSOLE = Console(highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of a table: the median of all rounds, and of each round's ratio to the reference."""
+    """One line of a table.
+
+    Attributes:
+        name: of the line.
+        median: of all rounds.
+        ratio: the median of the rounds' own ratios to the reference.
+        low: their lower quartile.
+        high: their upper quartile.
+    """
 
     name: str
     median: float
     ratio: float
+    low: float
+    high: float
 
 
 def in_turns(
@@ -51,18 +61,19 @@ def in_turns(
 def figures(samples: Mapping[str, list[float]], *, reference: str) -> list[Figure]:
     """Medians, and medians of the ratios to the reference's sample of the same round."""
     base = samples[reference]
-    return [
-        Figure(
-            name,
-            statistics.median(values),
-            statistics.median(value / other for value, other in zip(values, base, strict=True)),
-        )
-        for name, values in samples.items()
-    ]
+    return [_figure(name, values, base) for name, values in samples.items()]
+
+
+def _figure(name: str, values: list[float], base: list[float]) -> Figure:
+    ratios = [value / other for value, other in zip(values, base, strict=True)]
+    low, middle, high = (
+        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
+    return Figure(name, statistics.median(values), middle, low, high)
 
 
 def show(title: str, unit: str, found: list[Figure], *, notes: Mapping[str, str] = {}) -> None:
-    """Print a table; `notes` adds a word to a line."""
+    """Print a table, with the quartiles of the ratios; `notes` adds a word to a line."""
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column(unit, justify="right")
@@ -70,7 +81,8 @@ def show(title: str, unit: str, found: list[Figure], *, notes: Mapping[str, str]
     if notes:
         table.add_column("")
     for figure in found:
-        cells = [figure.name, f"{figure.median:,.0f}", f"{figure.ratio:.2f}"]
+        ratio = f"{figure.ratio:.2f} [{figure.low:.2f}–{figure.high:.2f}]"
+        cells = [figure.name, f"{figure.median:,.0f}", ratio]
         style = "bold" if figure.name.startswith("taskguard") else ""
         table.add_row(*cells, *([notes.get(figure.name, "")] if notes else []), style=style)
     CONSOLE.print(table)

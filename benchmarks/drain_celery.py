@@ -1,4 +1,4 @@
-"""The Celery app of `drain.py`: one no-op task, guarded in several ways."""
+"""The Celery app of `drain.py`: one short task, guarded in several ways."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from celery import Celery
 from celery.signals import worker_process_init
 
 from benchmarks.hand_written import ByHand
+from taskguard import Guard
 from taskguard_celery import guarded_task
 
-LOCKS = os.environ["DRAIN_LOCKS"]
+LOCKS, DATABASE = os.environ["TASKGUARD_LOCKS_URL"], os.environ["TASKGUARD_LEDGER_URL"]
 
 app = Celery("drain", broker=os.environ["DRAIN_BROKER"])
 app.conf.update(
@@ -25,8 +26,6 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=4,
     broker_transport_options={"visibility_timeout": 3600},
-    taskguard_locks_url=LOCKS,
-    taskguard_ledger_url=os.environ["DRAIN_DATABASE"],
 )
 if "DRAIN_LOCKS_ONLY" in os.environ:
     app.conf.taskguard_ledger = None
@@ -35,7 +34,7 @@ if "DRAIN_LOCKS_ONLY" in os.environ:
 @functools.cache
 def by_hand_connections() -> ByHand:
     """One a child."""
-    return ByHand(LOCKS, os.environ["DRAIN_DATABASE"].replace("+psycopg", ""))
+    return ByHand(LOCKS, DATABASE.replace("+psycopg", ""))
 
 
 @functools.cache
@@ -75,6 +74,22 @@ def guarded(order: int) -> None:
     """taskguard with its ledger."""
 
 
+@app.task
+def by_hand_with_effect(order: int) -> None:
+    """The same with a row that is written with DONE."""
+    by_hand_connections().run(
+        f"order:{order}", lambda db: db.execute("insert into effects values (%s)", [order])
+    )
+
+
+@app.task
+@guarded_task(key="order:<order>")
+def guarded_with_effect(order: int, guard: Guard) -> None:
+    """The same by taskguard, on psycopg's connection on both sides."""
+    with guard.transaction() as db:
+        db.exec_driver_sql("insert into effects values (%s)", (order,))
+
+
 def _fencekit() -> Callable[..., Any]:
     from fencekit import DistributedLock, IdempotencyGuard
     from fencekit.celery import idempotent_task
@@ -95,11 +110,11 @@ def _fencekit() -> Callable[..., Any]:
     return body
 
 
-fencekit = app.task(name="benchmarks.drain_app.fencekit")(_fencekit())
+fencekit = app.task(name="benchmarks.drain_celery.fencekit")(_fencekit())
 
 
 def publish(task: str, count: str) -> None:
     """Put `count` messages into the queue."""
     with app.producer_pool.acquire() as producer:
         for order in range(int(count)):
-            app.tasks[f"benchmarks.drain_app.{task}"].apply_async((order,), producer=producer)
+            app.tasks[f"benchmarks.drain_celery.{task}"].apply_async((order,), producer=producer)
