@@ -20,6 +20,7 @@ from taskguard.errors import LedgerUnavailableError, StaleTokenError, Transactio
 from taskguard.lease import new_owner
 from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
+from taskguard.states import Decision
 
 COUNT = 40
 TTL_S = 0.5
@@ -33,12 +34,16 @@ def main(url: str, kind: str, seed: str) -> None:
     todo = list(range(COUNT))
     mine.shuffle(todo)
     counts: Counter[str] = Counter()
+    deferrals = dict.fromkeys(todo, 0)
     while todo:
         work = todo.pop()
-        request = request_for(work, f"m{seed}", MessageRef(f"m{seed}-{work}"))
+        message = MessageRef(f"m{seed}-{work}", deferrals=deferrals[work])
+        request = request_for(work, f"m{seed}", message)
         found = ledger.claim(request)
         counts[type(found).__name__] += 1
         if isinstance(found, Answer):
+            # Any other answer would leave the work to a message that nobody here has.
+            assert found.decision is Decision.DONE, found
             continue
         if isinstance(found, Claimed):
             late = mine.choice(["before", "in", "", "", ""]) if found.attempt <= 2 else ""
@@ -54,7 +59,7 @@ def main(url: str, kind: str, seed: str) -> None:
             except (TransactionRetryError, LedgerUnavailableError):
                 counts["again"] += 1  # as the runner does; SQLite's one writer was another for long
         else:
-            counts["put off"] += _put_off(ledger, request)
+            counts["put off"] += _put_off(ledger, request, deferrals, work)
         todo.insert(0, work)
     ledger.close()
     print(json.dumps(counts))
@@ -73,9 +78,12 @@ def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
     )
 
 
-def _put_off(ledger: SqlLedger, request: ClaimRequest) -> bool:
+def _put_off(
+    ledger: SqlLedger, request: ClaimRequest, deferrals: dict[int, int], work: int
+) -> bool:
+    """From then on the message is the one that was published again."""
     try:
-        return ledger.defer(request, lambda deferrals: None)
+        return ledger.defer(request, lambda number: deferrals.update({work: number}))
     except LedgerUnavailableError:
         return False
 

@@ -14,7 +14,7 @@ class SentinelOf(DebianRedis):
         super().__init__(
             sentinel=[
                 f"monitor shop 127.0.0.1 {master} 1",
-                "down-after-milliseconds shop 500",
+                "down-after-milliseconds shop 2000",
                 "failover-timeout shop 2000",
             ]
         )
