@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskguard.ledger.connections.numbered import numbered
+from taskguard.ledger.connections.libpq import numbered
 
 
 def test_each_name_has_one_number_however_often_it_stands() -> None:

@@ -25,9 +25,8 @@ from taskguard.errors import (
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
-from taskguard.ledger.connections.libpq import Libpq
+from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
-from taskguard.ledger.connections.numbered import numbered
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting
@@ -284,8 +283,8 @@ class Database:
             # pooler.
             return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
-        text, names = numbered(statement)
-        return list(cursor.execute(text, [values[name] for name in names]).fetchall())
+        asked = numbered(statement)
+        return list(cursor.execute(asked.text, [values[name] for name in asked.names]).fetchall())
 
     @functools.cached_property
     def _libpq(self) -> Libpq:

@@ -15,19 +15,20 @@ is asked again; a transaction is to be run again.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from taskguard.ledger.connections.numbered import numbered
 from taskguard.ledger.connections.sessions import POOLED, PREPARED
 
-__all__ = ["FORGOTTEN", "Libpq"]
+__all__ = ["FORGOTTEN", "Libpq", "Numbered", "numbered"]
 
 # SQLSTATEs of a session that has not what was prepared in it, or has what another prepared:
 # invalid_sql_statement_name, duplicate_prepared_statement, and what a pooler says for itself.
 FORGOTTEN: Final = frozenset({"26000", "42P05"})
 
+_NAME = re.compile(r"%\((\w+)\)s")
 _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
     str: str.encode,
     int: lambda value: b"%d" % value,
@@ -40,18 +41,37 @@ _TUPLES_OK, _COMMAND_OK = 2, 1  # psycopg.pq.ExecStatus
 _IDLE = 0  # psycopg.pq.TransactionStatus
 
 
-class _Named(NamedTuple):
-    name: bytes
-    text: bytes
-    values: tuple[str, ...]
+class Numbered(NamedTuple):
+    """A statement with PostgreSQL's own placeholders.
+
+    Attributes:
+        text: with `$1` for the first value.
+        names: the values' names in the order of their numbers.
+        sent: the text as it is sent.
+        prepared: the name that it is prepared by.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    sent: bytes
+    prepared: bytes
 
 
 @functools.lru_cache(maxsize=1_000)
-def _named(statement: str) -> _Named:
-    text, values = numbered(statement)
-    sent = text.encode()
+def numbered(statement: str) -> Numbered:
+    """The statement with `$1` for each `%(name)s` of one name; `%%` is one percent sign.
+
+    Read once: psycopg reads one of more than 4,096 bytes whenever it is executed, in 70 µs.
+    """
+    names: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return f"${names.setdefault(found[1], len(names) + 1)}"
+
+    text = "%".join(_NAME.sub(number, part) for part in statement.split("%%"))
     # By its text: a session that several processes share must not have another under the name.
-    return _Named(b"taskguard_" + blake2b(sent, digest_size=8).hexdigest().encode(), sent, values)
+    digest = blake2b(text.encode(), digest_size=8).hexdigest()
+    return Numbered(text, tuple(names), text.encode(), f"taskguard_{digest}".encode())
 
 
 class Libpq:
@@ -61,6 +81,7 @@ class Libpq:
         self._execute = psycopg.generators.execute
         self._error_of = psycopg.errors.error_from_result
         self._error = psycopg.Error
+        self._has_pipelines = psycopg.Pipeline.is_supported()
         self._prepares = True
 
     def ask(
@@ -70,24 +91,25 @@ class Libpq:
         kept = vars(connection)
         if POOLED not in kept:
             return None
-        named, pgconn = _named(statement), connection.pgconn
+        asked, pgconn = numbered(statement), connection.pgconn
         try:
-            sent = [_ENCODE[type(value := values[name])](value) for name in named.values]
+            sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
         except KeyError:
             return None
-        if pgconn.parameter_status(b"client_encoding") != b"UTF8" or pgconn.pipeline_status:
+        piped = self._has_pipelines and pgconn.pipeline_status
+        if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
             return None
         with connection.lock:
             if not self._prepares or kept[POOLED]:
-                pgconn.send_query_params(named.text, sent)
+                pgconn.send_query_params(asked.sent, sent)
                 return self._rows(connection)
             prepared: dict[bytes, bool] = kept.setdefault(PREPARED, {})
             alone = pgconn.transaction_status == _IDLE
             try:
-                if self._is_prepared(connection, named, prepared):
-                    pgconn.send_query_prepared(named.name, sent)
+                if self._is_prepared(connection, asked, prepared):
+                    pgconn.send_query_prepared(asked.prepared, sent)
                 else:
-                    pgconn.send_query_params(named.text, sent)
+                    pgconn.send_query_params(asked.sent, sent)
                 return self._rows(connection)
             except self._error as error:
                 if error.sqlstate not in FORGOTTEN:
@@ -95,16 +117,16 @@ class Libpq:
                 self._prepares = False
                 if not alone:
                     raise
-            pgconn.send_query_params(named.text, sent)
+            pgconn.send_query_params(asked.sent, sent)
             return self._rows(connection)
 
-    def _is_prepared(self, connection: Any, named: _Named, prepared: dict[bytes, bool]) -> bool:
+    def _is_prepared(self, connection: Any, asked: Numbered, prepared: dict[bytes, bool]) -> bool:
         """From its second time on: a connection of a process for one job has no second time."""
-        known = prepared.get(named.name)
+        known = prepared.get(asked.prepared)
         if known is False:
-            connection.pgconn.send_prepare(named.name, named.text)
+            connection.pgconn.send_prepare(asked.prepared, asked.sent)
             self._rows(connection)
-        prepared[named.name] = known is not None
+        prepared[asked.prepared] = known is not None
         return known is not None
 
     def _rows(self, connection: Any) -> list[tuple[Any, ...]]:

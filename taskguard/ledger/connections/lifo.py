@@ -1,10 +1,11 @@
-"""SQLAlchemy's pool, for statements that take no SQLAlchemy.
+"""SQLAlchemy's pool, for statements that need nothing of SQLAlchemy.
 
-To take a connection as its Engine does costs 16 µs: an object that returns it when it is forgotten,
-the events of it, a look at whether a transaction is open.
+To take a connection as an Engine does costs 16 µs: an object that returns it when it is forgotten,
+its events, a look at whether a transaction is open.
 
 Guarantees: whoever takes one and whoever has one by the Engine share the same connections, the last
-returned first; one that is invalidated, or older than `dispose()`, is never given again.
+returned first; one that was invalidated is connected anew before it is given, one that comes back
+after `dispose()` is closed.
 Does not end a transaction that is open on what is put back: a statement that commits itself has
 none.
 """
@@ -26,6 +27,7 @@ class Lifo(sa.pool.QueuePool):
 
     def __init__(self, creator: Any, **options: Any) -> None:
         super().__init__(creator, **{**options, "use_lifo": True})
+        self._is_disposed = False
 
     def take(self) -> ConnectionPoolEntry:
         """An entry with a connection, made if none is idle. Raises what the driver does."""
@@ -41,3 +43,13 @@ class Lifo(sa.pool.QueuePool):
     def put(self, entry: ConnectionPoolEntry) -> None:
         """It may be taken again."""
         self._do_return_conn(entry)
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        if self._is_disposed:
+            super().dispose()
+
+    def dispose(self) -> None:
+        """Close what is idle now and what comes back; the Engine goes on with another pool."""
+        self._is_disposed = True
+        super().dispose()
