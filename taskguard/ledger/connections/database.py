@@ -208,12 +208,11 @@ class Database:
         limit_s = self.lock_timeout_s
         with (
             self.pools.ledgers as engine,
-            self.translated(),
-            engine.connect() as db,
-            Deadline(driver_of(db), _LONGEST_ANSWER_S + limit_s, place=self.place),
-            self.dialect.waiting(db, limit_s, apart=True),
+            _Taken(self, engine, _LONGEST_ANSWER_S + limit_s) as pooled,
+            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
-            return self.ask_in(db, statement, values)
+            self.dialect.limit_waiting(connection, pooled.info, limit_s)
+            return _fetch(connection, statement, values)
 
     def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
@@ -228,33 +227,18 @@ class Database:
             return self._ask(engine, statement, values)
 
     def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
-        pool: Any = engine.pool
-        by_pool = isinstance(pool, Lifo)
-        with self.translated():
-            pooled = pool.take() if by_pool else engine.raw_connection()
-        deadline: Deadline | None = None
-        try:
-            driver = pooled.dbapi_connection
-            with (
-                Deadline(driver, _LONGEST_ANSWER_S, place=self.place) as deadline,
-                _DriverCall(self, pooled, driver) as connection,
-            ):
-                if self.begins_itself:
-                    return self._alone(pooled, connection, statement, values)
-                before, connection.autocommit = connection.autocommit, True
-                try:
-                    return self._alone(pooled, connection, statement, values)
-                finally:
-                    if not connection.closed:
-                        connection.autocommit = before
-        finally:
-            # The answer came, and an interrupt kept it from being read.
-            if deadline is not None and deadline.passed and pooled.dbapi_connection is not None:
-                pooled.invalidate()
-            if by_pool:
-                pool.put(pooled)
-            else:
-                pooled.close()
+        with (
+            _Taken(self, engine, _LONGEST_ANSWER_S) as pooled,
+            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+        ):
+            if self.begins_itself:
+                return self._alone(pooled, connection, statement, values)
+            before, connection.autocommit = connection.autocommit, True
+            try:
+                return self._alone(pooled, connection, statement, values)
+            finally:
+                if not connection.closed:
+                    connection.autocommit = before
 
     def _alone(self, pooled: Any, connection: Any, statement: str, values: Any) -> list[Any]:
         """The rows of a statement that sees the newest rows, whatever the role's default is."""
@@ -416,6 +400,45 @@ class _Translated(AbstractContextManager[None]):
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error
+
+
+class _Taken:
+    """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy."""
+
+    __slots__ = ("_database", "_deadline", "_engine", "_longest_s", "_pool", "_pooled")
+
+    def __init__(self, database: Database, engine: sa.Engine, longest_s: float) -> None:
+        self._database = database
+        self._engine = engine
+        self._longest_s = longest_s
+        self._pool = engine.pool if isinstance(engine.pool, Lifo) else None
+
+    def __enter__(self) -> Any:
+        pool, database = self._pool, self._database
+        with database.translated():
+            self._pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
+        driver = self._pooled.dbapi_connection
+        self._deadline = Deadline(driver, self._longest_s, place=database.place)
+        self._deadline.__enter__()
+        return self._pooled
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pooled, pool = self._pooled, self._pool
+        try:
+            self._deadline.__exit__(kind, error, trace)
+        finally:
+            # The answer came, and an interrupt kept it from being read.
+            if self._deadline.passed and pooled.dbapi_connection is not None:
+                pooled.invalidate()
+            if pool is None:
+                pooled.close()
+            else:
+                pool.put(pooled)
 
 
 class _DriverCall:

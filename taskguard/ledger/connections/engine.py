@@ -178,7 +178,7 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
     if url.get_backend_name() in ("mysql", "mariadb"):
-        return _create_mysql(url, _POOL if pooled else unpooled)
+        return _create_mysql(url, {"poolclass": Lifo, **_POOL} if pooled else unpooled)
     options = {**_POSTGRESQL, **(_POOL if pooled else unpooled)}
     if not begins_itself(url):
         engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)

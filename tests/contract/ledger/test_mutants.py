@@ -23,7 +23,7 @@ from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
 from contract.ledger.conftest import Book
 
-from taskguard.errors import LedgerSchemaError
+from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
 from taskguard.ledger.connections.database import Database
@@ -112,7 +112,8 @@ def without_fence_checks(made: Mutation) -> None:
     )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
-    made.edit(mariadb, "_COMPLETE", (work, ""), (check, ""))
+    for name in ("_COMPLETE", "_COMPLETE_ALONE"):
+        made.edit(mariadb, name, (work, ""), (check, ""))
 
 
 def without_leases_of_locks(made: Mutation) -> None:
@@ -291,8 +292,17 @@ def commit_late(book: Any) -> None:
     endings.test_a_stale_holder_cannot_commit(book, "nobody")
 
 
+def complete_late(book: Any) -> None:
+    """The same without a body's transaction."""
+    claimed = book.claim()
+    book.ledger.give_back(claimed.claim)
+    with pytest.raises(StaleTokenError):
+        book.ledger.complete(claimed.claim, None)
+
+
 MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_fence_checks, commit_late),
+    (without_fence_checks, complete_late),
     (without_fenced_steps, endings.test_progress_is_fenced_and_met_by_the_next_holder),
     (without_leases, claims.test_a_taken_key_is_busy_until_its_lease_ends),
     (without_leases_of_locks, claims.test_the_plain_lock_claims_a_key_without_a_work),

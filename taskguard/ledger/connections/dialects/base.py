@@ -84,6 +84,11 @@ class Dialect(ABC):
         del db, lock_timeout_s, apart
         yield
 
+    def limit_waiting(  # noqa: B027 - for those whose `claims_apart`
+        self, driver: Any, kept: dict[Any, Any], lock_timeout_s: float
+    ) -> None:
+        """The same for good, on a driver's connection that no body has; `kept` is its `info`."""
+
     def call_fits(self, db: sa.Connection, call: str) -> bool:
         """Whether the text, which is ASCII, can be stored with its work."""
         del db
@@ -125,7 +130,10 @@ class Dialect(ABC):
 
     def check(self, db: sa.Connection) -> None:
         """Refuse an Engine of the user's own on which nothing can commit together."""
-        if self.autocommits(db.connection.dbapi_connection):
+        self._check(db.connection.dbapi_connection)
+
+    def _check(self, driver: Any) -> None:
+        if self.autocommits(driver):
             raise ConfigurationError(
                 'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
                 "effects and DONE cannot commit together. Give the ledger an Engine without it."

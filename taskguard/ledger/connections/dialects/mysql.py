@@ -109,14 +109,13 @@ class MySQL(Dialect):
     def waiting(
         self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
     ) -> Iterator[None]:
-        self.check(db)
-        limit_s = max(1, math.ceil(lock_timeout_s))
+        driver = db.connection.dbapi_connection
         if apart:
-            if db.info.get(_WAIT) != limit_s:
-                db.exec_driver_sql(f"set session innodb_lock_wait_timeout = {limit_s}")
-                db.info[_WAIT] = limit_s
+            self.limit_waiting(driver, db.info, lock_timeout_s)
             yield
             return
+        self._check(driver)
+        limit_s = max(1, math.ceil(lock_timeout_s))
         if not self.own:
             db.exec_driver_sql("set transaction isolation level read committed")
         db.exec_driver_sql(
@@ -129,6 +128,15 @@ class MySQL(Dialect):
             if not db.invalidated:
                 with contextlib.suppress(sa.exc.DBAPIError):
                     db.exec_driver_sql("set session innodb_lock_wait_timeout = @taskguard_wait")
+
+    def limit_waiting(self, driver: Any, kept: dict[Any, Any], lock_timeout_s: float) -> None:
+        limit_s = max(1, math.ceil(lock_timeout_s))
+        if kept.get(_WAIT) == limit_s:
+            return
+        self._check(driver)
+        with contextlib.closing(driver.cursor()) as cursor:
+            cursor.execute(f"set session innodb_lock_wait_timeout = {limit_s}")
+        kept[_WAIT] = limit_s
 
     def call_fits(self, db: sa.Connection, call: str) -> bool:
         if len(call) > _MOST_MEDIUMTEXT_BYTES:
@@ -179,9 +187,9 @@ class MySQL(Dialect):
 
     # -- a body's transaction -----------------------------------------------------------------
 
-    def check(self, db: sa.Connection) -> None:
-        super().check(db)
-        flags = getattr(db.connection.dbapi_connection, "client_flag", None)
+    def _check(self, driver: Any) -> None:
+        super()._check(driver)
+        flags = getattr(driver, "client_flag", None)
         if flags is not None and not flags & _FOUND_ROWS:
             raise ConfigurationError(
                 "The ledger's Engine makes connections that count changed rows instead of found "

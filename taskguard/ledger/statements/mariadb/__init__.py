@@ -10,7 +10,7 @@ On connections of the ledger's own. MySQL knows compound statements only in proc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -25,6 +25,7 @@ __all__ = ["MariaDBStatements"]
 
 _CLAIM = statement(__package__, "claim")
 _COMPLETE = statement(__package__, "complete")
+_COMPLETE_ALONE = statement(__package__, "complete_alone")
 
 
 class _Found(NamedTuple):
@@ -86,8 +87,20 @@ class MariaDBStatements(Statements):
             return super().complete(db, claim, result_json)
         if claim.row is not None:
             rows.complete(db, claim)
-        values = claim.name | {"key": claim.keys[0], "result": result_json}
-        return self.database.ask_in(db, _COMPLETE, values) == [(1,)]
+        return self.database.ask_in(db, _COMPLETE, _ending(claim, result_json)) == [(1,)]
+
+    def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
+        if len(claim.keys) != 1 or claim.formerly or claim.row is not None:
+            return None
+        try:
+            found = self.database.ask_apart(_COMPLETE_ALONE, _ending(claim, result_json))
+        except self.database.engine.dialect.loaded_dbapi.Error:
+            return None  # as above
+        return found == [(1,)]
+
+
+def _ending(claim: Claim, result_json: str | None) -> dict[str, Any]:
+    return claim.name | {"key": claim.keys[0], "result": result_json}
 
 
 def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
