@@ -120,6 +120,14 @@ class Libpq:
             pgconn.send_query_params(asked.sent, sent)
             return self._rows(connection)
 
+    def run(self, connection: Any, statements: str) -> None:
+        """Statements without values and without rows, in one message. Raises psycopg's errors."""
+        with connection.lock:
+            connection.pgconn.send_query(statements.encode())
+            for result in connection.wait(self._execute(connection.pgconn)):
+                if result.status != _COMMAND_OK:
+                    raise self._error_of(result)
+
     def _is_prepared(self, connection: Any, asked: Numbered, prepared: dict[bytes, bool]) -> bool:
         """From its second time on: a connection of a process for one job has no second time."""
         known = prepared.get(asked.prepared)
