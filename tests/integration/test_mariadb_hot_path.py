@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote_plus
 
+import pymysql
 import pytest
 import sqlalchemy as sa
 from contract.ledger.test_concurrency import at_once
@@ -19,8 +20,9 @@ from contract.ledger.test_concurrency import at_once
 from support.claims import request
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard.errors import TransactionRetryError
+from taskguard.errors import StaleTokenError, TransactionRetryError
 from taskguard.lease import Owner
+from taskguard.ledger.connections import database
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
@@ -227,22 +229,25 @@ def open_transactions(engine: sa.Engine) -> int:
 def test_no_way_through_leaves_a_transaction_open(
     ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted, answered, told who holds the key, superseded, too old, or an error within.
+    """Granted, answered, told who has the key, superseded, too old, done, stale, or an error within.
 
-    As the server says right after the message, before the pool's ROLLBACK.
+    As the server says right after the message: no ROLLBACK of the pool's follows.
     """
     seen: list[int] = []
-    ask_in = ledger._database.ask_in
+    fetch = database._fetch
 
-    def then_look(db: sa.Connection, *args: Any) -> Any:
+    def then_look(connection: Any, statement: str, values: Any) -> Any:
+        if not statement.startswith("begin not atomic"):
+            return fetch(connection, statement, values)
         try:
-            return ask_in(db, *args)
+            return fetch(connection, statement, values)
         finally:
-            seen.append(driver_status(db))
+            seen.append(driver_status(connection))
             seen.append(open_transactions(engine))
 
-    monkeypatch.setattr(ledger._database, "ask_in", then_look)
     mine = request()
+    ledger.complete(ledger.claim(request(8)).claim, None)  # type: ignore[union-attr]
+    monkeypatch.setattr(database, "_fetch", then_look)
     ledger.claim(mine)
     ledger.claim(mine)
     assert isinstance(ledger.claim(request()), Busy)
@@ -252,20 +257,41 @@ def test_no_way_through_leaves_a_transaction_open(
     assert ledger.claim(request(3, message=MessageRef("o"), may_create=False)) == Answer(
         Decision.TOO_OLD
     )
-    assert len(seen) == 12
+    claimed = ledger.claim(request(5, message=MessageRef("q")))
+    assert isinstance(claimed, Claimed)
+    ledger.complete(claimed.claim, None)
+    with pytest.raises(StaleTokenError):
+        ledger.complete(claimed.claim, None)
+    assert len(seen) == 18
     with pytest.raises(sa.exc.DBAPIError, match="too long"):
         ledger.claim(request(4, work="w" * 769, message=MessageRef("p")))
-    assert len(seen) == 14
+    assert len(seen) == 20
     assert set(seen) == {0}
     with engine.connect() as db:
         keys = set(db.execute(sa.select(KEYS.c.key)).scalars())
     assert "order:4" not in keys
 
 
-def driver_status(db: sa.Connection) -> int:
+def driver_status(connection: Any) -> int:
     """Whether the server said that a transaction is open, in its last reply."""
-    driver: Any = db.connection.dbapi_connection
-    return int(driver.server_status & 1)
+    return int(connection.server_status & 1)
+
+
+def test_what_a_killed_claim_wrote_is_rolled_back(
+    ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KILL QUERY, or max_statement_time: the server runs none of the statement's handlers."""
+    fetch = database._fetch
+
+    def killed(connection: Any, *args: Any) -> Any:
+        monkeypatch.setattr(database, "_fetch", fetch)
+        fetch(connection, "insert into taskguard_keys values ('left', 1, 'nobody', 1)", None)
+        raise pymysql.err.OperationalError(1317, "Query execution was interrupted")
+
+    monkeypatch.setattr(database, "_fetch", killed)
+    assert isinstance(ledger.claim(request()), Claimed)  # by the portable statements
+    with engine.connect() as db:
+        assert set(db.execute(sa.select(KEYS.c.key)).scalars()) == {"order:1"}
 
 
 def test_a_lock_that_is_not_given_is_busy_and_leaves_nothing(
@@ -374,11 +400,11 @@ def test_claims_wait_and_lock_as_their_own_sessions_say(
     ledger.create_schema()
     settings = "select @@tx_isolation, @@innodb_lock_wait_timeout, connection_id()"
     found: list[Any] = []
-    ask_in = ledger._database.ask_in
+    fetch = database._fetch
 
-    def and_look(db: sa.Connection, *args: Any) -> Any:
-        found.extend(ask_in(db, settings, {}))
-        return ask_in(db, *args)
+    def and_look(connection: Any, *args: Any) -> Any:
+        found.extend(fetch(connection, settings, {}))
+        return fetch(connection, *args)
 
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
@@ -386,7 +412,7 @@ def test_claims_wait_and_lock_as_their_own_sessions_say(
         tx.db.exec_driver_sql("set session innodb_lock_wait_timeout = 7")
         bodies = tx.db.exec_driver_sql("select connection_id()").scalar_one()
         tx.complete(claimed.claim, None)
-    monkeypatch.setattr(ledger._database, "ask_in", and_look)
+    monkeypatch.setattr(database, "_fetch", and_look)
     ledger.claim(request(2))
     [[isolation, limit_s, session]] = found
     assert (isolation, limit_s) == ("READ-COMMITTED", 2)

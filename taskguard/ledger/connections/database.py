@@ -212,7 +212,11 @@ class Database:
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
             self.dialect.limit_waiting(connection, pooled.info, limit_s)
-            return _fetch(connection, statement, values)
+            try:
+                return _fetch(connection, statement, values)
+            except self.engine.dialect.loaded_dbapi.Error:
+                connection.rollback()  # one that was killed ran none of its handlers
+                raise
 
     def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
