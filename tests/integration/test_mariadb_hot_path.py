@@ -229,7 +229,7 @@ def open_transactions(engine: sa.Engine) -> int:
 def test_no_way_through_leaves_a_transaction_open(
     ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted, answered, told who has the key, superseded, too old, done, stale, or an error within.
+    """Granted, answered, told who has the key, superseded, too old, done, stale, or an error in it.
 
     As the server says right after the message: no ROLLBACK of the pool's follows.
     """
