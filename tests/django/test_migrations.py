@@ -15,8 +15,8 @@ from taskguard.ledger.sql import SqlLedger
 def columns(url: str) -> dict[str, list[tuple[str, str, bool]]]:
     engine = sa.create_engine(url)
     found = {
-        table: [*columns, *((name, "index", False) for name in [*indexes, *map(str, key)])]
-        for table, (columns, indexes, key) in shape_of(engine).items()
+        table: [*columns, *((name, "index", False) for name in [*indexes, *map(str, key), *checks])]
+        for table, (columns, indexes, key, checks) in shape_of(engine).items()
     }
     engine.dispose()
     return found

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from pytest_taskguard.crashes import kill_process
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.libpq import Libpq
 
 __all__ = ["KillAt", "was_killed"]
 
@@ -35,6 +36,8 @@ def was_killed(run: Callable[[], None]) -> bool:
 class KillAt:
     """SIGKILL at the boundary number `at`: around each statement and before each COMMIT.
 
+    What goes by libpq itself has one more: it is sent, and its answer was not waited for.
+
     For a child alone: it counts what goes past SQLAlchemy, to the driver itself, for all ledgers.
     """
 
@@ -42,8 +45,15 @@ class KillAt:
         self._left = at
         for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
             sa.event.listen(engine, event, self.count)
-        for name in ("ask", "ask_in", "read"):
+        for name in ("ask", "ask_apart", "ask_in", "read"):
             setattr(Database, name, self.around(getattr(Database, name)))
+        wait = Libpq._rows
+
+        def sent(*args: Any) -> Any:
+            self.count()
+            return wait(*args)
+
+        Libpq._rows = sent  # type: ignore[method-assign]
 
     def count(self, *_: Any) -> None:
         """A boundary comes by."""

@@ -48,7 +48,7 @@ def own_row(**values: Any) -> GuardedRow:
 class Step:
     """A task on an order. Its body is given with each delivery; by default it has one effect."""
 
-    def __init__(self, shop: Shop, name: str, row: GuardedRow, **options: Any) -> None:
+    def __init__(self, shop: Shop, name: str, row: GuardedRow | None, **options: Any) -> None:
         self.shop = shop
         self.name = name
 
