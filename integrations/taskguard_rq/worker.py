@@ -13,7 +13,6 @@ Does not guarantee the former for a `SpawnWorker` before RQ 3, whose children ar
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import sys
@@ -26,6 +25,7 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
+from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
 from taskguard_rq.runtime import runtime
@@ -44,23 +44,19 @@ _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).pa
 _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_scheduler") - 1
 
 
-def _check_ledger() -> None:
-    """Check locks and ledger by connections that are closed before the first fork."""
+def _load() -> None:
+    """Load what work horses need; a worker whose tables are not as they have to be ends here."""
     try:
-        ledger = runtime().ledger
+        runtime()
     except ConfigurationError:
-        return
-    if ledger is None:
-        return
+        return  # may be set right by the job's module, and is the job's error otherwise
     try:
-        ledger.check_schema()
+        load()
     except LedgerUnavailableError as error:
         logger.warning("the ledger is away; jobs will be put off: %s", error)
     except ConfigurationError as error:
         logger.critical("the worker does not start: %s", error)
         raise SystemExit(f"taskguard: {error}") from error
-    finally:
-        ledger.close()
 
 
 class GuardedWorkerMixin(BaseWorker):
@@ -76,10 +72,7 @@ class GuardedWorkerMixin(BaseWorker):
         one runs. `rq worker` cannot say so, and always gets the scheduler. A worker whose ledger's
         tables are missing, or may not be written, does not start.
         """
-        # What is wrong here may be set right by the job's module, and is the job's error otherwise.
-        with contextlib.suppress(ConfigurationError):
-            runtime()
-        _check_ledger()
+        _load()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True

@@ -12,7 +12,7 @@ import rq
 from rq import Retry
 
 import taskguard_rq
-from support.invoices import charge, charge_patiently, decorated, die
+from support.invoices import charge, charge_patiently, decorated, die, is_driver_loaded
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker
 
 
@@ -39,6 +39,27 @@ def test_every_invoice_is_charged_once_and_every_job_is_answered(
         {"invoice": number} for number in range(4) for _ in range(3)
     ]
     assert office.effects() == Counter({str(number): 1 for number in range(4)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "is_loaded"),
+    [
+        ("taskguard_rq.GuardedWorker", (), True),
+        # By this RQ loads a module in the worker itself.
+        ("rq.Worker", ("--with-scheduler", "-c", "support.invoices"), True),
+        ("rq.Worker", ("--with-scheduler",), False),
+    ],
+)
+def test_work_horses_find_drivers_loaded(
+    office: Any, kind: str, options: tuple[str, ...], is_loaded: bool
+) -> None:
+    """By a stock worker, too, if it has the guarded jobs; then a horse makes its connections."""
+    office.worker(kind, *options)
+    asked = office.queue.enqueue(is_driver_loaded)
+    charged = office.queue.enqueue(charge, 1)
+    office.wait_for(lambda: charged.get_status(refresh=True) == "finished", "charged")
+    assert asked.return_value() is is_loaded
+    assert office.effects() == Counter({"1": 1})
 
 
 def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
