@@ -316,8 +316,8 @@ class GuardedTransaction:
         except LedgerUnavailableError as error:
             raise broken_in_block(claim, idle_s=self._home.idle_s) from error
         if not completed:
-            if statements.sees_the_end(claim) and self._has_ended():
-                raise ended_in_block(claim)
+            if statements.sees_the_end(claim):
+                self._refuse_ended(None)
             raise stale(claim)
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:

@@ -34,7 +34,7 @@ from taskguard.ledger.connections.engine import listen_once
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES, WORK, standing
 
-__all__ = ["MySQL"]
+__all__ = ["MySQL", "is_ended"]
 
 _WAIT = "taskguard_wait"  # in what SQLAlchemy keeps with a connection
 _NO_SAVEPOINT = 1305
@@ -219,7 +219,7 @@ class MySQL(Dialect):
         try:
             db.exec_driver_sql("release savepoint taskguard")
         except sa.exc.DBAPIError as error:
-            if _code(error.orig) != _NO_SAVEPOINT:
+            if not is_ended(error.orig):
                 raise
             return True
         return False
@@ -237,6 +237,11 @@ class MySQL(Dialect):
     def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
         del db
         return mine and bool(work.progress == mark)
+
+
+def is_ended(origin: Any) -> bool:
+    """Whether the driver's error says that the transaction which `begun()` saw is over."""
+    return _code(origin) == _NO_SAVEPOINT
 
 
 def _throw_away(context: sa.engine.ExceptionContext) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from taskguard.ledger.connections.dialects.mysql import is_ended
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
@@ -83,14 +84,23 @@ class MariaDBStatements(Statements):
         return _answered(request, _Found(*found[0])) if found else None
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
-        if len(claim.keys) != 1 or claim.formerly:
+        if not self.sees_the_end(claim):
             return super().complete(db, claim, result_json)
         if claim.row is not None:
             rows.complete(db, claim)
-        return self.database.ask_in(db, _COMPLETE, _ending(claim, result_json)) == [(1,)]
+        try:
+            found = self.database.ask_in(db, _COMPLETE, _ending(claim, result_json))
+        except self.database.engine.dialect.loaded_dbapi.Error as error:
+            if is_ended(error):
+                return False
+            raise
+        return found == [(1,)]
+
+    def sees_the_end(self, claim: Claim) -> bool:
+        return len(claim.keys) == 1 and not claim.formerly
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
-        if len(claim.keys) != 1 or claim.formerly or claim.row is not None:
+        if claim.row is not None or not self.sees_the_end(claim):
             return None
         try:
             found = self.database.ask_apart(_COMPLETE_ALONE, _ending(claim, result_json))
