@@ -21,6 +21,7 @@ from taskguard.ledger.connections import sessions
 from taskguard.ledger.connections.lifo import Lifo
 
 __all__ = [
+    "COMMITTED",
     "LEVEL",
     "READ_COMMITTED",
     "begins_itself",
@@ -30,6 +31,7 @@ __all__ = [
     "read_url",
 ]
 
+COMMITTED = "taskguard_committed"  # in a connection's `info`: nothing came after its last COMMIT
 LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
@@ -209,7 +211,10 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
         connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
     else:
         connect.pop("read_timeout", None)
-    engine = sa.create_engine(url, connect_args=connect, **_MYSQL, **pool)
+    engine = sa.create_engine(
+        url, connect_args=connect, pool_reset_on_return=None, **_MYSQL, **pool
+    )
+    sa.event.listen(engine, "reset", _roll_back)
     if not by_pymysql:
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
 
@@ -267,6 +272,13 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
 def _end_transaction(connection: Any, _record: Any, state: Any) -> None:
     """When a connection goes back to the pool: ROLLBACK, only if a transaction is open."""
     if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
+        connection.rollback()
+
+
+def _roll_back(connection: Any, record: Any, state: Any) -> None:
+    """When a connection goes back to the pool: ROLLBACK, unless the last thing was an end."""
+    ended = record.info.pop(COMMITTED, False) or state.transaction_was_reset
+    if not ended and not state.terminate_only:
         connection.rollback()
 
 

@@ -8,6 +8,7 @@ import functools
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.engine import COMMITTED
 from taskguard.ledger.connections.pools import Share
 from taskguard.ledger.connections.sessions import BodySession
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
@@ -51,6 +52,7 @@ class OwnConnection(TransactionAdapter):
 
     def commit(self) -> None:
         self._db.commit()
+        self._db.info[COMMITTED] = True
 
     def roll_back(self) -> None:
         self._db.rollback()
