@@ -25,6 +25,7 @@ from taskguard.errors import (
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.pools import Pools
@@ -213,7 +214,7 @@ class Database:
         ):
             self.dialect.limit_waiting(connection, pooled.info, limit_s)
             try:
-                return _fetch(connection, statement, values)
+                return self._executed.ask(connection, pooled.info, statement, values)
             except self.engine.dialect.loaded_dbapi.Error:
                 connection.rollback()  # one that was killed ran none of its handlers
                 raise
@@ -276,6 +277,10 @@ class Database:
     @functools.cached_property
     def _libpq(self) -> Libpq:
         return Libpq(self.engine.dialect.loaded_dbapi)
+
+    @functools.cached_property
+    def _executed(self) -> Executed:
+        return Executed(self.engine.dialect.loaded_dbapi)
 
     def twice(self, ask: Callable[[], _T]) -> _T:
         """Ask, and once more if the first connection was dead, as after a restart of the server."""
