@@ -29,7 +29,7 @@ from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.connections.sessions import noting
+from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 from taskguard.ledger.refusals import NoConnectionError
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
@@ -93,7 +93,7 @@ class Database:
             one=self.dialect.one_writer,
         )
 
-    @property
+    @functools.cached_property
     def place(self) -> str:
         """Where it is, without user and password."""
         url = self.engine.url
@@ -172,7 +172,7 @@ class Database:
                 if self.begins_itself:
                     self._begin(db, self.once(_opening, idle_s))
                 else:
-                    self.dialect.check(db)
+                    refuse_autocommit(driver_of(db))
                     self.dialect.begun(db, idle_s=idle_s)
         except BaseException:
             db.close()

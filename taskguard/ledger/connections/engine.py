@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 from taskguard.ledger.connections import sessions
-from taskguard.ledger.connections.lifo import Lifo
+from taskguard.ledger.connections.lifo import Lifo, end_transaction
 
 __all__ = [
     "LEVEL",
@@ -53,7 +53,6 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 15_000,
 }
-_IDLE = 0  # psycopg.pq.TransactionStatus.IDLE; the driver is loaded with the engine
 _EXTRAS = {  # by backend
     "postgresql": "postgresql",
     "mysql": "mysql",
@@ -195,7 +194,7 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
         **{**({"poolclass": Lifo} if pooled else {}), **options, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
-    sa.event.listen(engine, "reset", _end_transaction)
+    sa.event.listen(engine, "reset", end_transaction)
     return engine
 
 
@@ -262,12 +261,6 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
         vars(connection)[sessions.AGAIN] = f"; {read_committed}"
     vars(connection)[sessions.POOLED] = pooled
     record.info[LEVEL] = level
-
-
-def _end_transaction(connection: Any, _record: Any, state: Any) -> None:
-    """When a connection goes back to the pool: ROLLBACK, only if a transaction is open."""
-    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
-        connection.rollback()
 
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:

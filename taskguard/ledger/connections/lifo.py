@@ -19,7 +19,9 @@ import sqlalchemy as sa
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-__all__ = ["Lifo"]
+__all__ = ["Lifo", "end_transaction"]
+
+_IDLE = 0  # psycopg.pq.TransactionStatus
 
 
 class Lifo(sa.pool.QueuePool):
@@ -53,3 +55,9 @@ class Lifo(sa.pool.QueuePool):
         """Close what is idle now and what comes back; the Engine goes on with another pool."""
         self._is_disposed = True
         super().dispose()
+
+
+def end_transaction(connection: Any, _record: Any, state: Any) -> None:
+    """A listener for what comes back by the Engine: ROLLBACK, only if a transaction is open."""
+    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
+        connection.rollback()

@@ -43,8 +43,7 @@ class OwnConnection(TransactionAdapter):
             db = self._database.twice(begin) if self._of_body else begin()
             self._db = stack.enter_context(db)
             if self._of_body:
-                dialect = self._database.dialect
-                session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
+                session = BodySession(self._db, own=self._database.dialect.own)
                 stack.callback(session.end)
             self._stack = stack.pop_all()
         return self._db

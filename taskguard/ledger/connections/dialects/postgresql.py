@@ -15,7 +15,7 @@ from taskguard.ledger.connections.dialects.on_conflict import OnConflict
 from taskguard.ledger.connections.libpq import FORGOTTEN
 from taskguard.ledger.protocol import Claim
 
-__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounds", "milliseconds"]
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "milliseconds"]
 
 # Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
 # CHAIN, follows in the same message.
@@ -88,11 +88,10 @@ class PostgreSQL(OnConflict):
         return db.get_isolation_level() in SNAPSHOTS
 
     def bounds(self, idle_s: float) -> dict[str, str]:
-        return bounds(idle_s)
+        return _bounds(idle_s)
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
-        local = (f"set_config('{name}', '{value}', true)" for name, value in bounds(idle_s).items())
-        db.exec_driver_sql(f"select {', '.join(local)}").close()
+        db.exec_driver_sql(f"select {bounding(idle_s)}").close()
 
     def ended(self, db: sa.Connection) -> bool:
         found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
@@ -109,7 +108,7 @@ class PostgreSQL(OnConflict):
         return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
 
 
-def bounds(idle_s: float) -> dict[str, str]:
+def _bounds(idle_s: float) -> dict[str, str]:
     """Settings of a holder's transaction.
 
     A frozen holder's row locks end with its idle transaction, and a statement that runs for a
@@ -120,6 +119,12 @@ def bounds(idle_s: float) -> dict[str, str]:
         "client_connection_check_interval": str(_CHECK_CLIENT_MS),
         MARK: BEGUN,
     }
+
+
+def bounding(idle_s: float) -> str:
+    """What a SELECT has to contain to set these for the time of its transaction."""
+    settings = _bounds(idle_s).items()
+    return ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
 
 
 def milliseconds(seconds: float) -> int:

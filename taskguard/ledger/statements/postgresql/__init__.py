@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.dialects.postgresql import bounds, milliseconds
-from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
@@ -28,7 +27,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
-from taskguard.ledger.tables import FREE, KEYS, of_claim
+from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
@@ -215,10 +214,9 @@ class PostgreSQLStatements(Statements):
     # -- a holder's transaction ---------------------------------------------------------------
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
-        settings = bounds(idle_s)
-        values = {_bound(name): value for name, value in settings.items()} | claim.name
-        [row] = self.database.read(db, self.database.once(_admitting, *settings), values)
-        return row.level.upper(), row.seen
+        text = self.database.once(_admitting, idle_s)
+        [(level, seen, *_)] = self.database.ask_in(db, text, claim.name)
+        return level, seen
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if not self.sees_the_end(claim):
@@ -350,15 +348,8 @@ def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, 
     return claim.name | values
 
 
-def _admitting(database: Database, *names: str) -> Prepared:
-    level = sa.func.current_setting("transaction_isolation").label("level")
-    seen = sa.exists().where(of_claim()).label("seen")
-    bounded = [sa.func.set_config(name, sa.bindparam(_bound(name)), True) for name in names]
-    return Prepared(sa.select(level, seen, *bounded), database.engine.dialect)
-
-
-def _bound(name: str) -> str:
-    return name.replace(".", "_")
+def _admitting(_database: Database, idle_s: float) -> str:
+    return statement(__package__, "admit", bounds=bounding(idle_s))
 
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
