@@ -304,7 +304,7 @@ class Admission:
         )
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
-        if self.events.wants(kind):
+        if self.events.hears(kind.level):
             self.events.emit(
                 kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
             )

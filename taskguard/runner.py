@@ -160,7 +160,7 @@ class Runner:
         started_s = self.clock.monotonic_s()
         if self.ledger is None or not (delivery.redelivered and first):
             return
-        if not self.events.wants(DoneElsewhere) or started_s < self._looks_again_at_s:
+        if not self.events.hears(DoneElsewhere.level) or started_s < self._looks_again_at_s:
             return
         try:
             other = self.ledger.done_elsewhere(self.request(delivery))
