@@ -18,9 +18,9 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.events import Events, Listener, log_event
-from taskguard.former import Former, prefix_of
+from taskguard.former import Former
 from taskguard.guard import JSON
-from taskguard.guarded import GuardedFunction
+from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import DatabaseLedger
