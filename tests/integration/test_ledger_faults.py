@@ -391,5 +391,5 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
         db.execute(sa.text("update taskguard_keys set lease_until = 0"))
     bench.claim(3, work="other")
     assert [row[-1] for row in rows] == ["off", "off", None, None, "off", None]
-    with bench.ledger._database.connect() as db:
+    with bench.ledger._database.engine.connect() as db:
         assert db.execute(sa.text("show synchronous_commit")).scalar() == "on"

@@ -110,18 +110,9 @@ class Database:
         return bool(getattr(dialect, "is_mariadb", False))
 
     def forget_idle(self) -> None:
-        """Throw away the idle connections of all pools."""
+        """Close the idle connections of all pools."""
         self.engine.dispose()
         self.pools.dispose()
-
-    def close(self) -> None:
-        """Close idle connections."""
-        self.forget_idle()
-
-    def connect(self, engine: sa.Engine | None = None) -> sa.Connection:
-        """A connection of one of `pools`, or of the bodies'; the caller closes it."""
-        with self.translated():
-            return (self.engine if engine is None else engine).connect()
 
     @contextmanager
     def transaction(
@@ -138,8 +129,7 @@ class Database:
         renewals use. Not `bounded`: its statements may take as long as they need.
         """
         with contextlib.ExitStack() as stack:
-            pools = self.pools
-            engine = pools.renewals if renewal else stack.enter_context(pools.ledgers)
+            engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
             stack.enter_context(self.translated())
             db = stack.enter_context(engine.connect())
             if bounded:
@@ -165,31 +155,23 @@ class Database:
 
         Raises ConfigurationError where the Engine commits each statement.
         """
-        db = self.connect(engine)
-        try:
-            with self.translated():
+        with self.translated():
+            db = engine.connect()
+            try:
                 db.begin()  # also where that sends nothing: a Session on it would begin, and commit
+                driver = driver_of(db)
                 if self.begins_itself:
-                    self._begin(db, self.once(_opening, idle_s))
+                    # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
+                    deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place)
+                    with deadline, _DriverCall(self, db, driver):
+                        self._libpq.run(driver, self.once(_opening, idle_s))
                 else:
-                    refuse_autocommit(driver_of(db))
+                    refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
-        except BaseException:
-            db.close()
-            raise
+            except BaseException:
+                db.close()
+                raise
         return db
-
-    def _begin(self, db: sa.Connection, opening: str) -> None:
-        """Open a transaction on a connection that commits each statement.
-
-        psycopg's own COMMIT and ROLLBACK end it, for they go by the state of the session.
-        """
-        driver = driver_of(db)
-        with (
-            Deadline(driver, _LONGEST_ANSWER_S, place=self.place),
-            _DriverCall(self, db, driver) as connection,
-        ):
-            self._libpq.run(connection, opening)
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
@@ -224,13 +206,9 @@ class Database:
         Its connection is from a pool that bodies do not use; with `renewal` from one that only
         renewals use. It goes past SQLAlchemy, whose results take as long again for so little.
         """
-        if renewal:
-            return self._ask(self.pools.renewals, statement, values)
-        with self.pools.ledgers as engine:
-            return self._ask(engine, statement, values)
-
-    def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
+        share = self.pools.renewals if renewal else self.pools.ledgers
         with (
+            share as engine,
             _Taken(self, engine, _LONGEST_ANSWER_S) as pooled,
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):

@@ -283,7 +283,8 @@ class PostgreSQLStatements(Statements):
 
 def _is_first(request: ClaimRequest) -> bool:
     """Whether there is hardly a record yet: nobody has said that it was delivered before."""
-    return request.may_create and request.message.number == (0, 0)
+    message = request.message
+    return request.may_create and not (message.retries or message.deferrals)
 
 
 def _is_simple(request: ClaimRequest) -> bool:
