@@ -210,8 +210,8 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             by_message=self.by_message,
-            fingerprint=self._digest(args, kwargs),
-            call=_stored(call, message, namespace),
+            fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
+            call=None if call is None else _stored(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
@@ -226,10 +226,9 @@ class GuardedFunction:
                 found.append(shape.ids(args, kwargs, **values))
         return found
 
-    def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """A digest of the fingerprint's texts, which may be long or secret. 32 hex digits."""
-        if self._fingerprint is None:
-            return None
+        assert self._fingerprint is not None  # noqa: S101
         texts = self._fingerprint.found(args, kwargs).name
         return hashlib.sha256(texts.encode()).hexdigest()[:32]
 
@@ -261,10 +260,8 @@ class GuardedFunction:
         )
 
 
-def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str) -> str | None:
+def _stored(call: Mapping[str, Any], message: MessageRef, namespace: str) -> str:
     """A call as the ledger stores it: with its message's id and its application's namespace."""
-    if call is None:
-        return None
     owned = {"app": namespace} if namespace else {}
     return json.dumps({**call, "message": message.name, **owned})
 

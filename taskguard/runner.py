@@ -13,6 +13,7 @@ Read next: `ledger/protocol.py` for what a claim is, `watchdog.py` for how a lea
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -539,10 +540,9 @@ class Runner:
             logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
             return None
 
-    def _note_completed(
-        self, delivery: Delivery, tracked: TrackedLease, claimed: Claimed | None
-    ) -> None:
+    def _note_completed(self, delivery: Delivery, admitted: Admitted) -> None:
         """DONE is committed, and with it the ledger's lease has ended."""
+        tracked, claimed = admitted.tracked, admitted.claimed
         tracked.claim = None
         if claimed is not None:
             self._admission.emit(
@@ -747,17 +747,13 @@ class Runner:
 
     def _guard(self, delivery: Delivery, admitted: Admitted) -> Guard:
         tracked = admitted.tracked
-
-        def completed() -> None:
-            self._note_completed(delivery, tracked, admitted.claimed)
-
         return Guard(
             lease=tracked.lease,
             delivery=delivery,
             ledger=self.ledger,
             claimed=admitted.claimed,
             codec=self.codec,
-            on_completed=completed,
+            on_completed=functools.partial(self._note_completed, delivery, admitted),
             interrupt_by=tracked.interrupt_by,
         )
 
