@@ -159,7 +159,7 @@ class Runner:
         """
         first = claimed is not None and claimed.attempt == 1
         started_s = self.clock.monotonic_s()
-        if self.ledger is None or not (delivery.redelivered and first):
+        if self.ledger is None or not first:
             return
         if not self.events.hears(DoneElsewhere.level) or started_s < self._looks_again_at_s:
             return
@@ -408,7 +408,8 @@ class Runner:
         guard = self._guard(delivery, admitted)
         try:
             self.watchdog.track(tracked)
-            self._warn_of_done_elsewhere(delivery, admitted.claimed)
+            if delivery.redelivered:
+                self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
         except _LOST as error:
             if tracked.lease.is_parents or (guard.completed and error.key != guard.key):
