@@ -24,6 +24,7 @@ from taskguard.errors import (
 )
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
+from taskguard.ledger.connections.dialects.postgresql import bounds
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
@@ -164,7 +165,7 @@ class Database:
                     # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
                     deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place)
                     with deadline, _DriverCall(self, db, driver):
-                        self._libpq.run(driver, self.once(_opening, idle_s))
+                        self._libpq.run(driver, _opening(idle_s))
                 else:
                     refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
@@ -347,12 +348,10 @@ class Database:
         return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
 
 
-def _opening(database: Database, idle_s: float) -> str:
-    """BEGIN with the settings of a body's transaction, in one message.
-
-    They are sent each time: a body may have changed those of its session.
-    """
-    settings = database.dialect.bounds(idle_s).items()
+@functools.cache
+def _opening(idle_s: float) -> str:
+    """BEGIN with the bounds of a body's transaction. Sent each time: a body may change settings."""
+    settings = bounds(idle_s).items()
     return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
 
 

@@ -132,11 +132,6 @@ class Dialect(ABC):
         del db
         return False
 
-    def bounds(self, idle_s: float) -> dict[str, str]:
-        """Settings of a body's transaction, which may idle for so long, for the time of it."""
-        del idle_s
-        return {}
-
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
         """A body's transaction begins here, and may idle for so long."""
 

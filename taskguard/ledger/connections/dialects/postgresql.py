@@ -15,7 +15,7 @@ from taskguard.ledger.connections.dialects.on_conflict import OnConflict
 from taskguard.ledger.connections.libpq import FORGOTTEN
 from taskguard.ledger.protocol import Claim
 
-__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "milliseconds"]
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
 
 # Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
 # CHAIN, follows in the same message.
@@ -87,9 +87,6 @@ class PostgreSQL(OnConflict):
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         return db.get_isolation_level() in SNAPSHOTS
 
-    def bounds(self, idle_s: float) -> dict[str, str]:
-        return _bounds(idle_s)
-
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
         db.exec_driver_sql(f"select {bounding(idle_s)}").close()
 
@@ -108,7 +105,7 @@ class PostgreSQL(OnConflict):
         return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
 
 
-def _bounds(idle_s: float) -> dict[str, str]:
+def bounds(idle_s: float) -> dict[str, str]:
     """Settings of a holder's transaction.
 
     A frozen holder's row locks end with its idle transaction, and a statement that runs for a
@@ -122,8 +119,8 @@ def _bounds(idle_s: float) -> dict[str, str]:
 
 
 def bounding(idle_s: float) -> str:
-    """What a SELECT has to contain to set these for the time of its transaction."""
-    settings = _bounds(idle_s).items()
+    """`bounds()` for the time of a transaction, as columns of a SELECT."""
+    settings = bounds(idle_s).items()
     return ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
 
 

@@ -7,6 +7,7 @@ the files beside this one.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -214,8 +215,7 @@ class PostgreSQLStatements(Statements):
     # -- a holder's transaction ---------------------------------------------------------------
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
-        text = self.database.once(_admitting, idle_s)
-        [(level, seen, *_)] = self.database.ask_in(db, text, claim.name)
+        [(level, seen, *_)] = self.database.ask_in(db, _admitting(idle_s), claim.name)
         return level, seen
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
@@ -349,7 +349,8 @@ def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, 
     return claim.name | values
 
 
-def _admitting(_database: Database, idle_s: float) -> str:
+@functools.cache
+def _admitting(idle_s: float) -> str:
     return statement(__package__, "admit", bounds=bounding(idle_s))
 
 
