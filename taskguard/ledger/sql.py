@@ -398,4 +398,4 @@ class SqlLedger:
 
     def close(self) -> None:
         """Close idle connections."""
-        self._database.forget_idle()
+        self._database.close()

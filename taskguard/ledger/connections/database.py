@@ -110,7 +110,7 @@ class Database:
                 pass  # the dialect learns it from its first connection
         return bool(getattr(dialect, "is_mariadb", False))
 
-    def forget_idle(self) -> None:
+    def close(self) -> None:
         """Close the idle connections of all pools."""
         self.engine.dispose()
         self.pools.dispose()
@@ -448,7 +448,7 @@ class _DriverCall:
             return
         if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
-            self._database.forget_idle()  # the idle ones broke as well
+            self._database.close()  # the idle ones broke as well
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error
