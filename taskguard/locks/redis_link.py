@@ -6,6 +6,7 @@ Guarantees
   (ten in silence for `redis.Redis()`) are switched off, also for a client that the user hands in.
 * Whatever goes wrong comes out as LockServerUnavailableError, which names host, port and database,
   and never a password.
+* A reply is read whole or not at all, also where it is read past redis-py's parser.
 * A connection whose reply is not known to be complete is closed, never used again: also when the
   call was interrupted by a time limit, a signal or `GreenletExit`.
 * Threads may call at once; a fork starts with no connection; under gevent and eventlet native

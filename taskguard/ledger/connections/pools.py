@@ -97,7 +97,6 @@ class Pools:
     def _begin_anew(self) -> None:
         """Start anew in a forked child: nobody there returns what the parent's threads took."""
         self._pid = os.getpid()
-        self._mutex = threading.Lock()
         self._shares: dict[int, Share] = {}
 
     @property
@@ -119,9 +118,8 @@ class Pools:
             self._begin_anew()
         share = self._shares.get(number)
         if share is None:
-            made = self._make(number)
-            with self._mutex:
-                share = self._shares.setdefault(number, made)
+            # No lock: the watchdog's thread is a native one, and `setdefault()` is atomic.
+            share = self._shares.setdefault(number, self._make(number))
         return share
 
     def _make(self, number: int) -> Share:
