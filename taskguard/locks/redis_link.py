@@ -43,9 +43,9 @@ from taskguard.locks.redis_address import (
 
 __all__ = ["UNUSUAL", "RedisLink", "Script", "pack", "read_short"]
 
-_MOST_IDLE = 64
 UNUSUAL: Any = object()  # nothing was read
 
+_MOST_IDLE = 64
 _LONGEST_BYTES = 4096
 # A look first: what a reply turns out not to be must still be there.
 _PEEK = getattr(socket, "MSG_PEEK", 0)
