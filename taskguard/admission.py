@@ -86,8 +86,7 @@ class Admission:
         if admitted is not None:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
-        lease = self._lease(delivery, owner, asked_at_s, admitted.fence if admitted else 0)
-        tracked = self._tracked(delivery, lease, at_lock_server=admitted is not None)
+        tracked = self._tracked(delivery, owner, asked_at_s, admitted)
         if self.ledger is None:
             if admitted is None:
                 raise LockServerUnavailableError(
@@ -144,8 +143,7 @@ class Admission:
         self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
     ) -> Admitted | Answer | Busy:
         """The lock server's value is no lease: the ledger decides, as without a lock server."""
-        lease = self._lease(delivery, owner, asked_at_s, 0)
-        found = self._claim(delivery, self._tracked(delivery, lease, at_lock_server=False))
+        found = self._claim(delivery, self._tracked(delivery, owner, asked_at_s, None))
         if isinstance(found, Admitted):
             holder = held.owner.message if held.owner.is_ours else ""
             self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
@@ -278,33 +276,33 @@ class Admission:
             formerly=delivery.formerly,
         )
 
-    def _lease(self, delivery: Delivery, owner: Owner, asked_at_s: float, fence: int) -> Lease:
+    def _tracked(
+        self, delivery: Delivery, owner: Owner, asked_at_s: float, granted: Granted | None
+    ) -> TrackedLease:
+        """A lease for the delivery; `granted`: what the lock server said, if it has it, too."""
         policy = delivery.policy
-        return Lease(
+        lease = Lease(
             keys=delivery.keys,
             owner=owner,
             ttl_s=policy.ttl_s,
             clock=self.clock,
             taken_at_s=asked_at_s,
             trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
-            fence=fence,
+            fence=0 if granted is None else granted.fence,
             max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
         )
-
-    @staticmethod
-    def _tracked(delivery: Delivery, lease: Lease, *, at_lock_server: bool) -> TrackedLease:
         return TrackedLease(
             lease,
             claim=None,
-            at_lock_server=at_lock_server,
-            asked_at_s=lease.taken_at_s,
+            at_lock_server=granted is not None,
+            asked_at_s=asked_at_s,
             task=delivery.task,
             message=delivery.message.id,
-            interrupt=delivery.policy.on_lost == "interrupt",
+            interrupt=policy.on_lost == "interrupt",
         )
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
-        if self.events.wants(kind):
+        if self.events.hears(kind.level):
             self.events.emit(
                 kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
             )

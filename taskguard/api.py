@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
+from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.events import Events, Listener, log_event
-from taskguard.former import Former, prefix_of
+from taskguard.former import Former
 from taskguard.guard import JSON
-from taskguard.guarded import GuardedFunction
+from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
-from taskguard.overrides import Overrides, overrides
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
@@ -122,12 +122,12 @@ class TaskGuard:
         self._codec = codec
         self._clock = clock
         self._runner: Runner | None = None
-        self._overridden_runner: tuple[Overrides, Runner] | None = None
+        self._overridden_runner: tuple[overrides.Overrides, Runner] | None = None
 
     @property
     def runner(self) -> Runner:
         """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
-        by = overrides()
+        by = overrides.now
         if by is not None:
             return self._runner_on(by)
         if self._runner is None:
@@ -159,7 +159,7 @@ class TaskGuard:
         """
         return compiled.delivery(args, kwargs, namespace=self.namespace, **values)
 
-    def _runner_on(self, by: Overrides) -> Runner:
+    def _runner_on(self, by: overrides.Overrides) -> Runner:
         found = self._overridden_runner
         if found is None or found[0] is not by:
             events = Events(self.events.emit, by.listener)

@@ -315,28 +315,37 @@ def log_event(event: Event) -> None:
         logger.log(event.level, event.text, values, extra={"taskguard": values})
 
 
+def _hears_all(_level: int) -> bool:
+    return True
+
+
 class Events:
-    """The listeners of one process or one `TaskGuard`."""
+    """The listeners of one process or one `TaskGuard`.
+
+    Attributes:
+        hears: whether an event of a level would reach anybody; spares making one that does not.
+    """
+
+    hears: Callable[[int], bool]
 
     def __init__(self, *listeners: Listener) -> None:
-        self._listeners: tuple[Listener, ...] = listeners or (log_event,)
         self._complained: set[tuple[int, str]] = set()
+        self._tell(listeners or (log_event,))
+
+    def _tell(self, listeners: tuple[Listener, ...]) -> None:
+        """Tell these from now on."""
+        self._listeners = listeners
+        by_log_alone = all(listener is log_event for listener in listeners)
+        self.hears = logger.isEnabledFor if by_log_alone else _hears_all
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Add a listener; call what is returned to take it away again."""
-        self._listeners = (*self._listeners, listener)
+        self._tell((*self._listeners, listener))
 
         def stop() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
+            self._tell(tuple(each for each in self._listeners if each is not listener))
 
         return stop
-
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether an event of this kind would reach anybody; spares making one that does not."""
-        for listener in self._listeners:
-            if listener is not log_event or logger.isEnabledFor(kind.level):
-                return True
-        return False
 
     def emit(self, event: Event) -> None:
         """Tell every listener; one that raises is logged once per kind of event."""

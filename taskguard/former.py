@@ -16,35 +16,15 @@ Read next: `states.speaking_record()` for which of several records counts, and
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard.delivery import MessageRef
-from taskguard.errors import ConfigurationError, KeyArgumentError
-from taskguard.keys import KeyFunction, compile_key, shorten
+from taskguard.errors import ConfigurationError
 from taskguard.policy import check_namespace
 
-__all__ = ["Former", "Shape", "former_ids", "formers_of", "prefix_of", "work_id"]
+__all__ = ["Former", "formers_in"]
 
-# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
-_MAX_WORK_BYTES = 500
 _MOST = 8
-
-
-def work_id(task: str, value: str) -> str:
-    """The id of a work: (task, value), readable and unambiguous; at most 500 bytes.
-
-    Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
-    every database's indexes have a limit.
-    """
-    return shorten(f"{task} {value}", limit_bytes=_MAX_WORK_BYTES)
-
-
-def prefix_of(namespace: str) -> str:
-    """What a namespace puts before keys and work ids."""
-    return f"{namespace}:" if namespace else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,69 +54,8 @@ class Former:
             check_namespace(self.namespace)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What makes a call's keys and its work's id.
-
-    Attributes:
-        keys: makes the keys.
-        once_per: makes the value that counts as the same work; None: the keys do, or the message.
-        by_message: whether each message is work of its own (`once_per="message"`).
-        work: the first part of the work's id; None: the task's name.
-        namespace: None: the application's.
-    """
-
-    keys: KeyFunction
-    once_per: KeyFunction | None
-    by_message: bool
-    work: str | None
-    namespace: str | None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        key: KeyFunction,
-        once_per: str,
-        work: str | None,
-        namespace: str | None,
-        signature: inspect.Signature,
-        task: str,
-    ) -> Shape:
-        """Compile `once_per`."""
-        named = None
-        if once_per not in ("key", "message"):
-            named = compile_key(once_per, signature=signature, task=task)
-        return cls(key, named, once_per == "message", work, namespace)
-
-    def ids(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        task: str,
-        message: MessageRef,
-        namespace: str,
-    ) -> tuple[tuple[str, ...], str]:
-        """The keys of a call, sorted, and its work's id.
-
-        Raises KeyArgumentError or TypeError for its arguments.
-        """
-        prefix = prefix_of(namespace if self.namespace is None else self.namespace)
-        found = self.keys.found(args, kwargs)
-        value = prefix + found.name
-        if self.by_message:
-            # The keys are part of the id, too: one message id may be used for several keys.
-            value = f"{prefix}message:{message.id} {value}"
-        elif self.once_per is not None:
-            value = prefix + self.once_per.found(args, kwargs).name
-        return tuple(prefix + key for key in found.keys), work_id(self.work or task, value)
-
-
-def formers_of(
-    given: Any, now: Shape, *, once_per: str, signature: inspect.Signature, task: str
-) -> tuple[Shape, ...]:
-    """The shapes that a guard had before. Raises ConfigurationError or KeyTemplateError."""
+def formers_in(given: Any, *, task: str) -> tuple[Former, ...]:
+    """The option `formerly=` of a task, checked. Raises ConfigurationError."""
     formers = (given,) if isinstance(given, Former) else tuple(given)
     wrong = next((each for each in formers if not isinstance(each, Former)), None)
     if wrong is not None:
@@ -149,29 +68,4 @@ def formers_of(
             f"{task}: formerly= has {len(formers)} shapes, and each is looked at by every claim: "
             f"at most {_MOST}. Leave out those whose work is older than retention_s."
         )
-    return tuple(
-        Shape.of(
-            key=now.keys
-            if former.key is None
-            else compile_key(former.key, signature=signature, task=task),
-            once_per=once_per if former.once_per is None else former.once_per,
-            work=now.work if former.task is None else former.task,
-            namespace=now.namespace if former.namespace is None else former.namespace,
-            signature=signature,
-            task=task,
-        )
-        for former in formers
-    )
-
-
-def former_ids(
-    shapes: Sequence[Shape], args: Sequence[Any], kwargs: Mapping[str, Any], **values: Any
-) -> list[tuple[tuple[str, ...], str]]:
-    """Keys and work of a call in each former shape that has any for it."""
-    found = []
-    for shape in shapes:
-        try:
-            found.append(shape.ids(args, kwargs, **values))
-        except KeyArgumentError:
-            continue  # no key then, so there is no former work
-    return found
+    return formers

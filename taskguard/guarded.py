@@ -7,18 +7,20 @@ signature, less `guard`, is `signature`, for queues that check arguments before 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.delivery import Delivery, MessageRef, Queue
-from taskguard.errors import ConfigurationError
-from taskguard.former import Former, Shape, former_ids, formers_of, prefix_of, work_id
+from taskguard.errors import ConfigurationError, KeyArgumentError
+from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
-from taskguard.keys import KeyFunction, compile_key
+from taskguard.keys import KeyFunction, compile_key, shorten
 from taskguard.policy import Policy, make_policy
 
 if TYPE_CHECKING:
@@ -28,6 +30,65 @@ __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
 _NOT_RUN = (GeneratorType, AsyncGeneratorType)
+# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
+_MOST_WORK_BYTES = 500
+
+
+def work_id(task: str, value: str) -> str:
+    """The id of a work: (task, value), readable and unambiguous; at most 500 bytes.
+
+    Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
+    every database's indexes have a limit.
+    """
+    return shorten(f"{task} {value}", limit_bytes=_MOST_WORK_BYTES)
+
+
+def prefix_of(namespace: str) -> str:
+    """What a namespace puts before keys and work ids."""
+    return f"{namespace}:" if namespace else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What makes a call's keys and its work's id.
+
+    Attributes:
+        keys: makes the keys.
+        once_per: makes the value that counts as the same work; None: the keys do, or the message.
+        by_message: whether each message is work of its own (`once_per="message"`).
+        work: the first part of the work's id; None: the task's name.
+        namespace: None: the application's.
+    """
+
+    keys: KeyFunction
+    once_per: KeyFunction | None
+    by_message: bool
+    work: str | None
+    namespace: str | None
+
+    def ids(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        task: str,
+        message: MessageRef,
+        namespace: str,
+    ) -> tuple[tuple[str, ...], str]:
+        """The keys of a call, sorted, and its work's id.
+
+        Raises KeyArgumentError or TypeError for its arguments.
+        """
+        prefix = prefix_of(namespace if self.namespace is None else self.namespace)
+        found = self.keys.found(args, kwargs)
+        keys = tuple([prefix + key for key in found.keys]) if prefix else found.keys
+        value = prefix + found.name
+        if self.by_message:
+            # The keys are part of the id, too: one message id may be used for several keys.
+            value = f"{prefix}message:{message.id} {value}"
+        elif self.once_per is not None:
+            value = prefix + self.once_per.found(args, kwargs).name
+        return keys, work_id(self.work or task, value)
 
 
 class GuardedFunction:
@@ -67,17 +128,17 @@ class GuardedFunction:
         self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
-        self._shape = Shape.of(
-            key=compile_key(key, signature=self._signature, task=self.name),
-            once_per=once_per,
-            work=work,
-            namespace=self.policy.namespace,
-            signature=self._signature,
-            task=self.name,
-        )
-        self._formers = formers_of(
-            formerly, self._shape, once_per=once_per, signature=self._signature, task=self.name
-        )
+        namespace = self.policy.namespace
+        self._shape = self._compile_shape(self._compile(key), once_per, work, namespace)
+        self._formers = [
+            self._compile_shape(
+                self._shape.keys if former.key is None else self._compile(former.key),
+                once_per if former.once_per is None else former.once_per,
+                work if former.task is None else former.task,
+                namespace if former.namespace is None else former.namespace,
+            )
+            for former in formers_in(formerly, task=self.name)
+        ]
         self.by_message = self._shape.by_message
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
@@ -86,9 +147,18 @@ class GuardedFunction:
                     f"{self.name}: a fingerprint is one template, for example "
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
-            self._fingerprint = compile_key(fingerprint, signature=self._signature, task=self.name)
+            self._fingerprint = self._compile(fingerprint)
         self.row = row
         self._row_of = self._compile_row()
+
+    def _compile(self, template: Any) -> KeyFunction:
+        return compile_key(template, signature=self._signature, task=self.name)
+
+    def _compile_shape(
+        self, keys: KeyFunction, once_per: str, work: str | None, namespace: str | None
+    ) -> _Shape:
+        named = None if once_per in ("key", "message") else self._compile(once_per)
+        return _Shape(keys, named, once_per == "message", work, namespace)
 
     def _compile_row(self) -> RowId | None:
         if self.row is None:
@@ -125,7 +195,7 @@ class GuardedFunction:
         keys, work = self._shape.ids(args, kwargs, **values)
         formerly: tuple[str, ...] = ()
         if self._formers:
-            formers = former_ids(self._formers, args, kwargs, **values)
+            formers = self._former_ids(args, kwargs, **values)
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
         return Delivery(
@@ -140,15 +210,25 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             by_message=self.by_message,
-            fingerprint=self._digest(args, kwargs),
-            call=_stored(call, message, namespace),
+            fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
+            call=None if call is None else _stored(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
-    def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def _former_ids(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], **values: Any
+    ) -> list[tuple[tuple[str, ...], str]]:
+        """Keys and work of a call in each former shape that has any for it."""
+        found = []
+        for shape in self._formers:
+            # No key then, so there is no former work.
+            with contextlib.suppress(KeyArgumentError):
+                found.append(shape.ids(args, kwargs, **values))
+        return found
+
+    def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """A digest of the fingerprint's texts, which may be long or secret. 32 hex digits."""
-        if self._fingerprint is None:
-            return None
+        assert self._fingerprint is not None  # noqa: S101
         texts = self._fingerprint.found(args, kwargs).name
         return hashlib.sha256(texts.encode()).hexdigest()[:32]
 
@@ -180,10 +260,8 @@ class GuardedFunction:
         )
 
 
-def _stored(call: Mapping[str, Any] | None, message: MessageRef, namespace: str) -> str | None:
+def _stored(call: Mapping[str, Any], message: MessageRef, namespace: str) -> str:
     """A call as the ledger stores it: with its message's id and its application's namespace."""
-    if call is None:
-        return None
     owned = {"app": namespace} if namespace else {}
     return json.dumps({**call, "message": message.name, **owned})
 

@@ -80,6 +80,7 @@ class Lease:
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
         taken_at_s: when the lease was asked for, on the clock's monotonic scale.
+        trusted_until_s: until when it may be trusted, on the same scale.
         is_lost: whether the lease was lost; `lost` is the same as an Event to wait for.
     """
 
@@ -105,7 +106,7 @@ class Lease:
         self.lost_reason: str | None = None
         self.max_hold_until_s = max_hold_until_s
         self._clock = clock
-        self._trusted_until_s = trusted_until_s
+        self.trusted_until_s = trusted_until_s
         self._pid = os.getpid()
 
     @property
@@ -124,16 +125,11 @@ class Lease:
         return self._lost
 
     @property
-    def trusted_until_s(self) -> float:
-        """Until when the lease may be trusted, on the clock's monotonic scale."""
-        return self._trusted_until_s
-
-    @property
     def remaining_s(self) -> float:
         """Seconds for which the lease may still be trusted; 0.0 once lost."""
         if self.is_lost or self._pid != os.getpid():
             return 0.0
-        return max(0.0, self._trusted_until_s - self._clock.monotonic_s())
+        return max(0.0, self.trusted_until_s - self._clock.monotonic_s())
 
     @property
     def is_parents(self) -> bool:
@@ -143,7 +139,7 @@ class Lease:
     def extend(self, trusted_until_s: float) -> None:
         """Note a renewal. A lost lease stays lost; trust never shrinks."""
         if not self.is_lost:
-            self._trusted_until_s = max(self._trusted_until_s, trusted_until_s)
+            self.trusted_until_s = max(self.trusted_until_s, trusted_until_s)
 
     def mark_lost(self, reason: str) -> bool:
         """Say that the lease can no longer be trusted. True the first time."""

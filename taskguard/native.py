@@ -37,14 +37,15 @@ def _original(name: str) -> Any:
     return getattr(_thread, name)
 
 
-def allocate_lock() -> Any:
-    """A native lock: a context manager with `acquire(blocking, timeout)` and `release()`."""
-    return _original("allocate_lock")()
+# Found once: who patches later replaces a name in `_thread`, not what it stood for.
+# `allocate_lock()` is a context manager with `acquire(blocking, timeout)` and `release()`.
+allocate_lock: Callable[[], Any] = _original("allocate_lock")
+_start_new_thread: Callable[..., Any] = _original("start_new_thread")
 
 
 def start_thread(function: Callable[[], None]) -> None:
     """Run `function` in a native thread that does not keep the process alive."""
-    _original("start_new_thread")(function, ())
+    _start_new_thread(function, ())
 
 
 class Wakeup:

@@ -21,7 +21,7 @@ from taskguard.events import Event
 from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 
-__all__ = ["Overrides", "overridden", "overrides"]
+__all__ = ["Overrides", "now", "overridden"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,20 +43,16 @@ class Overrides:
     clock: Clock | None = None
 
 
-_now: Overrides | None = None
-
-
-def overrides() -> Overrides | None:
-    """The overrides that are in force; None outside tests."""
-    return _now
+# Those that are in force; None outside tests.
+now: Overrides | None = None
 
 
 @contextmanager
 def overridden(by: Overrides) -> Iterator[None]:
     """Use these overrides, in all threads, for the time of a `with` block."""
-    global _now  # noqa: PLW0603  # tasks read it wherever they were decorated
-    before, _now = _now, by
+    global now  # noqa: PLW0603  # tasks read it wherever they were decorated
+    before, now = now, by
     try:
         yield
     finally:
-        _now = before
+        now = before

@@ -13,6 +13,7 @@ Read next: `ledger/protocol.py` for what a claim is, `watchdog.py` for how a lea
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -158,9 +159,9 @@ class Runner:
         """
         first = claimed is not None and claimed.attempt == 1
         started_s = self.clock.monotonic_s()
-        if self.ledger is None or not (delivery.redelivered and first):
+        if self.ledger is None or not first:
             return
-        if not self.events.wants(DoneElsewhere) or started_s < self._looks_again_at_s:
+        if not self.events.hears(DoneElsewhere.level) or started_s < self._looks_again_at_s:
             return
         try:
             other = self.ledger.done_elsewhere(self.request(delivery))
@@ -407,7 +408,8 @@ class Runner:
         guard = self._guard(delivery, admitted)
         try:
             self.watchdog.track(tracked)
-            self._warn_of_done_elsewhere(delivery, admitted.claimed)
+            if delivery.redelivered:
+                self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
         except _LOST as error:
             if tracked.lease.is_parents or (guard.completed and error.key != guard.key):
@@ -539,10 +541,9 @@ class Runner:
             logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
             return None
 
-    def _note_completed(
-        self, delivery: Delivery, tracked: TrackedLease, claimed: Claimed | None
-    ) -> None:
+    def _note_completed(self, delivery: Delivery, admitted: Admitted) -> None:
         """DONE is committed, and with it the ledger's lease has ended."""
+        tracked, claimed = admitted.tracked, admitted.claimed
         tracked.claim = None
         if claimed is not None:
             self._admission.emit(
@@ -747,17 +748,13 @@ class Runner:
 
     def _guard(self, delivery: Delivery, admitted: Admitted) -> Guard:
         tracked = admitted.tracked
-
-        def completed() -> None:
-            self._note_completed(delivery, tracked, admitted.claimed)
-
         return Guard(
             lease=tracked.lease,
             delivery=delivery,
             ledger=self.ledger,
             claimed=admitted.claimed,
             codec=self.codec,
-            on_completed=completed,
+            on_completed=functools.partial(self._note_completed, delivery, admitted),
             interrupt_by=tracked.interrupt_by,
         )
 

@@ -4,7 +4,7 @@ Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretr
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
 before it is acknowledged; where even that fails it goes back into the queue.
 
-Read next: `queue.py` for how a message is put off, `recognition.py` for whose function it is.
+Read next: `message.py` for how a message is put off, `recognition.py` for whose function it is.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from taskguard import Answered, Completed, Former, GuardedFunction, errors
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.message import is_redelivered, message_of, published_at_s
-from taskguard_celery.queue import (
+from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
+    is_redelivered,
+    message_of,
+    published_at_s,
     put_off_unread,
 )
 from taskguard_celery.recognition import (

@@ -29,7 +29,7 @@ from taskguard import (
     TaskGuard,
     errors,
 )
-from taskguard_celery.queue import longest_wait_s
+from taskguard_celery.message import longest_wait_s
 
 __all__ = ["call_errback", "failed_request"]
 

@@ -17,8 +17,7 @@ from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
 from taskguard import GuardedFunction, errors
-from taskguard_celery.message import message_of, published_at_s
-from taskguard_celery.queue import visibility_timeout_s
+from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
 from taskguard_celery.recognition import (
     guarded_function_of,
     hidden_guard_of,

@@ -30,15 +30,8 @@ counts as a text).
 
 from __future__ import annotations
 
-from taskguard.keys.function import (
-    MAX_KEYS,
-    KeyFunction,
-    TextFunction,
-    compile_key,
-    compile_texts,
-    finish_key,
-    key,
-)
+from taskguard.keys.callables import MAX_KEYS, finish_key
+from taskguard.keys.function import KeyFunction, TextFunction, compile_key, compile_texts, key
 from taskguard.keys.values import MAX_KEY_BYTES, MAX_TEXT_CHARS, encode_value, shorten
 
 __all__ = [

@@ -1,12 +1,12 @@
 """From a call's arguments to its keys: what the decorator compiles, and `taskguard.key`.
 
 Guarantees: everything that can be known from the signature is checked when it is compiled.
-Arguments that do not fit the signature raise a `TypeError`, as the call itself would. Several keys
-come sorted by code point and without repeats, so that all take them in one order; their name lists
-them as the templates and callables gave them, and different lists never have one name.
-Does not guarantee: that a callable's keys tell different work apart. Its text is the user's; it is
-only made safe to store. Nor that two processes name the same work alike where a callable's list is
-in an order that changes, as that of `list({…})` does; a set that it returns is sorted.
+Arguments that do not fit the signature raise a `TypeError`, as the call itself would, with
+`inspect`'s words. Several keys come sorted by code point and without repeats, so that all take them
+in one order; their name lists them as the templates and callables gave them, and different lists
+never have one name.
+Does not guarantee: that two processes name the same work alike where a callable's list is in an
+order that changes, as that of `list({…})` does; a set that it returns is sorted.
 
 Read next: `template.py` for the syntax, `values.py` for what counts as a text.
 """
@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import NamedTuple
 
 from taskguard.errors import KeyTemplateError
-from taskguard.keys.arguments import Arguments, check_name
-from taskguard.keys.template import MAX_TEMPLATE_CHARS, Template, TemplateProblemError, parse
-from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, text_of
+from taskguard.keys.callables import MAX_KEYS, CallableKeys, FinishedKey, callable_name, too_many
+from taskguard.keys.template import (
+    MAX_TEMPLATE_CHARS,
+    Placeholder,
+    Template,
+    TemplateProblemError,
+    parse,
+)
 
 __all__ = [
-    "MAX_KEYS",
+    "Arguments",
     "KeyFunction",
     "KeySpec",
     "Keys",
@@ -35,15 +39,12 @@ __all__ = [
     "key",
 ]
 
-MAX_KEYS = 100
-# So many keys a callable may return, repeats included: a generator may have no end.
-_MAX_TEXTS = 10 * MAX_KEYS
-
 # Separators that no key holds, in which `%` is followed by two hex digits or `~`: one between the
 # parts of a list, one between the keys of a callable, so that [[a], [b, c]] is not [[a, b], [c]].
 _BETWEEN_PARTS = "%,"
 _BETWEEN_KEYS = "%;"
 
+_Parameter = inspect.Parameter
 KeyCallable = Callable[..., str | Iterable[str]]
 KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
 
@@ -59,12 +60,6 @@ class Keys(NamedTuple):
 
     keys: tuple[str, ...]
     name: str
-
-
-class _FinishedKey(str):
-    """What `key` returned: a callable may hand it on, and it is not encoded a second time."""
-
-    __slots__ = ()
 
 
 def key(template: str, /, **values: object) -> str:
@@ -90,10 +85,98 @@ def key(template: str, /, **values: object) -> str:
             f"key {_describe(template)}: {problem}. Values given: {given}.",
             template=template if template_is_text else _describe(template),
         ) from None
-    return _FinishedKey(parsed.fill(values, task=None))
+    return FinishedKey(parsed.fill(values, task=None))
 
 
 _parse_once = lru_cache(maxsize=256)(parse)
+
+
+def check_name(placeholder: Placeholder, names: Collection[str]) -> None:
+    """Raise TemplateProblemError unless `placeholder` names one of `names`."""
+    if placeholder.name in names:
+        return
+    import difflib
+
+    close = difflib.get_close_matches(placeholder.name, names, n=1)
+    hint = f" (did you mean <{close[0]}>?)" if close else ""
+    raise TemplateProblemError(f"{placeholder.source} is not one of the arguments{hint}")
+
+
+class Arguments:
+    """Binds calls to a signature, without `inspect` where the arguments are plain.
+
+    `Signature.bind` costs several times what the rest of a key costs. For a signature without
+    `*args` and `**kwargs` it is enough to know, for each number of positional arguments, which
+    names must and which may come by keyword.
+    """
+
+    def __init__(self, signature: inspect.Signature, *, task: str, ignore: Collection[str]) -> None:
+        parameters = [p for n, p in signature.parameters.items() if n not in ignore]
+        self._task = task
+        self._signature = signature.replace(parameters=parameters)
+        self.parameters = self._signature.parameters
+        self.var_positional = self._name_of(_Parameter.VAR_POSITIONAL)
+        self.var_keyword = self._name_of(_Parameter.VAR_KEYWORD)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._positional = tuple(
+            p.name
+            for p in parameters
+            if p.kind in (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+        )
+        self._keywords_after: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()
+        if self.var_positional is None and self.var_keyword is None:
+            self._keywords_after = tuple(
+                self._required_and_allowed(n) for n in range(len(self._positional) + 1)
+            )
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
+        """Every parameter's value by its name; what `**kwargs` collects by its own names too."""
+        if len(args) < len(self._keywords_after):
+            required, allowed = self._keywords_after[len(args)]
+            given = kwargs.keys()
+            if required <= given <= allowed:
+                values = self._defaults.copy()
+                values.update(zip(self._positional, args, strict=False))
+                values.update(kwargs)
+                return values
+        return self._bind_slowly(args, kwargs)
+
+    def check(self, placeholder: Placeholder) -> None:
+        """Raise TemplateProblemError unless the placeholder names an argument."""
+        name = placeholder.name
+        if name in (self.var_positional, self.var_keyword) and not placeholder.takes_item:
+            example = f"<{name}[0]>" if name == self.var_positional else f"<{name}[name]>"
+            raise TemplateProblemError(
+                f"{placeholder.source} collects several arguments: name one, as in {example}"
+            )
+        if self.var_keyword is None:  # else any name may come
+            check_name(placeholder, self.parameters)
+
+    def describe(self) -> str:
+        """The parameters as a person would list them."""
+        stars = {self.var_positional: "*", self.var_keyword: "**"}
+        return ", ".join(f"{stars.get(name, '')}{name}" for name in self.parameters) or "none"
+
+    def _name_of(self, kind: object) -> str | None:
+        return next((p.name for p in self.parameters.values() if p.kind is kind), None)
+
+    def _required_and_allowed(self, given: int) -> tuple[frozenset[str], frozenset[str]]:
+        rest = [p for n, p in self.parameters.items() if n not in self._positional[:given]]
+        return (
+            frozenset(p.name for p in rest if p.default is p.empty),
+            frozenset(p.name for p in rest if p.kind is not p.POSITIONAL_ONLY),
+        )
+
+    def _bind_slowly(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._task}: {error}") from None
+        bound.apply_defaults()
+        collected = bound.arguments[self.var_keyword] if self.var_keyword else {}
+        return {**collected, **bound.arguments}
 
 
 def compile_key(
@@ -135,7 +218,7 @@ class KeyFunction:
     __slots__ = ("_arguments", "_parts", "arguments", "sources", "task")
 
     def __init__(
-        self, parts: tuple[Template | _Callable, ...], arguments: Arguments, *, task: str
+        self, parts: tuple[Template | CallableKeys, ...], arguments: Arguments, *, task: str
     ) -> None:
         self._parts = parts
         self._arguments = arguments
@@ -168,17 +251,17 @@ class KeyFunction:
             return Keys((found[0],), found[0])
         keys = sorted(set(found))
         if len(keys) > MAX_KEYS:
-            raise _too_many().named("its key option", task=self.task)
+            raise too_many().named("its key option", task=self.task)
         return Keys(tuple(keys), _BETWEEN_PARTS.join(names))
 
     def __repr__(self) -> str:
         return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
 
 
-def _named(parts: tuple[Template | _Callable, ...]) -> frozenset[str] | None:
+def _named(parts: tuple[Template | CallableKeys, ...]) -> frozenset[str] | None:
     found: set[str] = set()
     for part in parts:
-        if isinstance(part, _Callable):
+        if isinstance(part, CallableKeys):
             return None
         found.update(placeholder.argument for placeholder, _ in part.tail)
     return frozenset(found)
@@ -247,10 +330,6 @@ class TextFunction:
         }
 
 
-def _too_many() -> RefusedValueError:
-    return RefusedValueError(f"makes more than {MAX_KEYS} keys of one call: split the work")
-
-
 def _parts(spec: object) -> Sequence[object]:
     if isinstance(spec, str) or callable(spec):
         return (spec,)
@@ -275,106 +354,17 @@ def _describe_part(part: object) -> str:
     if isinstance(part, str):
         text = str.__str__(part)
         return repr(text) if len(text) <= MAX_TEMPLATE_CHARS else f"{text[:100]!r}…"
-    return _callable_name(part) if callable(part) else f"<{type(part).__name__}>"
+    return callable_name(part) if callable(part) else f"<{type(part).__name__}>"
 
 
-def _callable_name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _compile_part(part: object, arguments: Arguments) -> Template | _Callable:
+def _compile_part(part: object, arguments: Arguments) -> Template | CallableKeys:
     if isinstance(part, str):
         template = parse(part)
         for placeholder, _ in template.tail:
             arguments.check(placeholder)
         return template
     if callable(part):
-        return _Callable(part, arguments)
+        return CallableKeys(part, arguments)
     raise TemplateProblemError(
         f"a list of keys holds templates and callables, not {type(part).__name__}"
     )
-
-
-class _Callable:
-    """A key option that is code: called with the task's arguments, by name."""
-
-    __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
-
-    def __init__(self, function: KeyCallable, arguments: Arguments) -> None:
-        # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
-        # two are mixed up; by position only parameters that cannot be named.
-        stars = (arguments.var_positional, arguments.var_keyword)
-        parameters = [p for p in arguments.parameters.values() if p.name not in stars]
-        self._by_position = tuple(
-            p.name
-            for p in parameters
-            if p.kind is p.POSITIONAL_ONLY
-            or (p.kind is p.POSITIONAL_OR_KEYWORD and arguments.var_positional is not None)
-        )
-        self._by_name = tuple(p.name for p in parameters if p.name not in self._by_position)
-        self._arguments = arguments
-        self._function = function
-        self.source = _callable_name(function)
-        self._check()
-
-    def keys(self, values: Mapping[str, object], *, task: str) -> list[str]:
-        """The keys that the callable names for these arguments, in its order; a set's sorted."""
-        result = self._call(values)
-        found: list[str] = []
-        each: set[str] = set()
-        try:
-            for text in _texts(result):
-                if len(found) == _MAX_TEXTS:
-                    raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                found.append(finish_key(text))
-                each.add(found[-1])
-                if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
-                    raise _too_many()
-            if found:
-                return sorted(found) if isinstance(result, AbstractSet) else found
-            raise RefusedValueError("returned no key: return one at least")
-        except RefusedValueError as refusal:
-            problem = refusal
-        raise problem.named(f"the key callable {self.source}", task=task)
-
-    def _check(self) -> None:
-        try:
-            signature = inspect.signature(self._function)
-        except (TypeError, ValueError):  # a builtin may have none
-            return
-        try:
-            signature.bind(*self._by_position, **dict.fromkeys(self._by_name))
-        except TypeError as error:
-            raise TemplateProblemError(
-                f"{self.source} does not take the task's arguments: {error}. It gets all of them,"
-                " by name; one that uses a few is written lambda order_id, **_: …"
-            ) from None
-
-    def _call(self, values: Mapping[str, object]) -> object:
-        positional = [values[name] for name in self._by_position]
-        named = {name: values[name] for name in self._by_name}
-        if self._arguments.var_positional is not None:
-            positional.extend(values[self._arguments.var_positional])  # type: ignore[arg-type]
-        if self._arguments.var_keyword is not None:
-            named.update(values[self._arguments.var_keyword])  # type: ignore[call-overload]
-        return self._function(*positional, **named)
-
-
-def _texts(result: object) -> Iterable[object]:
-    if isinstance(result, str):
-        return (result,)
-    if isinstance(result, Iterable) and not isinstance(result, (*BYTES, Mapping)):
-        return result
-    raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
-
-
-def finish_key(text: object) -> str:
-    """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
-    if isinstance(text, _FinishedKey):
-        return str(text)
-    if not isinstance(text, str):
-        raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
-    if not str.__len__(text):
-        raise RefusedValueError("returned empty text: all such calls would share one key")
-    escaped = escape(text_of(text))
-    return shorten(escaped.replace("%3A", ":").replace("%2F", "/"))

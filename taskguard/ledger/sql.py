@@ -35,6 +35,7 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
+    RowRef,
     WorkView,
 )
 from taskguard.ledger.refusals import stale
@@ -43,7 +44,7 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S, Statements
+from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     SCHEMA,
 )
@@ -107,30 +108,29 @@ class SqlLedger:
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one atomic step, whether this delivery may run."""
-        self._check_own(request)
-        self._check_call(request)
+        if request.row is not None:
+            self._check_own(request.row)
+        if request.call is not None:
+            self._check_call(request)
         try:
-            return self._database.twice(lambda: self._statements.claim(request))
+            return self._database.twice(lambda: self._transactions.statements.claim(request))
         except (LockTimeoutError, TransactionRetryError):
             return Busy(None, None, same_work=False, started=True)
 
-    @property
-    def _statements(self) -> Statements:
-        return self._transactions.statements
-
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
         """What a claim would find, without claiming."""
-        self._check_own(request)
-        seen = self._database.twice(lambda: self._statements.peek(request))
+        if request.row is not None:
+            self._check_own(request.row)
+        seen = self._database.twice(lambda: self._transactions.statements.peek(request))
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
             return seen.answer(request)
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
-    def _check_own(self, request: ClaimRequest) -> None:
+    def _check_own(self, row: RowRef) -> None:
         """Check the table of the user's own row, once in a process."""
-        declared = None if request.row is None else rows.declared_of(request.row)
-        if declared is not None and declared not in self._checked:
+        declared = rows.declared_of(row)
+        if declared not in self._checked:
             self._database.twice(lambda: self._check_rows([declared]))
 
     def _check_call(self, request: ClaimRequest) -> None:
@@ -182,19 +182,19 @@ class SqlLedger:
 
     def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         try:
-            return self._statements.complete_alone(claim, result_json)
+            return self._transactions.statements.complete_alone(claim, result_json)
         except (LedgerUnavailableError, TransactionRetryError) as error:
             try:
                 self._transactions.resolve(claim, error)
             except TransactionRetryError:
-                return self._statements.complete_alone(claim, result_json)
+                return self._transactions.statements.complete_alone(claim, result_json)
             return True
 
     # -- small changes ------------------------------------------------------------------------
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of a work that this claim completed."""
-        self._database.twice(lambda: self._statements.store_result(claim, result_json))
+        self._database.twice(lambda: self._transactions.statements.store_result(claim, result_json))
 
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED; ends the lease."""
@@ -227,7 +227,7 @@ class SqlLedger:
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
         """Renew many claims; rows that somebody has locked are skipped."""
-        return self._database.twice(lambda: self._statements.renew(claims))
+        return self._database.twice(lambda: self._transactions.statements.renew(claims))
 
     # -- deferrals ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Guarantees
   (ten in silence for `redis.Redis()`) are switched off, also for a client that the user hands in.
 * Whatever goes wrong comes out as LockServerUnavailableError, which names host, port and database,
   and never a password.
+* A reply is read whole or not at all, also where it is read past redis-py's parser.
 * A connection whose reply is not known to be complete is closed, never used again: also when the
   call was interrupted by a time limit, a signal or `GreenletExit`.
 * Threads may call at once; a fork starts with no connection; under gevent and eventlet native
@@ -27,29 +28,27 @@ from collections import deque
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
-from urllib.parse import urlsplit
 
 from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
     MissingDriverError,
 )
-from taskguard.locks.replies import UNUSUAL, read_short
+from taskguard.locks.redis_address import (
+    address_of,
+    from_client,
+    from_url,
+    refuse_unknown_certificates,
+)
 
-__all__ = ["RedisLink", "Script", "pack"]
+__all__ = ["UNUSUAL", "RedisLink", "Script", "pack", "read_short"]
 
-_SCHEMES = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "unix": "unix",
-    "valkey": "redis",
-    "valkeys": "rediss",
-}
-_CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py writes it
+UNUSUAL: Any = object()  # nothing was read
+
 _MOST_IDLE = 64
-# What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
-_POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
-
+_LONGEST_BYTES = 4096
+# A look first: what a reply turns out not to be must still be there.
+_PEEK = getattr(socket, "MSG_PEEK", 0)
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
@@ -59,6 +58,59 @@ def pack(*words: bytes) -> bytes:
     parts = [b"*%d\r\n" % len(words)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
     return b"".join(parts)
+
+
+def read_short(connection: Any) -> Any:
+    """The reply that a redis-py connection in RESP2 has next, or UNUSUAL. Raises OSError.
+
+    Whole numbers, texts without a line break, None, and arrays of these. redis-py's parser takes
+    longer for them than the server does; the rest stays in the socket for it: errors, pushed
+    messages, long replies, those that have not come whole, the end of the stream; all by TLS.
+    """
+    sock = getattr(connection, "_sock", None)  # there is no other way to it
+    if type(sock) is not socket.socket or not _PEEK:
+        return UNUSUAL
+    data = sock.recv(_LONGEST_BYTES, _PEEK)
+    reply = _parsed(data)
+    if reply is not UNUSUAL:
+        sock.recv(len(data))
+    return reply
+
+
+def _parsed(data: bytes) -> Any:
+    """One reply and nothing else, or UNUSUAL. The protocol: https://redis.io/docs/reference/protocol-spec."""
+    *lines, rest = data.split(b"\r\n")
+    if rest or not lines:
+        return UNUSUAL
+    try:
+        if not lines[0].startswith(b"*"):
+            found, used = _value(lines, 0)
+            return found if used == len(lines) else UNUSUAL
+        found, used = [], 1
+        for _ in range(int(lines[0][1:])):
+            value, used = _value(lines, used)
+            found.append(value)
+    except (ValueError, IndexError):
+        return UNUSUAL
+    return found if used == len(lines) and lines[0] != b"*-1" else UNUSUAL
+
+
+def _value(lines: list[bytes], at: int) -> tuple[Any, int]:
+    """The value that begins in this line, and the line after it; ValueError for other kinds."""
+    head = lines[at]
+    kind, said = head[:1], head[1:]
+    if kind == b":":
+        return int(said), at + 1
+    if kind == b"+":
+        return said, at + 1
+    if kind != b"$":
+        raise ValueError
+    if said == b"-1":
+        return None, at + 1
+    text = lines[at + 1]
+    if len(text) != int(said):
+        raise ValueError  # it has a line break in it
+    return text, at + 2
 
 
 class Script:
@@ -93,14 +145,14 @@ class RedisLink:
             "socket_connect_timeout": connect_timeout_s,
         }
         if isinstance(target, str):
-            kind, options = _from_url(target, self._redis)
+            kind, options = from_url(target, self._redis)
             options = bounds | options  # whoever writes a time-out into the URL means it
         else:
-            kind, options = _from_client(target)
+            kind, options = from_client(target)
             options |= bounds
-        _refuse_unknown_certificates(options)
+        refuse_unknown_certificates(options)
         options |= self._quiet_options()
-        self.address = _address(options)
+        self.address = address_of(options)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
         self._prompt = _Connections(lambda: kind(**options))
@@ -298,87 +350,3 @@ def _driver() -> Any:
             "Locks on Redis or Valkey need the package redis: pip install 'celery-taskguard[redis]'"
         ) from error
     return redis
-
-
-def _from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    scheme, separator, rest = url.partition("://")
-    known = _SCHEMES.get(scheme.lower()) if separator else None
-    if known is None:
-        # Shown only if it looks like one: a URL that is all wrong may begin with the password.
-        named = f"{scheme}:// is not known" if scheme.isalpha() and separator else "no scheme"
-        raise ConfigurationError(
-            f"The lock server's URL cannot be used ({named}). It reads "
-            "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
-            "unix:///path. For Sentinel, hand in the client of its master_for()."
-        )
-    plain = f"{known}://{rest}"
-    try:
-        parts = urlsplit(plain)
-        database = parts.path.strip("/")
-        # redis-py would take what follows '#' or '?' in a password for something else, in silence.
-        if parts.fragment or "@" in database + parts.query:
-            raise ValueError
-        if known != "unix" and database and not database.isdecimal():
-            raise ValueError
-        options = dict(driver.connection.parse_url(plain))
-    except ValueError:
-        # Not chained: the driver's message quotes pieces of the URL, the password's among them.
-        raise ConfigurationError(
-            f"The lock server's URL {scheme}://… cannot be read. It reads "
-            f"{scheme}://[user:password@]host[:port][/database number]; characters such as "
-            "/ # ? @ : in a password are percent-encoded (urllib.parse.quote)."
-        ) from None
-    options.pop("max_connections", None)
-    options.pop("timeout", None)
-    kind = options.pop("connection_class", driver.connection.Connection)
-    return kind, options
-
-
-def _from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    pool: Any = getattr(client, "connection_pool", None)
-    kind = getattr(pool, "connection_class", None)
-    if any(base.__module__.partition(".")[0] == "valkey" for base in type(client).__mro__):
-        raise ConfigurationError(
-            f"The client is a {type(client).__module__.partition('.')[0]}.{type(client).__name__} "
-            "of the package valkey, and locks speak to Valkey by the package redis. Give its URL "
-            "(valkey://host/1, valkeys:// for TLS), or a redis.Redis client of the same address."
-        )
-    if kind is None or "asyncio" in type(client).__module__:
-        raise ConfigurationError(
-            f"A lock server is a URL or a synchronous redis.Redis client, not "
-            f"{type(client).__module__}.{type(client).__qualname__}. (Redis Cluster is not "
-            "supported.)"
-        )
-    options = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if not name.startswith(_POOL_OPTIONS)
-    }
-    # From HELLO's time on, parser and protocol go together.
-    options.pop("parser_class", None)
-    return kind, options
-
-
-def _refuse_unknown_certificates(options: dict[str, Any]) -> None:
-    """redis-py says so only once it connects, and names no option."""
-    given = options.get("ssl_cert_reqs")
-    if not isinstance(given, str) or given in _CERTIFICATES:
-        return
-    word = given.lower().removeprefix("ssl.").removeprefix("cert_")
-    said = f"ssl_cert_reqs={given}" if word in _CERTIFICATES else "ssl_cert_reqs"
-    known = " or ".join(f"ssl_cert_reqs={each}" for each in _CERTIFICATES)
-    advice = f"ssl_cert_reqs={word}" if word in _CERTIFICATES else known
-    raise ConfigurationError(
-        f"The lock server {_address(options)}: redis-py does not know {said} of its URL or client; "
-        f"write {advice}, which Celery knows, too."
-    )
-
-
-def _address(options: dict[str, Any]) -> str:
-    if "path" in options:
-        where = options["path"]
-    elif "connection_pool" in options:
-        where = f"sentinel master {getattr(options['connection_pool'], 'service_name', '')}".strip()
-    else:
-        where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-    return f"{where}/{options.get('db') or 0}"

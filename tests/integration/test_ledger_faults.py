@@ -393,5 +393,5 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
     found = ["off" if row[-1] == "off" else None for row in rows]
     missed = None  # the small claim of what is new changed nothing
     assert found == ["off", "off", missed, None, None, "off", missed, None]
-    with bench.ledger._database.connect() as db:
+    with bench.ledger._database.engine.connect() as db:
         assert db.execute(sa.text("show synchronous_commit")).scalar() == "on"

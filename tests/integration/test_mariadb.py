@@ -211,17 +211,75 @@ def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
 
 
 def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_url: str) -> None:
-    """One each, without a ROLLBACK of the pool's: they end what they begin."""
+    """One each, by name from the third on, without a ROLLBACK of the pool's.
+
+    A transaction's end is two: the completion, and COMMIT.
+    """
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
-    ledger.complete(claim(ledger).claim, None)  # its sessions are set by now
+    for number in range(2):  # its sessions are set by then, and have prepared what comes again
+        ledger.complete(claim(ledger, number).claim, None)
     claims: list[Claimed] = []
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
     completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
     answering = asked(mariadb, lambda: ledger.claim(request(2)))
     for questions in (claiming, completing, answering):
-        assert [first_word(each) for each in questions] == ["begin"]
+        # The server's log has what it executes, beside what it was asked.
+        assert {first_word(each) for each in questions} <= {"execute", "begin"}
+        assert [first_word(each) for each in questions].count("execute") == 1
+
+    def transaction() -> None:
+        with ledger.transaction(claims[1].claim) as tx:
+            tx.complete(claims[1].claim, None)
+
+    for number in (3, 4):
+        claims[1:] = [claim(ledger, number)]
+        ending = asked(mariadb, transaction)
+    assert [first_word(each) for each in ending] == ["savepoint", "begin", "commit"]
     ledger.close()
+
+
+def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
+    mariadb: MariaDB, mariadb_url: str
+) -> None:
+    """As behind a proxy that shares sessions: nothing ran, so it is asked again, once."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    for number in range(2):
+        ledger.complete(claim(ledger, number).claim, None)
+    with ledger._database.pools.ledgers as engine:
+        raw = engine.raw_connection()
+        with raw.cursor() as cursor:
+            for statement in raw.info["taskguard_prepared"]:
+                cursor.execute(f"deallocate prepare {statement.split()[1]}")
+        raw.close()
+    claims: list[Claimed] = []
+    claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
+    assert "begin" in map(first_word, claiming)
+    completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
+    assert list(map(first_word, completing)) == ["begin"]  # by name no more
+    view = ledger.view("ship order:2")
+    assert view is not None
+    assert (view.state.value, view.attempts) == ("DONE", 1)
+    ledger.close()
+
+
+def test_a_server_that_prepares_nothing_more_is_asked_in_full(
+    server: Any, mariadb_url: str
+) -> None:
+    """`max_prepared_stmt_count` is for all its clients."""
+    server.execute("set global max_prepared_stmt_count = 0")
+    try:
+        ledger = SqlLedger(mariadb_url)
+        ledger.create_schema()
+        for number in range(4):
+            assert ledger.complete(claim(ledger, number).claim, None) is not None
+            view = ledger.view(f"ship order:{number}")
+            assert view is not None
+            assert (view.state.value, view.attempts) == ("DONE", 1)
+        ledger.close()
+    finally:
+        server.execute("set global max_prepared_stmt_count = 16382")
 
 
 def first_word(question: str) -> str:

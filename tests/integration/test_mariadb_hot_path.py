@@ -478,7 +478,9 @@ def test_it_is_taken_on_the_ledgers_own_connections_to_mariadb(mariadb_url: str)
     as_mysql.create_schema()
     engine = sa.create_engine(mariadb_url)
     theirs, in_steps = SqlLedger(engine), SqlLedger(mariadb_url, one_statement=False)
-    found = {ledger: type(ledger._statements) for ledger in (as_mysql, theirs, in_steps)}
+    found = {
+        ledger: type(ledger._transactions.statements) for ledger in (as_mysql, theirs, in_steps)
+    }
     assert found == {as_mysql: MariaDBStatements, theirs: Statements, in_steps: Statements}
     for ledger in found:
         ledger.close()

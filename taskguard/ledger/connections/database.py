@@ -24,13 +24,14 @@ from taskguard.errors import (
 )
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
+from taskguard.ledger.connections.dialects.postgresql import bounds
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.connections.sessions import noting
+from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 from taskguard.ledger.refusals import NoConnectionError
 
 __all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
@@ -94,7 +95,7 @@ class Database:
             one=self.dialect.one_writer,
         )
 
-    @property
+    @functools.cached_property
     def place(self) -> str:
         """Where it is, without user and password."""
         url = self.engine.url
@@ -110,19 +111,10 @@ class Database:
                 pass  # the dialect learns it from its first connection
         return bool(getattr(dialect, "is_mariadb", False))
 
-    def forget_idle(self) -> None:
-        """Throw away the idle connections of all pools."""
+    def close(self) -> None:
+        """Close the idle connections of all pools."""
         self.engine.dispose()
         self.pools.dispose()
-
-    def close(self) -> None:
-        """Close idle connections."""
-        self.forget_idle()
-
-    def connect(self, engine: sa.Engine | None = None) -> sa.Connection:
-        """A connection of one of `pools`, or of the bodies'; the caller closes it."""
-        with self.translated():
-            return (self.engine if engine is None else engine).connect()
 
     @contextmanager
     def transaction(
@@ -139,8 +131,7 @@ class Database:
         renewals use. Not `bounded`: its statements may take as long as they need.
         """
         with contextlib.ExitStack() as stack:
-            pools = self.pools
-            engine = pools.renewals if renewal else stack.enter_context(pools.ledgers)
+            engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
             stack.enter_context(self.translated())
             db = stack.enter_context(engine.connect())
             if bounded:
@@ -166,31 +157,23 @@ class Database:
 
         Raises ConfigurationError where the Engine commits each statement.
         """
-        db = self.connect(engine)
-        try:
-            with self.translated():
+        with self.translated():
+            db = engine.connect()
+            try:
                 db.begin()  # also where that sends nothing: a Session on it would begin, and commit
+                driver = driver_of(db)
                 if self.begins_itself:
-                    self._begin(db, self.once(_opening, idle_s))
+                    # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
+                    deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place)
+                    with deadline, _DriverCall(self, db, driver):
+                        self._libpq.run(driver, _opening(idle_s))
                 else:
-                    self.dialect.check(db)
+                    refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
-        except BaseException:
-            db.close()
-            raise
+            except BaseException:
+                db.close()
+                raise
         return db
-
-    def _begin(self, db: sa.Connection, opening: str) -> None:
-        """Open a transaction on a connection that commits each statement.
-
-        psycopg's own COMMIT and ROLLBACK end it, for they go by the state of the session.
-        """
-        driver = driver_of(db)
-        with (
-            Deadline(driver, _LONGEST_ANSWER_S, place=self.place),
-            _DriverCall(self, db, driver) as connection,
-        ):
-            self._libpq.run(connection, opening)
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
@@ -225,13 +208,9 @@ class Database:
         Its connection is from a pool that bodies do not use; with `renewal` from one that only
         renewals use. It goes past SQLAlchemy, whose results take as long again for so little.
         """
-        if renewal:
-            return self._ask(self.pools.renewals, statement, values)
-        with self.pools.ledgers as engine:
-            return self._ask(engine, statement, values)
-
-    def _ask(self, engine: sa.Engine, statement: str, values: dict[str, Any]) -> list[Any]:
+        share = self.pools.renewals if renewal else self.pools.ledgers
         with (
+            share as engine,
             _Taken(self, engine, _LONGEST_ANSWER_S) as pooled,
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
@@ -374,12 +353,10 @@ class Database:
         return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
 
 
-def _opening(database: Database, idle_s: float) -> str:
-    """BEGIN with the settings of a body's transaction, in one message.
-
-    They are sent each time: a body may have changed those of its session.
-    """
-    settings = database.dialect.bounds(idle_s).items()
+@functools.cache
+def _opening(idle_s: float) -> str:
+    """BEGIN with the bounds of a body's transaction. Sent each time: a body may change settings."""
+    settings = bounds(idle_s).items()
     return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
 
 
@@ -476,7 +453,7 @@ class _DriverCall:
             return
         if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
-            self._database.forget_idle()  # the idle ones broke as well
+            self._database.close()  # the idle ones broke as well
         mapped = self._database.map(error)
         if mapped is not None:
             raise mapped from error

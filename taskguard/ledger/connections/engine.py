@@ -18,10 +18,9 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 from taskguard.ledger.connections import sessions
-from taskguard.ledger.connections.lifo import Lifo
+from taskguard.ledger.connections.lifo import Lifo, end_transaction, end_unless_committed
 
 __all__ = [
-    "COMMITTED",
     "LEVEL",
     "READ_COMMITTED",
     "begins_itself",
@@ -31,7 +30,6 @@ __all__ = [
     "read_url",
 ]
 
-COMMITTED = "taskguard_committed"  # in a connection's `info`: nothing came after its last COMMIT
 LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
@@ -55,7 +53,6 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 15_000,
 }
-_IDLE = 0  # psycopg.pq.TransactionStatus.IDLE; the driver is loaded with the engine
 _EXTRAS = {  # by backend
     "postgresql": "postgresql",
     "mysql": "mysql",
@@ -197,7 +194,7 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
         **{**({"poolclass": Lifo} if pooled else {}), **options, "connect_args": connect},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
-    sa.event.listen(engine, "reset", _end_transaction)
+    sa.event.listen(engine, "reset", end_transaction)
     return engine
 
 
@@ -214,7 +211,7 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
     engine = sa.create_engine(
         url, connect_args=connect, pool_reset_on_return=None, **_MYSQL, **pool
     )
-    sa.event.listen(engine, "reset", _roll_back)
+    sa.event.listen(engine, "reset", end_unless_committed)
     if not by_pymysql:
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
 
@@ -267,19 +264,6 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
         vars(connection)[sessions.AGAIN] = f"; {read_committed}"
     vars(connection)[sessions.POOLED] = pooled
     record.info[LEVEL] = level
-
-
-def _end_transaction(connection: Any, _record: Any, state: Any) -> None:
-    """When a connection goes back to the pool: ROLLBACK, only if a transaction is open."""
-    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
-        connection.rollback()
-
-
-def _roll_back(connection: Any, record: Any, state: Any) -> None:
-    """When a connection goes back to the pool: ROLLBACK, unless the last thing was an end."""
-    ended = record.info.pop(COMMITTED, False) or state.transaction_was_reset
-    if not ended and not state.terminate_only:
-        connection.rollback()
 
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:

@@ -19,7 +19,10 @@ import sqlalchemy as sa
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
 
-__all__ = ["Lifo"]
+__all__ = ["COMMITTED", "Lifo", "end_transaction", "end_unless_committed"]
+
+COMMITTED = "taskguard_committed"  # in a connection's `info`: nothing came after its last COMMIT
+_IDLE = 0  # psycopg.pq.TransactionStatus
 
 
 class Lifo(sa.pool.QueuePool):
@@ -53,3 +56,16 @@ class Lifo(sa.pool.QueuePool):
         """Close what is idle now and what comes back; the Engine goes on with another pool."""
         self._is_disposed = True
         super().dispose()
+
+
+def end_transaction(connection: Any, _record: Any, state: Any) -> None:
+    """A listener for what comes back by the Engine: ROLLBACK, only if a transaction is open."""
+    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
+        connection.rollback()
+
+
+def end_unless_committed(connection: Any, record: Any, state: Any) -> None:
+    """The same for drivers that do not tell: ROLLBACK, unless an end was the last thing."""
+    ended = record.info.pop(COMMITTED, False) or state.transaction_was_reset
+    if not ended and not state.terminate_only:
+        connection.rollback()

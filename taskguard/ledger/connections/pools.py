@@ -32,6 +32,7 @@ __all__ = ["Pools", "Share"]
 
 _MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
 _LONGEST_WAIT_S = 10.0
+_LEDGERS, _RENEWALS = -1, -2  # numbers of shares; the others are those of bodies, by depth
 
 
 class Share:
@@ -96,18 +97,17 @@ class Pools:
     def _begin_anew(self) -> None:
         """Start anew in a forked child: nobody there returns what the parent's threads took."""
         self._pid = os.getpid()
-        self._mutex = threading.Lock()
         self._shares: dict[int, Share] = {}
 
     @property
-    def renewals(self) -> sa.Engine:
+    def renewals(self) -> Share:
         """For the watchdog's thread alone."""
-        return self._engine if self._one else self._other("renewals")
+        return self._share(_RENEWALS)
 
     @property
     def ledgers(self) -> Share:
         """For the ledger's own statements."""
-        return self._share(-1)
+        return self._share(_LEDGERS)
 
     def of_body(self, depth: int) -> Share:
         """For the transaction of a body that runs within `depth` others' transactions."""
@@ -118,21 +118,22 @@ class Pools:
             self._begin_anew()
         share = self._shares.get(number)
         if share is None:
-            made = self._make(number)
-            with self._mutex:
-                share = self._shares.setdefault(number, made)
+            # No lock: the watchdog's thread is a native one, and `setdefault()` is atomic.
+            share = self._shares.setdefault(number, self._make(number))
         return share
 
     def _make(self, number: int) -> Share:
         if self._one:
             return Share(self._engine, None)
+        if number == _RENEWALS:
+            return Share(self._other("renewals"), None)
         if number == 0:
             most = _MOST_OF_BODIES if self._own else None  # the user's pool has a limit of its own
             return Share(self._engine, most, whose="a body's transaction")
-        most = _MOST_OF_LEDGER if number < 0 else _MOST_WITHIN
+        most = _MOST_OF_LEDGER if number == _LEDGERS else _MOST_WITHIN
         if not self._own:
             most = min(most, _room(self._engine.pool))
-        if number < 0:
+        if number == _LEDGERS:
             engine = self._other("ledger") if self._apart else self._engine
             return Share(engine, most, whose="the ledger")
         engine = self._engine if self._own else self._other(f"bodies {number}")

@@ -15,12 +15,23 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
-__all__ = ["AGAIN", "POOLED", "PREPARED", "BodySession", "note", "noting", "noting_connection"]
+from taskguard.errors import ConfigurationError
+
+__all__ = [
+    "AGAIN",
+    "POOLED",
+    "PREPARED",
+    "BodySession",
+    "autocommits",
+    "note",
+    "noting",
+    "noting_connection",
+    "refuse_autocommit",
+]
 
 # Kept with a driver's connection: whether a pooler has its sessions, what was set when it was
 # opened, which statements of the ledger are prepared, and those of a body that were noted.
@@ -60,13 +71,11 @@ class BodySession:
     Args:
         db: the connection.
         own: its Engine was made from a URL.
-        autocommits: whether a driver's connection commits each statement, as far as it knows.
     """
 
-    def __init__(self, db: sa.Connection, *, own: bool, autocommits: Callable[[Any], bool]) -> None:
+    def __init__(self, db: sa.Connection, *, own: bool) -> None:
         self._db = db
         self._own = own
-        self._autocommits = autocommits
         self._driver: Any = db.connection.dbapi_connection
         self._commits = autocommits(self._driver)
         self._reported = _reported(self._driver)
@@ -83,7 +92,7 @@ class BodySession:
         in_memory = isinstance(db.engine.pool, sa.pool.SingletonThreadPool | sa.pool.StaticPool)
         if db.closed or db.invalidated or in_memory:
             return
-        if self._own and self._autocommits(self._driver) != self._commits:
+        if self._own and autocommits(self._driver) != self._commits:
             db.invalidate()  # no later body could have a transaction on it
             return
         if self._kept.get(POOLED):
@@ -107,6 +116,26 @@ class BodySession:
             db.invalidate()  # interrupted halfway
             raise
         return True
+
+
+def autocommits(driver: Any) -> bool:
+    """Whether the driver's connection commits each statement, as far as it knows."""
+    ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
+    if ask is not None:
+        return bool(ask())
+    # sqlite3 begins nothing by itself without a level, and nobody said BEGIN.
+    by_sqlite3 = getattr(driver, "isolation_level", "") is None
+    unbegun = by_sqlite3 and getattr(driver, "in_transaction", True) is False
+    return unbegun or getattr(driver, "autocommit", False) is True
+
+
+def refuse_autocommit(driver: Any) -> None:
+    """Refuse an Engine of the user's own on which nothing can commit together."""
+    if autocommits(driver):
+        raise ConfigurationError(
+            'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
+            "effects and DONE cannot commit together. Give the ledger an Engine without it."
+        )
 
 
 def _reported(driver: Any) -> list[Any]:

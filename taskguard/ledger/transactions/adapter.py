@@ -27,11 +27,13 @@ class TransactionAdapter(ABC):
         kind: SQLAlchemy's name for the kind of database: "postgresql", "sqlite".
         lent: the connection is the user's own, so that it may reach another database.
         engine: the user's Engine that it comes from; None: the ledger's own, or none.
+        driver: the driver's own connection, where another one is beneath SQLAlchemy's; else None.
     """
 
     kind: str
     lent = True
     engine: sa.Engine | None = None
+    driver: Any = None
 
     @abstractmethod
     def begin(self, connect: Connect) -> sa.Connection:
@@ -39,10 +41,6 @@ class TransactionAdapter(ABC):
 
         Raises TransactionUsageError where a transaction is open already.
         """
-
-    def driver_of(self, db: sa.Connection) -> Any:
-        """The driver's own connection beneath the one that `begin()` gave."""
-        return db.connection.dbapi_connection
 
     @property
     def broken(self) -> bool:

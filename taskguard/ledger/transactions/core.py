@@ -37,6 +37,7 @@ from taskguard.ledger.connections.database import (
     driver_of,
 )
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS
+from taskguard.ledger.connections.sessions import autocommits
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import (
@@ -215,14 +216,13 @@ class GuardedTransaction:
     def _admit_lent(self) -> None:
         """Refuse a lent connection that does not see this claim: it is another database's."""
         db, dialect = self.db, self._transactions.database.dialect
-        if dialect.autocommits(driver_of(db)):
+        if autocommits(driver_of(db)):
             raise ConfigurationError(
                 "guard.transaction() was handed a session or connection that commits each "
                 'statement (isolation_level="AUTOCOMMIT"), so effects and DONE cannot commit '
                 "together. Hand it one without that.",
                 key=key_of(self._claim),
             )
-        dialect.check(db)
         level, seen = self._bound()
         if not seen:
             self._adapter.roll_back()  # on SQLite its lock would stop all other writers
@@ -286,7 +286,8 @@ class GuardedTransaction:
         _innermost.set(self)
         self._pid = os.getpid()
         self._root = self.db.get_transaction()
-        self._driver = self._adapter.driver_of(self.db)
+        driver = self._adapter.driver
+        self._driver = driver_of(self.db) if driver is None else driver
         self._block = Block(self._claim, self._transactions.database)
         hand_out(self.db, self._block)
 

@@ -33,7 +33,7 @@ class ExternalConnection(TransactionAdapter):
     @property
     @abstractmethod
     def driver(self) -> Any:
-        """The driver's own connection; the same driver as the ledger's."""
+        """The driver's own connection, not a wrapper of it; the same driver as the ledger's."""
 
     @property
     @abstractmethod
@@ -76,11 +76,6 @@ class ExternalConnection(TransactionAdapter):
             self.close()
             raise
         return self._db
-
-    def driver_of(self, db: sa.Connection) -> Any:
-        """The driver's connection itself, not the wrapper that SQLAlchemy has."""
-        del db
-        return self.driver
 
     def close(self) -> None:
         """Close SQLAlchemy's connection; the library's own stays open."""

@@ -10,6 +10,7 @@ no longer in the Session.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +30,18 @@ __all__ = ["adapter_of"]
 
 def adapter_of(on: Any, claim: Claim) -> TransactionAdapter:
     """The adapter for what `guard.transaction()` was given. Raises ConfigurationError."""
-    external = on if isinstance(on, TransactionAdapter) else driver_connection(on)
-    if external is not None:
-        return external
+    if isinstance(on, TransactionAdapter):
+        return on
     if isinstance(on, sa.Connection):
         return LentConnection(on, claim)
-    from sqlalchemy.orm import Session, scoped_session
-
-    session = on() if isinstance(on, scoped_session) else on
-    if isinstance(session, Session):
-        return LentSession(session, claim)
+    orm: Any = sys.modules.get("sqlalchemy.orm")  # who has a Session has imported it
+    if orm is not None:
+        session = on() if isinstance(on, orm.scoped_session) else on
+        if isinstance(session, orm.Session):
+            return LentSession(session, claim)
+    external = driver_connection(on)
+    if external is not None:
+        return external
     raise ConfigurationError(
         "guard.transaction() takes a SQLAlchemy ORM Session or Connection, a connection of psycopg "
         "or sqlite3, or nothing, not "

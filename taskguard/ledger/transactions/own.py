@@ -8,7 +8,7 @@ import functools
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.engine import COMMITTED
+from taskguard.ledger.connections.lifo import COMMITTED
 from taskguard.ledger.connections.pools import Share
 from taskguard.ledger.connections.sessions import BodySession
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
@@ -44,8 +44,7 @@ class OwnConnection(TransactionAdapter):
             db = self._database.twice(begin) if self._of_body else begin()
             self._db = stack.enter_context(db)
             if self._of_body:
-                dialect = self._database.dialect
-                session = BodySession(self._db, own=dialect.own, autocommits=dialect.autocommits)
+                session = BodySession(self._db, own=self._database.dialect.own)
                 stack.callback(session.end)
             self._stack = stack.pop_all()
         return self._db

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from taskguard.errors import ConfigurationError
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
 
@@ -128,30 +127,10 @@ class Dialect(ABC):
 
     # -- a body's transaction -----------------------------------------------------------------
 
-    def check(self, db: sa.Connection) -> None:
-        """Refuse an Engine of the user's own on which nothing can commit together."""
-        self._check(db.connection.dbapi_connection)
-
-    def _check(self, driver: Any) -> None:
-        if self.autocommits(driver):
-            raise ConfigurationError(
-                'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
-                "effects and DONE cannot commit together. Give the ledger an Engine without it."
-            )
-
-    def autocommits(self, driver: Any) -> bool:
-        """Whether the driver's connection commits each statement."""
-        return getattr(driver, "autocommit", False) is True
-
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         """Whether changing a row that changed since the transaction began fails."""
         del db
         return False
-
-    def bounds(self, idle_s: float) -> dict[str, str]:
-        """Settings of a body's transaction, which may idle for so long, for the time of it."""
-        del idle_s
-        return {}
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
         """A body's transaction begins here, and may idle for so long."""

@@ -31,6 +31,7 @@ from sqlalchemy.dialects.mysql import insert
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, recorded_below
 from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.connections.sessions import refuse_autocommit
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES, WORK, standing
 
@@ -114,7 +115,7 @@ class MySQL(Dialect):
             self.limit_waiting(driver, db.info, lock_timeout_s)
             yield
             return
-        self._check(driver)
+        _check(driver)
         limit_s = max(1, math.ceil(lock_timeout_s))
         if not self.own:
             db.exec_driver_sql("set transaction isolation level read committed")
@@ -133,7 +134,7 @@ class MySQL(Dialect):
         limit_s = max(1, math.ceil(lock_timeout_s))
         if kept.get(_WAIT) == limit_s:
             return
-        self._check(driver)
+        _check(driver)
         with contextlib.closing(driver.cursor()) as cursor:
             cursor.execute(f"set session innodb_lock_wait_timeout = {limit_s}")
         kept[_WAIT] = limit_s
@@ -187,19 +188,6 @@ class MySQL(Dialect):
 
     # -- a body's transaction -----------------------------------------------------------------
 
-    def _check(self, driver: Any) -> None:
-        super()._check(driver)
-        flags = getattr(driver, "client_flag", None)
-        if flags is not None and not flags & _FOUND_ROWS:
-            raise ConfigurationError(
-                "The ledger's Engine makes connections that count changed rows instead of found "
-                "ones. Pass client_flag=pymysql.constants.CLIENT.FOUND_ROWS to pymysql.connect()."
-            )
-
-    def autocommits(self, driver: Any) -> bool:
-        asked = getattr(driver, "get_autocommit", None)
-        return bool(asked()) if asked is not None else super().autocommits(driver)
-
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         # MariaDB 11.6 or later by default; else a change sees the newest row on every level, and a
         # holder that freezes keeps no locks but those of its own writes.
@@ -208,6 +196,7 @@ class MySQL(Dialect):
         return strict and db.get_isolation_level() in SNAPSHOTS
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
+        _refuse_counting_of_changes(db.connection.dbapi_connection)
         is_mariadb = getattr(db.dialect, "is_mariadb", False)
         if self.own and is_mariadb and not db.info.get("taskguard_idle"):
             limit_s = max(1, math.ceil(idle_s))
@@ -242,6 +231,20 @@ class MySQL(Dialect):
 def is_ended(origin: Any) -> bool:
     """Whether the driver's error says that the transaction which `begun()` saw is over."""
     return _code(origin) == _NO_SAVEPOINT
+
+
+def _check(driver: Any) -> None:
+    refuse_autocommit(driver)
+    _refuse_counting_of_changes(driver)
+
+
+def _refuse_counting_of_changes(driver: Any) -> None:
+    flags = getattr(driver, "client_flag", None)
+    if flags is not None and not flags & _FOUND_ROWS:
+        raise ConfigurationError(
+            "The ledger's Engine makes connections that count changed rows instead of found "
+            "ones. Pass client_flag=pymysql.constants.CLIENT.FOUND_ROWS to pymysql.connect()."
+        )
 
 
 def _throw_away(context: sa.engine.ExceptionContext) -> None:

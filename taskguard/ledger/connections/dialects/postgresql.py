@@ -15,7 +15,7 @@ from taskguard.ledger.connections.dialects.on_conflict import OnConflict
 from taskguard.ledger.connections.libpq import FORGOTTEN
 from taskguard.ledger.protocol import Claim
 
-__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounds", "milliseconds"]
+__all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
 
 # Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
 # CHAIN, follows in the same message.
@@ -87,12 +87,8 @@ class PostgreSQL(OnConflict):
     def keeps_snapshot(self, db: sa.Connection) -> bool:
         return db.get_isolation_level() in SNAPSHOTS
 
-    def bounds(self, idle_s: float) -> dict[str, str]:
-        return bounds(idle_s)
-
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
-        local = (f"set_config('{name}', '{value}', true)" for name, value in bounds(idle_s).items())
-        db.exec_driver_sql(f"select {', '.join(local)}").close()
+        db.exec_driver_sql(f"select {bounding(idle_s)}").close()
 
     def ended(self, db: sa.Connection) -> bool:
         found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
@@ -120,6 +116,12 @@ def bounds(idle_s: float) -> dict[str, str]:
         "client_connection_check_interval": str(_CHECK_CLIENT_MS),
         MARK: BEGUN,
     }
+
+
+def bounding(idle_s: float) -> str:
+    """`bounds()` for the time of a transaction, as columns of a SELECT."""
+    settings = bounds(idle_s).items()
+    return ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
 
 
 def milliseconds(seconds: float) -> int:

@@ -46,13 +46,6 @@ class SQLite(OnConflict):
             return Fault.AWAY if torn else None
         return next((found for part, found in _FAULTS.items() if part in text), Fault.AWAY)
 
-    def autocommits(self, driver: Any) -> bool:
-        # Nothing begins by itself, and nobody said BEGIN.
-        return super().autocommits(driver) or (
-            getattr(driver, "isolation_level", "") is None
-            and getattr(driver, "in_transaction", True) is False
-        )
-
     # -- a body's transaction -----------------------------------------------------------------
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:

@@ -7,6 +7,7 @@ the files beside this one.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,8 +15,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.dialects.postgresql import bounds, milliseconds
-from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
@@ -28,7 +28,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
-from taskguard.ledger.tables import FREE, KEYS, of_claim
+from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, Place, State
 
@@ -215,10 +215,8 @@ class PostgreSQLStatements(Statements):
     # -- a holder's transaction ---------------------------------------------------------------
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
-        settings = bounds(idle_s)
-        values = {_bound(name): value for name, value in settings.items()} | claim.name
-        [row] = self.database.read(db, self.database.once(_admitting, *settings), values)
-        return row.level.upper(), row.seen
+        [(level, seen, *_)] = self.database.ask_in(db, _admitting(idle_s), claim.name)
+        return level, seen
 
     def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if not self.sees_the_end(claim):
@@ -285,7 +283,8 @@ class PostgreSQLStatements(Statements):
 
 def _is_first(request: ClaimRequest) -> bool:
     """Whether there is hardly a record yet: nobody has said that it was delivered before."""
-    return request.may_create and request.message.number == (0, 0)
+    message = request.message
+    return request.may_create and not (message.retries or message.deferrals)
 
 
 def _is_simple(request: ClaimRequest) -> bool:
@@ -350,15 +349,9 @@ def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, 
     return claim.name | values
 
 
-def _admitting(database: Database, *names: str) -> Prepared:
-    level = sa.func.current_setting("transaction_isolation").label("level")
-    seen = sa.exists().where(of_claim()).label("seen")
-    bounded = [sa.func.set_config(name, sa.bindparam(_bound(name)), True) for name in names]
-    return Prepared(sa.select(level, seen, *bounded), database.engine.dialect)
-
-
-def _bound(name: str) -> str:
-    return name.replace(".", "_")
+@functools.cache
+def _admitting(idle_s: float) -> str:
+    return statement(__package__, "admit", bounds=bounding(idle_s))
 
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:

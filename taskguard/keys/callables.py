@@ -1,0 +1,126 @@
+"""Keys that a callable of the user's makes of a call's arguments.
+
+Guarantees: it is called with all arguments by name, defaults applied; what it returns is made safe
+to store, and no more of it is read than a call may have keys.
+Does not guarantee: that its keys tell different work apart. Its text is the user's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+from taskguard.keys.template import TemplateProblemError
+from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, text_of
+
+if TYPE_CHECKING:
+    from taskguard.keys.function import Arguments
+
+__all__ = ["MAX_KEYS", "CallableKeys", "FinishedKey", "callable_name", "finish_key", "too_many"]
+
+MAX_KEYS = 100
+# So many keys a callable may return, repeats included: a generator may have no end.
+_MAX_TEXTS = 10 * MAX_KEYS
+
+
+class FinishedKey(str):
+    """What `key` returned: a callable may hand it on, and it is not encoded a second time."""
+
+    __slots__ = ()
+
+
+class CallableKeys:
+    """A key option that is code: called with the task's arguments, by name."""
+
+    __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
+
+    def __init__(self, function: Callable[..., object], arguments: Arguments) -> None:
+        # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
+        # two are mixed up; by position only parameters that cannot be named.
+        stars = (arguments.var_positional, arguments.var_keyword)
+        parameters = [p for p in arguments.parameters.values() if p.name not in stars]
+        self._by_position = tuple(
+            p.name
+            for p in parameters
+            if p.kind is p.POSITIONAL_ONLY
+            or (p.kind is p.POSITIONAL_OR_KEYWORD and arguments.var_positional is not None)
+        )
+        self._by_name = tuple(p.name for p in parameters if p.name not in self._by_position)
+        self._arguments = arguments
+        self._function = function
+        self.source = callable_name(function)
+        self._check()
+
+    def keys(self, values: Mapping[str, object], *, task: str) -> list[str]:
+        """The keys that the callable names for these arguments, in its order; a set's sorted."""
+        result = self._call(values)
+        found: list[str] = []
+        each: set[str] = set()
+        try:
+            for text in _texts(result):
+                if len(found) == _MAX_TEXTS:
+                    raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
+                found.append(finish_key(text))
+                each.add(found[-1])
+                if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
+                    raise too_many()
+            if found:
+                return sorted(found) if isinstance(result, AbstractSet) else found
+            raise RefusedValueError("returned no key: return one at least")
+        except RefusedValueError as refusal:
+            problem = refusal
+        raise problem.named(f"the key callable {self.source}", task=task)
+
+    def _check(self) -> None:
+        try:
+            signature = inspect.signature(self._function)
+        except (TypeError, ValueError):  # a builtin may have none
+            return
+        try:
+            signature.bind(*self._by_position, **dict.fromkeys(self._by_name))
+        except TypeError as error:
+            raise TemplateProblemError(
+                f"{self.source} does not take the task's arguments: {error}. It gets all of them,"
+                " by name; one that uses a few is written lambda order_id, **_: …"
+            ) from None
+
+    def _call(self, values: Mapping[str, object]) -> object:
+        positional = [values[name] for name in self._by_position]
+        named = {name: values[name] for name in self._by_name}
+        if self._arguments.var_positional is not None:
+            positional.extend(values[self._arguments.var_positional])  # type: ignore[arg-type]
+        if self._arguments.var_keyword is not None:
+            named.update(values[self._arguments.var_keyword])  # type: ignore[call-overload]
+        return self._function(*positional, **named)
+
+
+def _texts(result: object) -> Iterable[object]:
+    if isinstance(result, str):
+        return (result,)
+    if isinstance(result, Iterable) and not isinstance(result, (*BYTES, Mapping)):
+        return result
+    raise RefusedValueError(f"returned {type(result).__name__}: return text, or a list of texts")
+
+
+def finish_key(text: object) -> str:
+    """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
+    if isinstance(text, FinishedKey):
+        return str(text)
+    if not isinstance(text, str):
+        raise RefusedValueError(f"returned a list with {type(text).__name__}: each must be text")
+    if not str.__len__(text):
+        raise RefusedValueError("returned empty text: all such calls would share one key")
+    escaped = escape(text_of(text))
+    return shorten(escaped.replace("%3A", ":").replace("%2F", "/"))
+
+
+def too_many() -> RefusedValueError:
+    """The refusal of a call that makes more keys than a call may have."""
+    return RefusedValueError(f"makes more than {MAX_KEYS} keys of one call: split the work")
+
+
+def callable_name(function: object) -> str:
+    """What a callable is called in messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,113 @@
+"""Where a lock server is: from a URL, or a redis-py client, to what makes connections there.
+
+Guarantees: what cannot be used is refused at once, with what to write instead; no message holds a
+password, nor a part of a URL that may be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from taskguard.errors import ConfigurationError
+
+__all__ = ["address_of", "from_client", "from_url", "refuse_unknown_certificates"]
+
+_SCHEMES = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "unix": "unix",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
+_CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py writes it
+# What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
+_POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
+
+
+def from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The class of connections and its options; raises ConfigurationError."""
+    scheme, separator, rest = url.partition("://")
+    known = _SCHEMES.get(scheme.lower()) if separator else None
+    if known is None:
+        # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+        named = f"{scheme}:// is not known" if scheme.isalpha() and separator else "no scheme"
+        raise ConfigurationError(
+            f"The lock server's URL cannot be used ({named}). It reads "
+            "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
+            "unix:///path. For Sentinel, hand in the client of its master_for()."
+        )
+    plain = f"{known}://{rest}"
+    try:
+        parts = urlsplit(plain)
+        database = parts.path.strip("/")
+        # redis-py would take what follows '#' or '?' in a password for something else, in silence.
+        if parts.fragment or "@" in database + parts.query:
+            raise ValueError
+        if known != "unix" and database and not database.isdecimal():
+            raise ValueError
+        options = dict(driver.connection.parse_url(plain))
+    except ValueError:
+        # Not chained: the driver's message quotes pieces of the URL, the password's among them.
+        raise ConfigurationError(
+            f"The lock server's URL {scheme}://… cannot be read. It reads "
+            f"{scheme}://[user:password@]host[:port][/database number]; characters such as "
+            "/ # ? @ : in a password are percent-encoded (urllib.parse.quote)."
+        ) from None
+    options.pop("max_connections", None)
+    options.pop("timeout", None)
+    kind = options.pop("connection_class", driver.connection.Connection)
+    return kind, options
+
+
+def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The same of a redis-py client; raises ConfigurationError."""
+    pool: Any = getattr(client, "connection_pool", None)
+    kind = getattr(pool, "connection_class", None)
+    if any(base.__module__.partition(".")[0] == "valkey" for base in type(client).__mro__):
+        raise ConfigurationError(
+            f"The client is a {type(client).__module__.partition('.')[0]}.{type(client).__name__} "
+            "of the package valkey, and locks speak to Valkey by the package redis. Give its URL "
+            "(valkey://host/1, valkeys:// for TLS), or a redis.Redis client of the same address."
+        )
+    if kind is None or "asyncio" in type(client).__module__:
+        raise ConfigurationError(
+            f"A lock server is a URL or a synchronous redis.Redis client, not "
+            f"{type(client).__module__}.{type(client).__qualname__}. (Redis Cluster is not "
+            "supported.)"
+        )
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(_POOL_OPTIONS)
+    }
+    # From HELLO's time on, parser and protocol go together.
+    options.pop("parser_class", None)
+    return kind, options
+
+
+def refuse_unknown_certificates(options: dict[str, Any]) -> None:
+    """redis-py says so only once it connects, and names no option."""
+    given = options.get("ssl_cert_reqs")
+    if not isinstance(given, str) or given in _CERTIFICATES:
+        return
+    word = given.lower().removeprefix("ssl.").removeprefix("cert_")
+    said = f"ssl_cert_reqs={given}" if word in _CERTIFICATES else "ssl_cert_reqs"
+    known = " or ".join(f"ssl_cert_reqs={each}" for each in _CERTIFICATES)
+    advice = f"ssl_cert_reqs={word}" if word in _CERTIFICATES else known
+    raise ConfigurationError(
+        f"The lock server {address_of(options)}: redis-py does not know {said} of its URL or "
+        f"client; write {advice}, which Celery knows, too."
+    )
+
+
+def address_of(options: dict[str, Any]) -> str:
+    """Host, port and database, or what is known instead, for people."""
+    if "path" in options:
+        where = options["path"]
+    elif "connection_pool" in options:
+        where = f"sentinel master {getattr(options['connection_pool'], 'service_name', '')}".strip()
+    else:
+        where = f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return f"{where}/{options.get('db') or 0}"
