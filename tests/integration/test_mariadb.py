@@ -213,7 +213,7 @@ def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
 def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_url: str) -> None:
     """One each, by name from the third on, without a ROLLBACK of the pool's.
 
-    A transaction's end is two: the completion, and COMMIT.
+    A transaction of a body's begins with a savepoint and a look at the claim, and ends in two.
     """
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
@@ -235,7 +235,7 @@ def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_ur
     for number in (3, 4):
         claims[1:] = [claim(ledger, number)]
         ending = asked(mariadb, transaction)
-    assert [first_word(each) for each in ending] == ["savepoint", "begin", "commit"]
+    assert [first_word(each) for each in ending] == ["savepoint", "select", "begin", "commit"]
     ledger.close()
 
 
@@ -273,7 +273,7 @@ def test_a_server_that_prepares_nothing_more_is_asked_in_full(
         ledger = SqlLedger(mariadb_url)
         ledger.create_schema()
         for number in range(4):
-            assert ledger.complete(claim(ledger, number).claim, None) is not None
+            ledger.complete(claim(ledger, number).claim, None)
             view = ledger.view(f"ship order:{number}")
             assert view is not None
             assert (view.state.value, view.attempts) == ("DONE", 1)

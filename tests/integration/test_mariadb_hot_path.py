@@ -22,7 +22,7 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
 from taskguard.lease import Owner
-from taskguard.ledger.connections import database
+from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
@@ -234,20 +234,18 @@ def test_no_way_through_leaves_a_transaction_open(
     As the server says right after the message: no ROLLBACK of the pool's follows.
     """
     seen: list[int] = []
-    fetch = database._fetch
+    ask = Executed.ask
 
-    def then_look(connection: Any, statement: str, values: Any) -> Any:
-        if not statement.startswith("begin not atomic"):
-            return fetch(connection, statement, values)
+    def then_look(self: Executed, connection: Any, *asked: Any) -> Any:
         try:
-            return fetch(connection, statement, values)
+            return ask(self, connection, *asked)
         finally:
             seen.append(driver_status(connection))
             seen.append(open_transactions(engine))
 
     mine = request()
     ledger.complete(ledger.claim(request(8)).claim, None)  # type: ignore[union-attr]
-    monkeypatch.setattr(database, "_fetch", then_look)
+    monkeypatch.setattr(Executed, "ask", then_look)
     ledger.claim(mine)
     ledger.claim(mine)
     assert isinstance(ledger.claim(request()), Busy)
@@ -281,15 +279,18 @@ def test_what_a_killed_claim_wrote_is_rolled_back(
     ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KILL QUERY, or max_statement_time: the server runs none of the statement's handlers."""
-    fetch = database._fetch
+    ask, kills = Executed.ask, []
 
-    def killed(connection: Any, *args: Any) -> Any:
-        monkeypatch.setattr(database, "_fetch", fetch)
-        fetch(connection, "insert into taskguard_keys values ('left', 1, 'nobody', 1)", None)
+    def killed(self: Executed, connection: Any, *asked: Any) -> Any:
+        monkeypatch.setattr(Executed, "ask", ask)
+        with connection.cursor() as cursor:
+            cursor.execute("insert into taskguard_keys values ('left', 1, 'nobody', 1)")
+        kills.append(1)
         raise pymysql.err.OperationalError(1317, "Query execution was interrupted")
 
-    monkeypatch.setattr(database, "_fetch", killed)
+    monkeypatch.setattr(Executed, "ask", killed)
     assert isinstance(ledger.claim(request()), Claimed)  # by the portable statements
+    assert kills
     with engine.connect() as db:
         assert set(db.execute(sa.select(KEYS.c.key)).scalars()) == {"order:1"}
 
@@ -400,11 +401,13 @@ def test_claims_wait_and_lock_as_their_own_sessions_say(
     ledger.create_schema()
     settings = "select @@tx_isolation, @@innodb_lock_wait_timeout, connection_id()"
     found: list[Any] = []
-    fetch = database._fetch
+    ask = Executed.ask
 
-    def and_look(connection: Any, *args: Any) -> Any:
-        found.extend(fetch(connection, settings, {}))
-        return fetch(connection, *args)
+    def and_look(self: Executed, connection: Any, *asked: Any) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(settings)
+            found.extend(cursor.fetchall())
+        return ask(self, connection, *asked)
 
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
@@ -412,7 +415,7 @@ def test_claims_wait_and_lock_as_their_own_sessions_say(
         tx.db.exec_driver_sql("set session innodb_lock_wait_timeout = 7")
         bodies = tx.db.exec_driver_sql("select connection_id()").scalar_one()
         tx.complete(claimed.claim, None)
-    monkeypatch.setattr(database, "_fetch", and_look)
+    monkeypatch.setattr(Executed, "ask", and_look)
     ledger.claim(request(2))
     [[isolation, limit_s, session]] = found
     assert (isolation, limit_s) == ("READ-COMMITTED", 2)
