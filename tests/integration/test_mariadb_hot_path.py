@@ -22,8 +22,8 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
 from taskguard.lease import Owner
-from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import textwrap
@@ -244,15 +245,16 @@ def test_who_gets_no_connection_is_told_soon_and_once(
     monkeypatch.setattr(pools, "_LONGEST_WAIT_S", 0.1)
     monkeypatch.setattr(pools, "_MOST_OF_BODIES", 1)
     asked: list[float | None] = []
-    acquire = threading.Semaphore.acquire
 
-    def noting(self: Any, blocking: bool = True, timeout: float | None = None) -> bool:
-        got = acquire(self, blocking, timeout)
-        if not got and timeout is not None:
-            asked.append(timeout)
-        return got
+    class Noting(queue.SimpleQueue):  # type: ignore[type-arg]
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            try:
+                return super().get(block, timeout)
+            except queue.Empty:
+                asked.append(timeout)
+                raise
 
-    monkeypatch.setattr(threading.BoundedSemaphore, "acquire", noting)
+    monkeypatch.setattr(queue, "SimpleQueue", Noting)
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:

@@ -20,6 +20,7 @@ from taskguard.errors import (
     CommitUnknownError,
     LedgerSchemaError,
     LedgerUnavailableError,
+    TaskguardError,
     TransactionRetryError,
 )
 from taskguard.ledger.connections.deadlines import Deadline
@@ -27,7 +28,7 @@ from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.dialects.postgresql import bounds
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.connections.executed import Executed
-from taskguard.ledger.connections.libpq import Libpq, numbered
+from taskguard.ledger.connections.libpq import FORGOTTEN, Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
@@ -401,11 +402,15 @@ class _Taken:
     def __enter__(self) -> Any:
         pool, database = self._pool, self._database
         with database.translated():
-            self._pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
-        driver = self._pooled.dbapi_connection
-        self._deadline = Deadline(driver, self._longest_s, place=database.place)
-        self._deadline.__enter__()
-        return self._pooled
+            pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
+        try:
+            deadline = Deadline(pooled.dbapi_connection, self._longest_s, place=database.place)
+            deadline.__enter__()
+        except BaseException:
+            self._return(pooled, known=True)
+            raise
+        self._pooled, self._deadline = pooled, deadline
+        return pooled
 
     def __exit__(
         self,
@@ -413,17 +418,23 @@ class _Taken:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        pooled, pool = self._pooled, self._pool
+        known = False
         try:
+            drivers_error = self._database.engine.dialect.loaded_dbapi.Error
             self._deadline.__exit__(kind, error, trace)
+            known = error is None or isinstance(error, (TaskguardError, drivers_error))
         finally:
-            # The answer came, and an interrupt kept it from being read.
-            if self._deadline.passed and pooled.dbapi_connection is not None:
-                pooled.invalidate()
-            if pool is None:
-                pooled.close()
-            else:
-                pool.put(pooled)
+            self._return(self._pooled, known=known and not self._deadline.passed)
+
+    def _return(self, pooled: Any, *, known: bool) -> None:
+        """Back to the pool. Not `known`: an interrupt came while an answer was on its way."""
+        pool = self._pool
+        if pool is not None:
+            (pool.put if known else pool.drop)(pooled)
+            return
+        if not known and pooled.dbapi_connection is not None:
+            pooled.invalidate()
+        pooled.close()
 
 
 class _DriverCall:
@@ -451,6 +462,9 @@ class _DriverCall:
         if not isinstance(error, engine.dialect.loaded_dbapi.Error):
             self._pooled.invalidate(error)  # interrupted halfway: its state is not known
             return
+        if getattr(error, "sqlstate", None) in FORGOTTEN:
+            said = f"The session of {self._database.place} has not what was prepared in it: {error}"
+            raise TransactionRetryError(said) from error
         if engine.dialect.is_disconnect(error, self._driver, None):
             self._pooled.invalidate(error)
             self._database.close()  # the idle ones broke as well

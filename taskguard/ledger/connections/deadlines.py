@@ -115,6 +115,7 @@ class _Watch:
                 start_thread(self._run)
             except BaseException:
                 self._running = False  # the next deadline tries again to start the thread
+                self.remove(deadline)
                 raise
 
     def remove(self, deadline: Deadline) -> None:

@@ -29,8 +29,22 @@ __all__ = ["FORGOTTEN", "Libpq", "Numbered", "numbered"]
 FORGOTTEN: Final = frozenset({"26000", "42P05"})
 
 _NAME = re.compile(r"%\((\w+)\)s")
+# "cached plan must not change result type": a table has been changed since.
+_CHANGED = "0A000"
+
+
+class _NotEncodableError(Exception):
+    """A text that the driver refuses: libpq would send what is before its NUL."""
+
+
+def _encoded(text: str) -> bytes:
+    if "\0" in text:
+        raise _NotEncodableError
+    return text.encode()
+
+
 _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
-    str: str.encode,
+    str: _encoded,
     int: lambda value: b"%d" % value,
     bool: lambda value: b"t" if value else b"f",
     type(None): lambda _: None,
@@ -94,16 +108,16 @@ class Libpq:
         asked, pgconn = numbered(statement), connection.pgconn
         try:
             sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
-        except KeyError:
+        except (KeyError, _NotEncodableError):
             return None
         piped = self._has_pipelines and pgconn.pipeline_status
         if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
             return None
         with connection.lock:
-            if not self._prepares or kept[POOLED]:
+            prepared: dict[bytes, bool] | None = kept.setdefault(PREPARED, {})
+            if prepared is None or not self._prepares or kept[POOLED]:
                 pgconn.send_query_params(asked.sent, sent)
                 return self._rows(connection)
-            prepared: dict[bytes, bool] = kept.setdefault(PREPARED, {})
             alone = pgconn.transaction_status == _IDLE
             try:
                 if self._is_prepared(connection, asked, prepared):
@@ -112,9 +126,11 @@ class Libpq:
                     pgconn.send_query_params(asked.sent, sent)
                 return self._rows(connection)
             except self._error as error:
-                if error.sqlstate not in FORGOTTEN:
+                if error.sqlstate in FORGOTTEN:
+                    self._prepares = False
+                elif error.sqlstate != _CHANGED:
                     raise
-                self._prepares = False
+                prepared.pop(asked.prepared, None)
                 if not alone:
                     raise
             pgconn.send_query_params(asked.sent, sent)

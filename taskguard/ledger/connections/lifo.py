@@ -12,6 +12,7 @@ none.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -46,6 +47,17 @@ class Lifo(sa.pool.QueuePool):
     def put(self, entry: ConnectionPoolEntry) -> None:
         """It may be taken again."""
         self._do_return_conn(entry)
+
+    def drop(self, entry: ConnectionPoolEntry) -> None:
+        """It may be taken again, with another connection: nobody knows the state of this one."""
+        known: Any = entry
+        connection, known.dbapi_connection = entry.dbapi_connection, None
+        try:
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
+        finally:
+            self._do_return_conn(entry)
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         super()._do_return_conn(record)

@@ -19,7 +19,7 @@ Does not guarantee that the server has as many.
 from __future__ import annotations
 
 import os
-import threading
+import queue
 import weakref
 from typing import Any
 
@@ -46,24 +46,29 @@ class Share:
         self.engine = engine
         self._most = most
         self._whose = whose
-        self._free = None if most is None else threading.BoundedSemaphore(most)
+        # Not a semaphore, whose own lock stays taken where an interrupt hits its caller.
+        self._free: queue.SimpleQueue[None] | None = None
+        if most is not None:
+            self._free = queue.SimpleQueue()
+            for _ in range(most):
+                self._free.put(None)
 
     def __enter__(self) -> sa.Engine:
-        free = self._free
-        # Without a time first, which costs half.
-        if free is not None and not (
-            free.acquire(blocking=False) or free.acquire(timeout=_LONGEST_WAIT_S)
-        ):
+        if self._free is None:
+            return self.engine
+        try:
+            self._free.get(timeout=_LONGEST_WAIT_S)
+        except queue.Empty:
             raise NoConnectionError(
                 f"No connection for {self._whose} within {_LONGEST_WAIT_S:g} s: all {self._most} "
                 "of this process are in use. Nothing was written by this call. Let fewer threads "
                 "or greenlets run in one process, or keep transactions shorter."
-            )
+            ) from None
         return self.engine
 
     def __exit__(self, *_error: object) -> None:
         if self._free is not None:
-            self._free.release()
+            self._free.put(None)
 
 
 class Pools:

@@ -53,9 +53,11 @@ _MAY_CHANGE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-# What no statement undoes without undoing the driver's own settings as well.
-_FORGETS = re.compile(rf"(?:\A|;){_BLANK}(?:discard|deallocate)\b", re.IGNORECASE | re.DOTALL)
-_STAYS = re.compile(rf"(?:\A|;){_BLANK}(?:prepare|load)\b", re.IGNORECASE | re.DOTALL)
+# What no statement undoes without undoing the driver's own settings as well. After the first two
+# nobody knows which statements the session still has.
+_STAYS = re.compile(
+    rf"(?:\A|;){_BLANK}(?:discard|deallocate|prepare|load)\b", re.IGNORECASE | re.DOTALL
+)
 # In one message, in a transaction of its own. Not DISCARD ALL: the driver's statements stay known.
 _RESET = (
     "reset session authorization; reset role; reset all; close all; unlisten *; "
@@ -77,7 +79,7 @@ class BodySession:
         self._db = db
         self._own = own
         self._driver: Any = db.connection.dbapi_connection
-        self._commits = autocommits(self._driver)
+        self._mode = _mode(self._driver)
         self._reported = _reported(self._driver)
         self._notes: list[str] = []
         # A driver that is written in C keeps nothing with its connections; SQLAlchemy does.
@@ -92,7 +94,7 @@ class BodySession:
         in_memory = isinstance(db.engine.pool, sa.pool.SingletonThreadPool | sa.pool.StaticPool)
         if db.closed or db.invalidated or in_memory:
             return
-        if self._own and autocommits(self._driver) != self._commits:
+        if self._own and _mode(self._driver) != self._mode:
             db.invalidate()  # no later body could have a transaction on it
             return
         if self._kept.get(POOLED):
@@ -116,6 +118,14 @@ class BodySession:
             db.invalidate()  # interrupted halfway
             raise
         return True
+
+
+def _mode(driver: Any) -> list[Any]:
+    """How the driver's connection begins and commits, as it knows without asking."""
+    ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
+    if ask is not None:
+        return [ask()]
+    return [getattr(driver, name, None) for name in ("autocommit", "isolation_level")]
 
 
 def autocommits(driver: Any) -> bool:
@@ -163,8 +173,8 @@ def _note(kept: dict[Any, Any], statement: Any) -> None:
     changes = _may_change if len(statement) <= _LONGEST_KEPT else _MAY_CHANGE.search
     if changes(statement):
         notes.append(statement)
-        if _FORGETS.search(statement):
-            kept.pop(PREPARED, None)  # also for the ledger's last statement in this transaction
+        if _STAYS.search(statement):
+            kept[PREPARED] = None  # for what the ledger says in this transaction yet
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -198,12 +198,14 @@ class GuardedTransaction:
             self.db = adapter.begin(functools.partial(on_external, ledgers))
             try:
                 (self._admit_lent if adapter.lent else self._admit)()
+                self._hand_out()
             except BaseException:
+                self.is_open = False
+                take_back(self.db)
                 if adapter.lent:
                     adapter.roll_back()
                 adapter.close()
                 raise
-        self._hand_out()
         return self
 
     def _admit(self) -> None:

@@ -12,7 +12,6 @@ from sqlalchemy.dialects.postgresql import insert
 
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Fault
 from taskguard.ledger.connections.dialects.on_conflict import OnConflict
-from taskguard.ledger.connections.libpq import FORGOTTEN
 from taskguard.ledger.protocol import Claim
 
 __all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
@@ -26,7 +25,6 @@ _CHECK_CLIENT_MS = 2000
 _FAULTS = {
     "40001": Fault.RETRY,
     "40P01": Fault.RETRY,
-    **dict.fromkeys(FORGOTTEN, Fault.RETRY),  # a pooler's session; nothing is prepared any more
     "55P03": Fault.LOCKED,
     "42P01": Fault.NO_TABLE,
     "25006": Fault.CANNOT_WRITE,  # a standby, after a failover

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.database import Database
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
@@ -146,9 +147,13 @@ class PostgreSQLStatements(Statements):
             found = self._claim_work(request)
         if found is not None:
             return found
-        decided = super().claim(request)
+        # The one statement may have got the key where another had just got the work.
+        try:
+            decided = super().claim(request)
+        except (LockTimeoutError, TransactionRetryError):
+            self._free_keys(request)
+            raise
         if not isinstance(decided, Claimed):
-            # The one statement may have got the key where another had just got the work.
             self._free_keys(request)
         return decided
 
