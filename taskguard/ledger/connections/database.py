@@ -407,7 +407,7 @@ class _Taken:
             deadline = Deadline(pooled.dbapi_connection, self._longest_s, place=database.place)
             deadline.__enter__()
         except BaseException:
-            self._return(pooled, known=True)
+            self._return(pooled, known=False)  # its deadline may stand
             raise
         self._pooled, self._deadline = pooled, deadline
         return pooled

@@ -134,6 +134,7 @@ class _Watch:
                 now_s = time.monotonic()
                 for deadline in self._open:
                     deadline.peek(now_s)
+                self._open = {each for each in self._open if not each.passed}
 
 
 _watch = _Watch()

@@ -42,8 +42,8 @@ def _marked(statement: str) -> _Marked:
     text = _NAME.sub("?", statement).replace("%%", "%")
     # By its text: a session that several processes share must not have another under the name.
     name = f"taskguard_{blake2b(text.encode(), digest_size=8).hexdigest()}"
-    marks = ", ".join(["%s"] * len(names))
-    return _Marked(names, text, f"prepare {name} from %s", f"execute {name} using {marks}")
+    using = f" using {', '.join(['%s'] * len(names))}" if names else ""
+    return _Marked(names, text, f"prepare {name} from %s", f"execute {name}{using}")
 
 
 class Executed:
