@@ -30,6 +30,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.guard import MAX_RESULT_BYTES, Guard
+from taskguard.ledger.connections import database
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.protocol import Busy, Claimed, MessageRef
 from taskguard.ledger.schema.creation import ddl
@@ -657,6 +658,28 @@ def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
     ledger.complete(claimed, None)
     ledger.close()
     engine.dispose()
+
+
+def test_a_second_interrupt_leaves_no_reply_to_others(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one hits while a reply is awaited, the second while that is dealt with."""
+    ledger = SqlLedger(mariadb_url)
+    ledger.create_schema()
+    for number in range(3):
+        claim(ledger, number)
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise Interrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pymysql.connections.Connection, "_read_query_result", interrupt)
+        patched.setattr(database._DriverCall, "__exit__", interrupt)
+        with pytest.raises(Interrupt):
+            ledger.claim(request(3))
+    for number in range(4, 7):
+        assert claim(ledger, number).claim.work == f"ship order:{number}"
+    ledger.close()
 
 
 def test_renewals_need_no_connection_of_the_bodies(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,9 @@ import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, write
 from taskguard.guard import Guard
-from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections import deadlines
+from taskguard.ledger.connections.database import Database, _DriverCall
+from taskguard.ledger.connections.libpq import Libpq
 
 VALUES = {"text": "ü%'\\ 🙂", "number": -(2**62), "yes": True, "no": False, "none": None}
 STATEMENT = (
@@ -115,6 +118,118 @@ def test_a_body_may_deallocate_all(pg_url: str, make_shop: Any, statement: str) 
     shop = make_shop(pg_url)
     assert run(shop, lambda db: db.exec_driver_sql(statement)) == ONCE
     assert shop.states == ["DONE"] * 4
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "discard temp",
+        "discard plans",
+        "discard sequences",
+        "select '; deallocate this'",
+        "savepoint s; deallocate nosuch; rollback to s",
+    ],
+)
+def test_what_a_body_discarded_or_not_runs_no_other_body_twice(
+    pg_url: str, make_shop: Any, statement: str
+) -> None:
+    """Nobody guesses which statements its session still has: the next body gets another session."""
+    shop = make_shop(pg_url)
+    ran: list[int] = []
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        ran.append(n)
+        with guard.transaction() as db:
+            write(db, f"{n}")
+            if n == 2:
+                for each in statement.split("; ") if "savepoint" in statement else [statement]:
+                    with contextlib.suppress(sa.exc.DBAPIError):
+                        db.exec_driver_sql(each)
+
+    for n in range(6):
+        ship(n)
+    assert ran == list(range(6))
+    assert shop.ledger._database._libpq._prepares is True
+
+
+@pytest.mark.parametrize("statement", ["execute nosuch", "prepare x as select 1"])
+def test_a_bodys_own_prepared_statements_are_its_own(
+    pg_url: str, make_shop: Any, statement: str
+) -> None:
+    """Their errors are the body's, and not what the database asked for: it is run once."""
+    shop = make_shop(pg_url)
+    ran: list[int] = []
+
+    @shop.tg.guarded(key="order:1")
+    def ship(guard: Guard) -> None:
+        ran.append(1)
+        with guard.transaction() as db:
+            for _ in range(2):
+                db.exec_driver_sql(statement)
+
+    with pytest.raises(sa.exc.ProgrammingError, match="prepared statement"):
+        ship()
+    assert ran == [1]
+
+
+def test_a_text_with_nul_is_refused_and_not_cut_off(database: Database) -> None:
+    """libpq would send what is before it: two messages would be one."""
+    for _ in range(3):
+        with pytest.raises(psycopg.DataError, match="NUL"):
+            database.ask("select %(text)s::text", {"text": "m\0one"})
+
+
+def test_a_table_that_was_changed_meanwhile_is_asked_anew(database: Database) -> None:
+    """PostgreSQL refuses a plan whose result has another type than when it was prepared."""
+    with database.engine.connect() as db:
+        db.exec_driver_sql("create table changing (id integer)")
+        db.exec_driver_sql("insert into changing values (1)")
+    for _ in range(3):
+        assert database.ask("select id from changing", {}) == [(1,)]
+    with database.engine.connect() as db:
+        db.exec_driver_sql("alter table changing alter id type text")
+    for _ in range(3):
+        assert database.ask("select id from changing", {}) == [("1",)]
+
+
+def test_a_second_interrupt_leaves_no_answer_to_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one hits while an answer is awaited, the second while that is dealt with."""
+    for _ in range(3):
+        database.ask(STATEMENT, VALUES)
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Libpq, "_rows", interrupt)
+        patched.setattr(_DriverCall, "__exit__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            database.ask("select pg_sleep(0.1)", {})
+    for _ in range(3):
+        assert database.ask(STATEMENT, VALUES) == [ROW]
+    assert database.pools.ledgers.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+def test_without_a_thread_for_deadlines_no_connection_is_lost(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process at its limit of threads says so, and has as many connections as before."""
+
+    def start(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(deadlines, "_watch", deadlines._Watch())
+        patched.setattr(deadlines, "start_thread", start)
+        for _ in range(30):
+            with pytest.raises(RuntimeError, match="thread"):
+                database.ask(STATEMENT, VALUES)
+        assert not deadlines._watch._open
+    assert database.pools.ledgers.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    assert database.ask(STATEMENT, VALUES) == [ROW]
 
 
 def test_a_transaction_in_a_session_that_lost_it_is_run_again(pg_url: str, make_shop: Any) -> None:
