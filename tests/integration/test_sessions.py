@@ -182,6 +182,18 @@ def test_a_session_that_is_not_changed_is_used_again(pg: GuardedShop) -> None:
     assert len(set(seen)) == 1
 
 
+@pytest.mark.parametrize("database", SERVERS)
+def test_bodies_that_change_nothing_have_one_connection(
+    request: pytest.FixtureRequest, make_shop: Any, database: str
+) -> None:
+    """On any database: a connection is not closed because its transaction has ended."""
+    shop = make_shop(request.getfixturevalue(database))
+    seen: list[Any] = []
+    for order in range(4):
+        ship(shop, order, lambda db: seen.append(db.connection.driver_connection))
+    assert len(set(map(id, seen))) == 1
+
+
 def test_what_was_set_when_it_was_opened_is_set_again(pg_url: str, make_shop: Any) -> None:
     """The level of lone statements, where the database's default is another."""
     shop = make_shop(pg_url)
