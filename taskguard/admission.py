@@ -274,6 +274,7 @@ class Admission:
             call=delivery.call,
             row=delivery.row,
             formerly=delivery.formerly,
+            redelivered=delivery.redelivered,
         )
 
     def _tracked(

@@ -147,6 +147,8 @@ class ClaimRequest:
             record does.
         formerly: ids under which this work may be on record as well. The claim is written under
             each of them, too, for workers that know the work by that id alone.
+        redelivered: the queue says that it has delivered the message before, so that there may be
+            a record: a hint about what to ask, which decides nothing.
     """
 
     keys: tuple[str, ...]
@@ -161,6 +163,7 @@ class ClaimRequest:
     call: str | None = None
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
+    redelivered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

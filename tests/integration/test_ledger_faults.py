@@ -395,3 +395,21 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
     assert found == ["off", "off", missed, None, None, "off", missed, None]
     with bench.ledger._database.engine.connect() as db:
         assert db.execute(sa.text("show synchronous_commit")).scalar() == "on"
+
+
+def test_what_was_delivered_before_is_asked_for_at_once(bench: Bench) -> None:
+    """A takeover, or a duplicate, of which the queue has said so takes one statement, as before."""
+    database = bench.ledger._database
+    bench.claim(1)
+    with bench.engine.begin() as db:
+        for table in ("keys", "work"):
+            db.execute(sa.text(f"update taskguard_{table} set lease_until = 1"))
+    asked: list[str] = []
+    ask = database.ask
+    database.ask = lambda *each: asked.append(each[0]) or ask(*each)  # type: ignore[func-returns-value,method-assign]
+    taken = bench.claim(1, redelivered=True)
+    assert (taken.takeover, len(asked)) == (True, 1)
+    bench.ledger.complete(taken.claim, None)
+    asked.clear()
+    assert not isinstance(bench.ledger.claim(request(1, redelivered=True)), Claimed)
+    assert len(asked) == 1

@@ -289,7 +289,8 @@ class PostgreSQLStatements(Statements):
 def _is_first(request: ClaimRequest) -> bool:
     """Whether there is hardly a record yet: nobody has said that it was delivered before."""
     message = request.message
-    return request.may_create and not (message.retries or message.deferrals)
+    before = request.redelivered or message.retries or message.deferrals
+    return request.may_create and not before
 
 
 def _is_simple(request: ClaimRequest) -> bool:
