@@ -4,6 +4,13 @@ Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretr
 `.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
 before it is acknowledged; where even that fails it goes back into the queue.
 
+A body that ends by `raise Ignore`, as `self.replace()` does, has done its work: it is DONE, with
+what is to be committed with it, so that a second message of its key does not replace it again, and
+gets None. The same message, delivered again, is ignored again: its result comes from what took its
+place. The work is FAILED, as after any exception, if the body put the very same work in its own
+place (`self.replace(self.s(order))`, which then claims it), or left a transaction by the Ignore, so
+that its writes are gone.
+
 Read next: `message.py` for how a message is put off, `recognition.py` for whose function it is.
 """
 
@@ -16,7 +23,17 @@ from typing import TYPE_CHECKING, Any, cast
 from celery import Task, current_app
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from taskguard import Answered, Completed, Former, GuardedFunction, errors
+from taskguard import (
+    Answered,
+    Completed,
+    Delivery,
+    Former,
+    Guard,
+    GuardedFunction,
+    MessageRef,
+    TaskGuard,
+    errors,
+)
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.message import (
@@ -29,12 +46,14 @@ from taskguard_celery.message import (
 )
 from taskguard_celery.recognition import (
     guarded_function_of,
+    in_hand,
     mark,
+    take_in_hand,
     task_at_work,
     task_of,
     unrecognised,
 )
-from taskguard_celery.replacing import Body, in_hand, is_ignored, take_in_hand, without_mark
+from taskguard_celery.replacing import replaces_itself
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -43,6 +62,8 @@ if TYPE_CHECKING:
 __all__ = ["guarded_task"]
 
 _ORDERS = (Retry, Ignore, Reject, SoftTimeLimitExceeded)
+# The only item in the stored result of work whose body ended by an Ignore: its message.
+_IGNORED = "taskguard_ignored_message"
 
 
 def guarded_task(
@@ -161,7 +182,7 @@ def _call(
     failed = failed_request(args)
     if failed is not None:
         return call_errback(runtime, compiled, args, kwargs, task=task, failed=failed)
-    return without_mark(runtime.run(compiled, args, kwargs, task=task.name))
+    return _as_seen(runtime.run(compiled, args, kwargs, task=task.name))
 
 
 def _deliver(
@@ -216,7 +237,7 @@ def _deliver_once(
         orders=_ORDERS,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )
-    body = Body(runtime, task, compiled, args, kwargs, delivery)
+    body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:
         outcome = runtime.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:
@@ -224,9 +245,61 @@ def _deliver_once(
         raise
     if body.ignored is not None and isinstance(outcome, Completed):
         raise body.ignored
-    if isinstance(outcome, Answered) and is_ignored(outcome.value, delivery.message):
+    if isinstance(outcome, Answered) and outcome.value == _ignored(delivery.message):
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
-        return without_mark(outcome.value)
+        return _as_seen(outcome.value)
     # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))
+
+
+class _Body:
+    """A task's function as the body of one delivery.
+
+    Attributes:
+        ignored: the Ignore by which the body ended, to be raised to Celery; None: it did not.
+    """
+
+    def __init__(
+        self,
+        runtime: TaskGuard,
+        task: Task,
+        compiled: GuardedFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        delivery: Delivery,
+    ) -> None:
+        self._runtime = runtime
+        self._task = task
+        self._compiled = compiled
+        self._args = args
+        self._kwargs = kwargs
+        self._delivery = delivery
+        self.ignored: Ignore | None = None
+
+    def __call__(self, guard: Guard) -> Any:
+        """Run the body; called once more after a deadlock."""
+        self.ignored = None
+        try:
+            return self._compiled.call(self._args, self._kwargs, guard)
+        except Reject:
+            raise
+        except Ignore as ignored:
+            if replaces_itself(self._runtime, self._task, self._delivery):
+                raise
+            try:
+                guard.refuse_end()
+            except errors.TransactionAbandonedError:
+                raise ignored from None
+            self.ignored = ignored
+            return _ignored(self._delivery.message)
+
+
+def _ignored(message: MessageRef) -> dict[str, str]:
+    """The stored result of work that this message has ended by an Ignore."""
+    return {_IGNORED: message.id}
+
+
+def _as_seen(value: Any) -> Any:
+    """A stored result as a caller may see it."""
+    return None if isinstance(value, dict) and value.keys() == {_IGNORED} else value

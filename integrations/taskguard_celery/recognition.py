@@ -2,7 +2,8 @@
 
 Guarantees: a task's own function is found through decorators that use `functools.wraps`, through
 Celery's own wrappers, and as the method `run` of a class, inherited or not. What is hidden is
-found where Python's objects lead to it, so that a worker can refuse to start.
+found where Python's objects lead to it, so that a worker can refuse to start. A message is known
+to be in hand from the call of its task's function on, so that what the body calls is a plain call.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from celery.local import Proxy
 from taskguard import GuardedFunction, errors
 
 __all__ = [
+    "Call",
     "guarded_function_of",
     "hidden_guard_of",
+    "in_hand",
     "mark",
+    "take_in_hand",
     "takes_itself",
     "task_at_work",
     "task_of",
@@ -32,6 +36,11 @@ __all__ = [
 _MARK = "__taskguard__"
 _KNOWN = "__taskguard_known__"
 _MOST_DECORATORS = 8
+# An attribute of a request whose message is being handled.
+_IN_HAND = "taskguard_in_hand"
+
+# A call that a body has put in its own place: the task's name, args and kwargs.
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def mark(wrapper: Any, compiled: GuardedFunction) -> None:
@@ -128,6 +137,17 @@ def task_at_work() -> Task | None:
     """The task whose delivery this is, or None."""
     task: Task | None = get_current_task()
     return task
+
+
+def in_hand(request: Any) -> list[Call] | None:
+    """What was put in the place of the request's message; None if that is not being handled."""
+    calls: list[Call] | None = vars(request).get(_IN_HAND)
+    return calls
+
+
+def take_in_hand(request: Any) -> None:
+    """Note that the request's message is being handled from now on."""
+    setattr(request, _IN_HAND, [])
 
 
 def _has_guard(task: Task, compiled: GuardedFunction) -> bool:
