@@ -313,9 +313,10 @@ class LedgerTransaction(Protocol):
     db: Any
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        """PROCESSING -> DONE in this transaction, and end the ledger's lease.
+        """PROCESSING -> DONE in this transaction, and end the ledger's lease. The last of a block.
 
-        Raises StaleTokenError when the claim no longer stands.
+        Raises StaleTokenError when the claim no longer stands; that, and all else by which it may
+        fail, may also be raised at the end of the block.
         """
         ...
 

@@ -127,7 +127,7 @@ def test_an_outcome_that_cannot_be_learnt_is_said(postgres: Postgres, pg_url: st
             with bench.ledger.transaction(claimed.claim) as tx:
                 write(tx.db)
                 tx.complete(claimed.claim, None)
-                proxy.mode = Mode.CUT
+                proxy.lose_reply_to(b"COMMIT", then=Mode.CUT, others=Mode.CUT)
         assert caught.value.key == "order:1"
         assert caught.value.__cause__ is not None
         proxy.mode = Mode.PASS
@@ -234,8 +234,11 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
 def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
     postgres: Postgres, pg_url: str
 ) -> None:
-    """PostgreSQL ends the idle transaction; until then the key is busy and others are renewed."""
-    frozen = SqlLedger(pg_url, idle_in_transaction_s=1.0)
+    """PostgreSQL ends the idle transaction; until then the key is busy and others are renewed.
+
+    In steps: else nothing comes between the completion and its COMMIT.
+    """
+    frozen = SqlLedger(pg_url, idle_in_transaction_s=1.0, one_statement=False)
     frozen.create_schema()
     other = SqlLedger(pg_url)
     holder = frozen.claim(request(1, ttl_s=0.3))

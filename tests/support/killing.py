@@ -45,15 +45,10 @@ class KillAt:
         self._left = at
         for event in ("before_cursor_execute", "after_cursor_execute", "commit"):
             sa.event.listen(engine, event, self.count)
-        for name in ("ask", "ask_apart", "ask_in", "read"):
+        for name in ("ask", "ask_and_commit", "ask_apart", "ask_in", "read"):
             setattr(Database, name, self.around(getattr(Database, name)))
-        wait = Libpq._rows
-
-        def sent(*args: Any) -> Any:
-            self.count()
-            return wait(*args)
-
-        Libpq._rows = sent  # type: ignore[method-assign]
+        for name in ("_rows", "_both"):
+            setattr(Libpq, name, self.sent(getattr(Libpq, name)))
 
     def count(self, *_: Any) -> None:
         """A boundary comes by."""
@@ -69,5 +64,14 @@ class KillAt:
             found = function(*args, **kwargs)
             self.count()
             return found
+
+        return counted
+
+    def sent(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """What waits for an answer, with a boundary before it."""
+
+        def counted(*args: Any) -> Any:
+            self.count()
+            return wait(*args)
 
         return counted

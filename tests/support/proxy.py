@@ -54,7 +54,7 @@ class Proxy:
         self._mutex = threading.Lock()
         self._pairs: list[_Pair] = []
         self._threads: list[threading.Thread] = []
-        self._pattern: tuple[bytes, Mode] | None = None
+        self._pattern: tuple[bytes, Mode, Mode] | None = None
         self._closed = False
 
     @property
@@ -68,13 +68,15 @@ class Proxy:
         if mode is Mode.CUT:
             self.cut()
 
-    def lose_reply_to(self, pattern: bytes, *, then: Mode = Mode.SWALLOW) -> None:
+    def lose_reply_to(
+        self, pattern: bytes, *, then: Mode = Mode.SWALLOW, others: Mode = Mode.PASS
+    ) -> None:
         """The next request that contains `pattern` arrives; its reply does not.
 
         Its connection goes on as `then` says: SWALLOW (the client runs into its time-out) or CUT
-        (it hears at once that the connection broke). Other connections pass.
+        (it hears at once that the connection broke), and all others from then on as `others` says.
         """
-        self._pattern = (pattern, then)
+        self._pattern = (pattern, then, others)
 
     @property
     def armed(self) -> bool:
@@ -145,7 +147,7 @@ class Proxy:
             pattern = self._pattern
             if pattern is not None and pattern[0] in data:
                 self._pattern = None
-                pair.loses, pair.then = True, pattern[1]
+                pair.loses, pair.then, pair.others = True, *pattern[1:]
             if self._mode is not Mode.BLACK_HOLE and not pair.write(pair.server, data):
                 break
         pair.close()
@@ -156,6 +158,7 @@ class Proxy:
                 pair.loses = True
                 self.lost += len(data)
                 if pair.then is Mode.CUT:
+                    self._mode = pair.others
                     break
             elif not pair.write(pair.client, data):
                 break
@@ -170,6 +173,7 @@ class _Pair:
         self.server = server
         self.loses = False
         self.then = Mode.SWALLOW
+        self.others = Mode.PASS
 
     def read(self, source: socket.socket) -> Iterator[bytes]:
         with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.dialects.postgresql import bounds
 from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
 from taskguard.ledger.connections.executed import Executed
-from taskguard.ledger.connections.libpq import FORGOTTEN, Libpq, numbered
+from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
 from taskguard.ledger.connections.pools import Pools
 from taskguard.ledger.connections.prepared import Prepared
@@ -188,6 +188,11 @@ class Database:
             by_psycopg = self.engine.dialect.driver == "psycopg"
             return (self._rows if by_psycopg else _fetch)(connection, statement, values)
 
+    def ask_and_commit(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> Commit:
+        """One statement within the transaction of `db`, and its COMMIT; see `Libpq`."""
+        with _DriverCall(self, db, driver_of(db)) as connection:
+            return self._libpq.ask_and_commit(connection, statement, values)
+
     def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement that ends its own transaction, where `claims_apart`."""
         limit_s = self.lock_timeout_s
@@ -307,6 +312,13 @@ class Database:
     def translated(self) -> AbstractContextManager[None]:
         """A block in which what drivers raise comes out in taskguard's words."""
         return _Translated(self)
+
+    def as_sqlalchemys(self, error: Exception) -> BaseException:
+        """A driver's error as SQLAlchemy would have raised it."""
+        dialect = self.engine.dialect
+        return sa.exc.DBAPIError.instance(
+            None, None, error, dialect.loaded_dbapi.Error, dialect=dialect
+        )
 
     def map(self, error: BaseException) -> Exception | None:
         """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""

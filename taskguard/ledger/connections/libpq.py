@@ -10,19 +10,23 @@ on an Engine of the user's own, whose connections are as they were set.
 Behind a pooler a session has not what was prepared before: nothing is prepared where that is known,
 nor by any connection after a session for the first time did not have it. That once a lone statement
 is asked again; a transaction is to be run again.
+
+A transaction's last statement and its COMMIT go in one message, by libpq's pipeline mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from taskguard.ledger.connections.sessions import POOLED, PREPARED
 
-__all__ = ["FORGOTTEN", "Libpq", "Numbered", "numbered"]
+__all__ = ["FORGOTTEN", "NOT_SENT", "Commit", "Libpq", "Numbered", "numbered"]
 
 # SQLSTATEs of a session that has not what was prepared in it, or has what another prepared:
 # invalid_sql_statement_name, duplicate_prepared_statement, and what a pooler says for itself.
@@ -51,7 +55,8 @@ _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
 }
 # By the numbers of types in pg_type; those that are not here are texts.
 _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
-_TUPLES_OK, _COMMAND_OK = 2, 1  # psycopg.pq.ExecStatus
+# psycopg.pq.ExecStatus
+_TUPLES_OK, _COMMAND_OK, _PIPELINE_SYNC = 2, 1, 10
 _IDLE = 0  # psycopg.pq.TransactionStatus
 
 
@@ -69,6 +74,21 @@ class Numbered(NamedTuple):
     names: tuple[str, ...]
     sent: bytes
     prepared: bytes
+
+
+class Commit(NamedTuple):
+    """What became of a COMMIT that goes with a statement.
+
+    Attributes:
+        sent: False: it has to go by itself, as does the statement.
+        error: the driver's, by which it failed; None: it did not.
+    """
+
+    sent: bool
+    error: Exception | None = None
+
+
+NOT_SENT: Final = Commit(sent=False)
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -93,6 +113,8 @@ class Libpq:
 
     def __init__(self, psycopg: Any) -> None:
         self._execute = psycopg.generators.execute
+        self._communicate = psycopg.generators.pipeline_communicate
+        self._fetch = psycopg.generators.fetch_many
         self._error_of = psycopg.errors.error_from_result
         self._error = psycopg.Error
         self._has_pipelines = psycopg.Pipeline.is_supported()
@@ -102,17 +124,10 @@ class Libpq:
         self, connection: Any, statement: str, values: Mapping[str, Any]
     ) -> list[tuple[Any, ...]] | None:
         """The rows of one statement; None: it is for a cursor. Raises psycopg's errors."""
-        kept = vars(connection)
-        if POOLED not in kept:
+        sendable = self._sendable(connection, statement, values)
+        if sendable is None:
             return None
-        asked, pgconn = numbered(statement), connection.pgconn
-        try:
-            sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
-        except (KeyError, _NotEncodableError):
-            return None
-        piped = self._has_pipelines and pgconn.pipeline_status
-        if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
-            return None
+        (asked, sent), kept, pgconn = sendable, vars(connection), connection.pgconn
         with connection.lock:
             prepared: dict[bytes, bool] | None = kept.setdefault(PREPARED, {})
             if prepared is None or not self._prepares or kept[POOLED]:
@@ -136,6 +151,44 @@ class Libpq:
             pgconn.send_query_params(asked.sent, sent)
             return self._rows(connection)
 
+    def ask_and_commit(self, connection: Any, statement: str, values: Mapping[str, Any]) -> Commit:
+        """A transaction's last statement and its COMMIT, in one message.
+
+        The statement has to fail where nothing is to be committed: psycopg's error is then raised,
+        and the COMMIT has done nothing. An error that says that the connection is gone does not
+        say what became of either.
+        """
+        sendable = self._sendable(connection, statement, values)
+        if sendable is None or not self._has_pipelines or vars(connection)[POOLED]:
+            return NOT_SENT
+        (asked, sent), pgconn = sendable, connection.pgconn
+        with connection.lock:
+            if self._is_closed(pgconn):
+                return NOT_SENT  # nothing is unknown, then
+            prepared = vars(connection).setdefault(PREPARED, {})
+            known = prepared is not None and self._prepares
+            known = known and self._is_prepared(connection, asked, prepared)
+            pgconn.enter_pipeline_mode()
+            try:
+                if known:
+                    pgconn.send_query_prepared(asked.prepared, sent)
+                else:
+                    pgconn.send_query_params(asked.sent, sent)
+                pgconn.send_query_params(b"COMMIT", [])
+                pgconn.pipeline_sync()
+                completed, committed = self._both(connection)
+            finally:
+                # Not where it is broken, or an interrupt left answers on their way.
+                with contextlib.suppress(self._error):
+                    pgconn.exit_pipeline_mode()
+            if completed.status != _TUPLES_OK:
+                error = self._error_of(completed)
+                if error.sqlstate in FORGOTTEN:
+                    self._prepares = False
+                raise error
+            failed = committed.status != _COMMAND_OK
+            return Commit(sent=True, error=self._error_of(committed) if failed else None)
+
     def run(self, connection: Any, statements: str) -> None:
         """Statements without values and without rows, in one message. Raises psycopg's errors."""
         with connection.lock:
@@ -143,6 +196,22 @@ class Libpq:
             for result in connection.wait(self._execute(connection.pgconn)):
                 if result.status != _COMMAND_OK:
                     raise self._error_of(result)
+
+    def _sendable(
+        self, connection: Any, statement: str, values: Mapping[str, Any]
+    ) -> tuple[Numbered, list[bytes | None]] | None:
+        """The statement and its values as libpq takes them; None: it is for a cursor."""
+        asked, pgconn = numbered(statement), connection.pgconn
+        if POOLED not in vars(connection):
+            return None
+        try:
+            sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
+        except (KeyError, _NotEncodableError):
+            return None
+        piped = self._has_pipelines and pgconn.pipeline_status
+        if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
+            return None
+        return asked, sent
 
     def _is_prepared(self, connection: Any, asked: Numbered, prepared: dict[bytes, bool]) -> bool:
         """From its second time on: a connection of a process for one job has no second time."""
@@ -152,6 +221,29 @@ class Libpq:
             self._rows(connection)
         prepared[asked.prepared] = known is not None
         return known is not None
+
+    def _is_closed(self, pgconn: Any) -> bool:
+        """Whether the server has closed the connection already, which is known without asking."""
+        try:
+            pgconn.consume_input()  # its last words
+            pgconn.consume_input()  # the end
+        except self._error:
+            return True
+        return False
+
+    def _both(self, connection: Any) -> tuple[Any, Any]:
+        """The results of two statements that were sent in one message."""
+
+        def fetch() -> Generator[Any, Any, list[Any]]:
+            nothing_more: deque[Any] = deque()  # but what is not yet sent of the message
+            answers = yield from self._communicate(connection.pgconn, nothing_more)
+            found = [result for answer in answers for result in answer]
+            while not found or found[-1].status != _PIPELINE_SYNC:
+                found += yield from self._fetch(connection.pgconn)
+            return found
+
+        completed, committed, _ = connection.wait(fetch())
+        return completed, committed
 
     def _rows(self, connection: Any) -> list[tuple[Any, ...]]:
         [*_, result] = connection.wait(self._execute(connection.pgconn))

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
@@ -76,6 +77,22 @@ class Statements:
             return False
         done = {"json": result_json, **held_by}
         return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.work_ids)
+
+    def complete_and_commit(
+        self, db: sa.Connection, claim: Claim, result_json: str | None
+    ) -> Commit:
+        """`complete()` and the COMMIT of `db` in one message; `ends_at_once()` says whether to.
+
+        Raises StaleTokenError where the claim does not stand; LedgerUnavailableError where nobody
+        knows what became of either.
+        """
+        del db, claim, result_json
+        return NOT_SENT
+
+    def ends_at_once(self, claim: Claim) -> bool:
+        """Whether `complete_and_commit()` is to be tried on a transaction of the ledger's own."""
+        del claim
+        return False
 
     def sees_the_end(self, claim: Claim) -> bool:
         """Whether `complete()` completes nothing where the body has ended its transaction.

@@ -29,6 +29,8 @@ from taskguard.errors import (
     ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
+    TransactionRetryError,
+    TransactionUsageError,
 )
 from taskguard.ledger.connections.database import (
     CannotWriteError,
@@ -37,6 +39,7 @@ from taskguard.ledger.connections.database import (
     driver_of,
 )
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS
+from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.sessions import autocommits
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim
@@ -184,6 +187,8 @@ class GuardedTransaction:
         self._looked = False  # whether the server was asked if the claim stands; once is enough
         self.around: GuardedTransaction | None = None
         self.is_open = False
+        # What is completed by the message that commits.
+        self._last: tuple[Claim, str | None] | None = None
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -304,24 +309,41 @@ class GuardedTransaction:
         return True
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing."""
+        """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing.
+
+        At once, or together with the COMMIT at the end of the block.
+        """
         self._flush(claim)
         if self.db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
         statements = self._transactions.statements
+        if not self._adapter.lent and statements.ends_at_once(claim):
+            self._last = claim, result_json
+        else:
+            self._complete(claim, result_json)
+
+    def _complete(self, claim: Claim, result_json: str | None) -> None:
+        statements = self._transactions.statements
         try:
-            with self._transactions.of_ledger():
+            with self._completing(claim):
                 completed = statements.complete(self.db, claim, result_json)
         except CannotWriteError:
             raise
-        except LockTimeoutError as error:
-            raise lock_not_given(claim) from error
         except LedgerUnavailableError as error:
             raise broken_in_block(claim, idle_s=self._home.idle_s) from error
         if not completed:
             if statements.sees_the_end(claim):
                 self._refuse_ended(None)
             raise stale(claim)
+
+    @contextmanager
+    def _completing(self, claim: Claim) -> Iterator[None]:
+        """A block for the statement that completes, which may not be given its locks."""
+        try:
+            with self._transactions.of_ledger():
+                yield
+        except LockTimeoutError as error:
+            raise lock_not_given(claim) from error
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         """Store progress, fenced; the state stays PROCESSING."""
@@ -392,14 +414,46 @@ class GuardedTransaction:
             return
         try:
             if error is None:
-                self._commit()
+                self._finish()
             else:
                 self._roll_back(error)
         finally:
             self._adapter.close()
 
-    def _commit(self) -> None:
+    def _finish(self) -> None:
+        """Commit, and what is to be completed by the same message."""
+        commit = NOT_SENT
+        if self._last is not None:
+            try:
+                commit = self._complete_and_commit(*self._last)
+                if not commit.sent:
+                    self._complete(*self._last)
+            except BaseException as error:
+                self._roll_back(error)
+                raise
+        self._commit(commit)
+
+    def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
+        statements = self._transactions.statements
         try:
+            with self._completing(claim):
+                return statements.complete_and_commit(self.db, claim, result_json)
+        except CannotWriteError:
+            raise
+        except LedgerUnavailableError as error:
+            if not isinstance(error.__cause__, Exception):
+                raise
+            return Commit(sent=True, error=error.__cause__)  # both may have been done
+        except TransactionUsageError:
+            if self._block.asked is not None:
+                raise self._block.asked from None  # the body caught it, and ended its transaction
+            raise
+
+    def _commit(self, commit: Commit) -> None:
+        """`commit`: one that has been sent, so that SQLAlchemy is to be told of it."""
+        try:
+            if commit.error is not None:
+                raise self._transactions.database.as_sqlalchemys(commit.error)
             self._adapter.commit()
         except BaseException as error:
             # The connection's next user must not commit what is open there.
@@ -412,7 +466,17 @@ class GuardedTransaction:
                 self._undo(self._adapter.lose if unknown else self._adapter.roll_back)
             if not unknown:
                 raise
+            self._resolve(error, commit)
+
+    def _resolve(self, error: BaseException, commit: Commit) -> None:
+        """Returns if the COMMIT happened of which `error` does not tell."""
+        try:
             self._home.resolve(self._claim, error, self._mark)
+        except TransactionRetryError as undone:
+            if not commit.sent:
+                raise
+            # The connection may have been lost long before, as one that idles too long is.
+            raise broken_in_block(self._claim, idle_s=self._home.idle_s) from undone
 
     def _roll_back(self, error: BaseException) -> None:
         """Roll back. What the database asked for decides which error is raised."""

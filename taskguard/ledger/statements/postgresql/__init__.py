@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
+from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
@@ -26,6 +27,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     RowRef,
 )
+from taskguard.ledger.refusals import ended_in_block, stale
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
@@ -42,6 +44,17 @@ _CLAIM = statement(__package__, "claim")
 _CLAIM_FIRST = statement(__package__, "claim_first")
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
+# Nothing was done: an error, by which the COMMIT in the same message does nothing either. It has
+# "begun" in it, unless the body has ended the transaction.
+_OR_ERROR = """
+union all
+select cast(
+    'taskguard: ' || coalesce(current_setting('taskguard.transaction', true), '') as integer
+)
+where not exists (select from finished)
+"""
+_ENDED, _STALE = '"taskguard: ', '"taskguard: begun"'
+_COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
 
@@ -233,6 +246,24 @@ class PostgreSQLStatements(Statements):
             return True
         rows.confirm(db, claim)
         return False
+
+    def complete_and_commit(
+        self, db: sa.Connection, claim: Claim, result_json: str | None
+    ) -> Commit:
+        driver: Any = self.database.engine.dialect.loaded_dbapi
+        values = _ending(claim, result_json, begun=True)
+        try:
+            return self.database.ask_and_commit(db, _COMPLETE_OR_FAIL, values)
+        except driver.errors.InvalidTextRepresentation as error:
+            if _STALE in str(error):
+                raise stale(claim) from None
+            if _ENDED in str(error):
+                raise ended_in_block(claim) from None
+            raise
+
+    def ends_at_once(self, claim: Claim) -> bool:
+        # One's own row says in the transaction why it is refused.
+        return self.database.begins_itself and self.sees_the_end(claim) and claim.row is None
 
     def sees_the_end(self, claim: Claim) -> bool:
         return _is_simple(claim.request)

@@ -27,3 +27,4 @@ finished as (
 --| own_row_moved
 select 1 from finished
 --| and_moved
+--| or_error
