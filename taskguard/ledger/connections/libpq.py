@@ -234,12 +234,15 @@ class Libpq:
     def _both(self, connection: Any) -> tuple[Any, Any]:
         """The results of two statements that were sent in one message."""
 
+        pgconn = connection.pgconn
+
         def fetch() -> Generator[Any, Any, list[Any]]:
-            nothing_more: deque[Any] = deque()  # but what is not yet sent of the message
-            answers = yield from self._communicate(connection.pgconn, nothing_more)
-            found = [result for answer in answers for result in answer]
+            found: list[Any] = []
+            if pgconn.flush():  # a part of a long message is not yet sent
+                for answer in (yield from self._communicate(pgconn, deque())):
+                    found += answer
             while not found or found[-1].status != _PIPELINE_SYNC:
-                found += yield from self._fetch(connection.pgconn)
+                found += yield from self._fetch(pgconn)
             return found
 
         completed, committed, _ = connection.wait(fetch())
