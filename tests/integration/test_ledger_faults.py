@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claimed
+from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
@@ -84,6 +87,88 @@ def test_a_commit_without_an_answer_that_happened_is_done(bench: Bench) -> None:
         bench.proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
     assert not bench.proxy.armed
     assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
+def test_the_completion_and_its_commit_are_one_message(bench: Bench) -> None:
+    """A body's transaction is BEGIN, what the body says, and the end."""
+    messages = []
+    for number in range(4):
+        claimed = bench.claim(number)
+        before = bench.proxy.requests
+        with bench.ledger.transaction(claimed.claim, look_first=False) as tx:
+            write(tx.db)
+            tx.complete(claimed.claim, "1")
+        messages.append(bench.proxy.requests - before)
+    assert messages[2:] == [3, 3]  # before, statements are prepared
+
+
+def test_a_message_longer_than_the_sockets_buffers_arrives(bench: Bench) -> None:
+    """The end of a body with a long result, again and again on one connection."""
+    result = json.dumps("x" * 6_000_000)
+    for number in range(3):
+        claimed = bench.claim(number)
+        with bench.ledger.transaction(claimed.claim) as tx:
+            write(tx.db)
+            tx.complete(claimed.claim, result)
+        view = bench.direct.view(f"ship order:{number}")
+        assert view is not None
+        assert view.result_json == result
+    assert bench.effects() == 3
+
+
+def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) -> None:
+    """Effects and DONE, or neither and it can be given back; others go on."""
+    with bench.engine.begin() as db:
+        db.execute(SLOW_COMMIT)
+    done = 0
+    for number, pause_s in enumerate((0.01, 0.1, 0.19, 0.3)):
+        claimed = bench.claim(number)
+        with contextlib.suppress(Interrupt), interrupted_after(pause_s):
+            with bench.ledger.transaction(claimed.claim) as tx:
+                write(tx.db)
+                tx.complete(claimed.claim, "1")
+        # The server may be at it yet, and keeps the row locked meanwhile.
+        state = wait_until(functools.partial(_settled, bench, claimed.claim, number))
+        done += state == "DONE"
+        assert bench.effects() == done
+    assert done
+
+
+def _settled(bench: Bench, claim: Claim, number: int) -> str | None:
+    """NEW, given back by us, or DONE."""
+    try:
+        return "NEW" if bench.direct.give_back(claim) else bench.state(number)
+    except LedgerUnavailableError:
+        return None
+
+
+class Interrupt(BaseException):
+    """What a time limit does to a body."""
+
+
+@contextlib.contextmanager
+def interrupted_after(pause_s: float) -> Iterator[None]:
+    """A block whose thread, the main one, is interrupted once it has lasted so long."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, pause_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# A COMMIT that takes 200 ms.
+SLOW_COMMIT = sa.text("""
+    create function linger() returns trigger language plpgsql as
+        $$ begin perform pg_sleep(0.2); return null; end $$;
+    create constraint trigger lingers after insert on effects
+        deferrable initially deferred for each row execute function linger();
+""")
 
 
 def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:

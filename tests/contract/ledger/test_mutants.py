@@ -49,7 +49,7 @@ class Mutation:
         self._kind = kind
         self._statements: dict[str, str] = {}
         self.ran: set[str] = set()
-        for name in ("ask", "ask_in", "ask_apart"):
+        for name in ("ask", "ask_in", "ask_and_commit", "ask_apart"):
             patch.setattr(Database, name, self._noting(getattr(Database, name)))
 
     def replace(self, home: Any, name: str, function: Callable[..., Any], **options: Any) -> None:
@@ -104,16 +104,22 @@ def without_fence_checks(made: Mutation) -> None:
     """Completions go by the names of key and work alone."""
     without_fenced_steps(made)
     check = "fence = %(fence)s::bigint and {0}owner = %(owner)s::text"
-    made.edit(
-        postgresql,
-        "_COMPLETE",
-        (" and " + check.format(""), ""),
-        (" and w.state = 'PROCESSING'\n        and w." + check.format("w."), ""),
-    )
+    for name in ("_COMPLETE", "_COMPLETE_OR_FAIL"):
+        made.edit(
+            postgresql,
+            name,
+            (" and " + check.format(""), ""),
+            (" and w.state = 'PROCESSING'\n        and w." + check.format("w."), ""),
+        )
     check = "and fence = %(fence)s and owner = %(owner)s"
     work = f"and state = 'PROCESSING'\n            {check}"
     for name in ("_COMPLETE", "_COMPLETE_ALONE"):
         made.edit(mariadb, name, (work, ""), (check, ""))
+
+
+def without_an_error(made: Mutation) -> None:
+    """A completion that completes nothing is committed by the COMMIT in its message."""
+    made.edit(postgresql, "_COMPLETE_OR_FAIL", ("not exists (select from finished)", "false"))
 
 
 def without_leases_of_locks(made: Mutation) -> None:
@@ -324,17 +330,18 @@ def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
     assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
 
 
-# Of PostgreSQL's statement for what is claimed for the first time.
-MUTANTS_OF_FIRST: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
+# Of PostgreSQL's statements for what is claimed for the first time, and for an end with its COMMIT.
+MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_a_holder, claims.test_a_taken_key_is_busy_until_its_lease_ends),
     (without_a_clock_that_went_back, claims.test_a_fence_beyond_the_clock_still_grows),
     (without_the_message, claim_what_is_superseded),
     (without_giving_back_the_key, lose_the_work_to_another),
+    (without_an_error, commit_late),
 ]
 
 
-@pytest.mark.parametrize(("mutate", "test"), MUTANTS_OF_FIRST)
-def test_a_first_claim_without_a_check_does_not_pass(
+@pytest.mark.parametrize(("mutate", "test"), MUTANTS_OF_ONE_MESSAGE)
+def test_a_message_without_a_check_does_not_pass(
     pg_url: str,
     monkeypatch: pytest.MonkeyPatch,
     mutate: Callable[[Mutation], None],
@@ -344,6 +351,8 @@ def test_a_first_claim_without_a_check_does_not_pass(
     with closing(SqlLedger(pg_url, lock_timeout_s=30.0)) as ledger:
         ledger.create_schema()
         book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
+        with book.engine.begin() as db:
+            db.execute(sa.text("create table effects (item text, fence bigint)"))
         made = Mutation(monkeypatch, book.kind)
         mutate(made)
         catch(book, made, test)
