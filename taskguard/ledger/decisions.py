@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
@@ -19,7 +19,9 @@ from taskguard.states import (
 
 __all__ = [
     "CLAIMABLE",
+    "DecidingRow",
     "Records",
+    "WorkRecord",
     "answer",
     "busy_key",
     "claimed",
@@ -34,18 +36,79 @@ CLAIMABLE = frozenset(
 _OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED})
 
 
+class DecidingRow(Protocol):
+    """The columns of `taskguard_work` that a claim is decided and answered by; times in µs."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def final(self) -> int: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def lease_until(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def retries(self) -> int: ...
+    @property
+    def crashes(self) -> int: ...
+    @property
+    def fingerprint(self) -> str | None: ...
+    @property
+    def result(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def finished(self) -> int | None: ...
+
+
+class ClaimedRow(DecidingRow, Protocol):
+    """With the columns that a new holder is told."""
+
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def progress(self) -> str | None: ...
+
+
+class WorkRecord(ClaimedRow, Protocol):
+    """A whole row of `taskguard_work`."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def crashed_owner(self) -> str: ...
+    @property
+    def rounds(self) -> int | None: ...
+    @property
+    def call(self) -> str | None: ...
+    @property
+    def due(self) -> int | None: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def started(self) -> int | None: ...
+
+
 class Records(NamedTuple):
     """The records of work: its own, then those under its former ids; None where there is none.
 
     With the (retries, deferrals) of the delivery's message in each, and the database's clock.
     """
 
-    rows: tuple[Any, ...]
+    rows: tuple[WorkRecord | None, ...]
     numbers: tuple[tuple[int, int], ...]
     now_us: int
 
     @property
-    def own(self) -> Any:
+    def own(self) -> WorkRecord | None:
         """The record under the work's own id."""
         return self.rows[0]
 
@@ -55,17 +118,20 @@ class Records(NamedTuple):
         return speaking_record(known) or 0
 
     @property
-    def speaking(self) -> Any:
+    def speaking(self) -> WorkRecord | None:
         """The record that a claim is decided by."""
         return self.rows[self._number]
 
     @property
     def recorded(self) -> tuple[int, int]:
-        """The message's highest recorded number; a requeue has removed those before it."""
+        """The message's highest number: under the work's own id, or that of the record that counts.
+
+        A requeue forgets them.
+        """
         return max(self.numbers[0], self.numbers[self._number])
 
     def answer(
-        self, request: ClaimRequest, decision: Decision, own_state: Any = None
+        self, request: ClaimRequest, decision: Decision, own_state: object = None
     ) -> Answer | Busy:
         """`answer()` by the record that counts; if that is a former one, the answer names it."""
         row = self.speaking
@@ -89,7 +155,7 @@ class Records(NamedTuple):
 
 def decide_row(
     request: ClaimRequest,
-    row: Any,
+    row: DecidingRow | None,
     recorded: tuple[int, int],
     now_us: int,
     place: Place | None = None,
@@ -114,7 +180,9 @@ def decide_row(
     return decide_by_row(decision, None if row is None else State(row.state), place)
 
 
-def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> Claimed:
+def claimed(
+    request: ClaimRequest, fence: int, row: ClaimedRow | None, decision: Decision
+) -> Claimed:
     """What a new holder is told; `row` is the work's record from before the claim."""
     claim = Claim(request, fence)
     if row is None:
@@ -130,10 +198,14 @@ def claimed(request: ClaimRequest, fence: int, row: Any, decision: Decision) -> 
 
 
 def answer(
-    request: ClaimRequest, row: Any, decision: Decision, now_us: int, own_state: Any = None
+    request: ClaimRequest,
+    row: DecidingRow | None,
+    decision: Decision,
+    now_us: int,
+    own_state: object = None,
 ) -> Answer | Busy:
     """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
-    if decision is Decision.BUSY:
+    if row is not None and decision is Decision.BUSY:
         return Busy(
             Owner.parse(row.owner),
             (row.lease_until - now_us) / 1e6,
@@ -142,7 +214,7 @@ def answer(
         )
     if decision not in _OF_RECORDS:
         return Answer(decision, row_state=own_state)
-    if decision is Decision.DONE and (row is None or row.state != State.DONE.value):
+    if row is None or (decision is Decision.DONE and row.state != State.DONE.value):
         return Answer(decision)  # by the user's own row; there is no record of a result
     return Answer(
         decision,
@@ -155,7 +227,7 @@ def answer(
     )
 
 
-def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
+def busy_key(owner: str, lease_until_us: int, row: ClaimedRow | None, now_us: int) -> Busy:
     """Busy, for other work holds the key; `row` is the record of the work that was asked for."""
     return Busy(
         Owner.parse(owner),
@@ -165,7 +237,7 @@ def busy_key(owner: str, lease_until_us: int, row: Any, now_us: int) -> Busy:
     )
 
 
-def view_of(row: Any) -> WorkView:
+def view_of(row: WorkRecord) -> WorkView:
     """A work's row, as a person sees it."""
     return WorkView(
         id=row.id,
@@ -194,7 +266,7 @@ def _seconds(us: int | None) -> float | None:
     return None if us is None else us / 1e6
 
 
-def _work_row(row: Any) -> WorkRow:
+def _work_row(row: DecidingRow) -> WorkRow:
     return WorkRow(
         state=State(row.state),
         final=bool(row.final),

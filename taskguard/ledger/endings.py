@@ -7,8 +7,6 @@ ending changes nothing more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
@@ -64,7 +62,7 @@ def end_round(database: Database, claim: Claim, reason: str, *, most: int) -> bo
     )
 
 
-def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: Any) -> bool:
+def _end(database: Database, claim: Claim, *, row_too: bool = True, **values: object) -> bool:
     """End the lease; the work gets `values`, and the user's own row its first state."""
     tries = 0
 
@@ -135,7 +133,7 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
     return changed == 1
 
 
-def _change(database: Database, *where: Any, **values: Any) -> int:
+def _change(database: Database, *where: sa.ColumnElement[bool], **values: object) -> int:
     def change() -> int:
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             return int(db.execute(sa.update(WORK).where(*where).values(**values)).rowcount)

@@ -135,6 +135,6 @@ def release(database: Database, key: str, *, fence: int, owner: str) -> bool:
     return database.twice(release)
 
 
-def _due_now(database: Database) -> Any:
+def _due_now(database: Database) -> sa.ColumnElement[int | None]:
     """When the work is due: now, if its call is stored; else never."""
     return sa.case((WORK.c.call.is_not(None), database.now()))

@@ -119,7 +119,9 @@ def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
     return rows.place(request.row, rows.read(db, request.row), None) is Place.NEW
 
 
-def _update(db: sa.Connection, request: ClaimRequest, *where: Any, **values: Any) -> None:
+def _update(
+    db: sa.Connection, request: ClaimRequest, *where: sa.ColumnElement[bool], **values: object
+) -> None:
     db.execute(sa.update(WORK).where(WORK.c.id == request.work, *where).values(**values))
 
 
@@ -154,7 +156,7 @@ def overdue(
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
-def _message_of(row: Any) -> str:
+def _message_of(row: sa.Row[Any]) -> str:
     """The message whose call is stored; another one, without a call, may have claimed the work."""
     try:
         return str(json.loads(row.call)["message"])
@@ -162,7 +164,9 @@ def _message_of(row: Any) -> str:
         return str(row.message)
 
 
-def _overdue(row: Any, message: str, recorded: dict[tuple[str, str], tuple[int, int]]) -> Overdue:
+def _overdue(
+    row: sa.Row[Any], message: str, recorded: dict[tuple[str, str], tuple[int, int]]
+) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)
@@ -190,7 +194,7 @@ def sent(
         for (begin, length), those in _by_count(items, counted=counted).items():
             mine = [work.work for work in those if work.work in ids]
             if mine:
-                values: dict[str, Any] = {"due": again}
+                values: dict[str, object] = {"due": again}
                 if begin:
                     rest = sa.func.substr(WORK.c.call, length + 1, type_=sa.Text())
                     values["call"] = sa.literal(begin, sa.Text()).concat(rest)

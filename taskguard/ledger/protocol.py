@@ -102,8 +102,8 @@ class DeclaredRow(Protocol):
         done: the state that it ends in.
     """
 
-    new: Any
-    done: Any
+    new: object
+    done: object
 
     @property
     def on_missing(self) -> str:
@@ -125,7 +125,7 @@ class RowRef:
     """One row of the user's own: where it is declared, and its id's values."""
 
     declared: DeclaredRow
-    id: tuple[Any, ...]
+    id: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Claim:
     fence: int
 
     @property
-    def name(self) -> dict[str, Any]:
+    def name(self) -> dict[str, object]:
         """The parameters that name the claim in a statement on its work: work, fence and owner."""
         return {"work": self.work, "fence": self.fence, "owner": str(self.owner)}
 
@@ -268,7 +268,7 @@ class Answer:
     result_json: str | None = None
     crashes: int = 0
     error: str | None = None
-    row_state: Any = None
+    row_state: object = None
     owner: Owner | None = None
     same_message: bool = True
     age_s: float = 0.0

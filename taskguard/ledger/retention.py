@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -80,7 +79,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
 def _in_batches(
     database: Database,
     primary_key: Sequence[sa.Column[str]],
-    condition: Callable[[], Any],
+    condition: Callable[[], sa.ColumnElement[bool]],
     batch: int,
 ) -> int:
     """Delete rows and return how many: one walk along the primary key, which needs no index."""
@@ -103,7 +102,7 @@ def _in_batches(
         after = found[-1]
 
 
-def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
+def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> sa.ColumnElement[bool]:
     """Rows after that one, by a condition for which MariaDB and MySQL use the index, too."""
     first = primary_key[0]
     if len(primary_key) == 1:
@@ -111,7 +110,9 @@ def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> Any:
     return sa.and_(first >= after[0], sa.tuple_(*primary_key) > sa.tuple_(*after))
 
 
-def _one_of(primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]) -> Any:
+def _one_of(
+    primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]
+) -> sa.ColumnElement[bool]:
     """These rows, by the index: a DELETE locks every row that it reads."""
     first = primary_key[0].in_({row[0] for row in found})
     return first if len(primary_key) == 1 else sa.and_(first, sa.tuple_(*primary_key).in_(found))

@@ -146,12 +146,12 @@ MESSAGES = sa.Table(
 )
 
 
-def holding(claim: Claim) -> Any:
+def holding(claim: Claim) -> sa.ColumnElement[bool]:
     """Whether the keys still carry this claim's fence and owner."""
     return held(claim.keys, claim.fence, str(claim.owner))
 
 
-def standing(claim: Claim) -> Any:
+def standing(claim: Claim) -> sa.ColumnElement[bool]:
     """Whether the work still carries this claim's state, fence and owner, under each of its ids."""
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
@@ -163,17 +163,17 @@ def standing(claim: Claim) -> Any:
     )
 
 
-def of_claim() -> Any:
+def of_claim() -> sa.ColumnElement[bool]:
     """`standing()` with parameters, for prepared statements; `Claim.name` gives their values."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
 
 
-def held(keys: Any, fence: Any, owner: Any) -> Any:
+def held(keys: Any, fence: Any, owner: Any) -> sa.ColumnElement[bool]:
     """Whether the keys are this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(KEYS.c.key.in_(keys), KEYS.c.fence == fence, KEYS.c.owner == owner)
 
 
-def processed(work: Any, fence: Any, owner: Any) -> Any:
+def processed(work: Any, fence: Any, owner: Any) -> sa.ColumnElement[bool]:
     """Whether the work is this owner's by this fence; takes values, or parameters for them."""
     return sa.and_(
         WORK.c.id == work,

@@ -45,12 +45,12 @@ class Prepared:
         selected = statement.selected_columns.keys() if statement.is_select else []
         self.row = _named("row", selected)
 
-    def parameters(self, values: Mapping[str, Any]) -> Any:
+    def parameters(self, values: Mapping[str, object]) -> Any:
         """The values in the driver's order, or by name, as it wants them."""
         named = self._compiled.construct_params(values)
         order = self._compiled.positiontup
         return named if order is None else tuple(named[name] for name in order)
 
-    def run(self, db: sa.Connection, values: Mapping[str, Any]) -> int:
+    def run(self, db: sa.Connection, values: Mapping[str, object]) -> int:
         """Execute the statement; returns how many rows it changed."""
         return int(db.exec_driver_sql(self.text, self.parameters(values)).rowcount)

@@ -48,7 +48,7 @@ class RowMovedError(Exception):
 class Found:
     """A row as it was read."""
 
-    state: Any
+    state: object
     fence: int | None
 
 
@@ -125,7 +125,7 @@ def bury(db: sa.Connection, ref: RowRef, fence: int) -> None:
         _leave(db, ref, fence, declared_of(ref).dead)
 
 
-def _leave(db: sa.Connection, ref: RowRef, fence: int, state: Any) -> bool:
+def _leave(db: sa.Connection, ref: RowRef, fence: int, state: object) -> bool:
     values = {"to_state": state, "held_fence": fence, **_id(ref)}
     return db.execute(_statements(declared_of(ref)).leave, values).rowcount == 1
 
@@ -174,7 +174,7 @@ def _statements(declared: GuardedRow) -> _Statements:
     )
 
 
-def _id(ref: RowRef) -> dict[str, Any]:
+def _id(ref: RowRef) -> dict[str, object]:
     return {f"id_{number}": value for number, value in enumerate(ref.id)}
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row
+from taskguard.ledger.decisions import CLAIMABLE, Records, WorkRecord, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
     Answer,
@@ -82,7 +82,7 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
         WORK.c.fence == mine.fence,
         WORK.c.owner == mine.owner,
     )
-    values: dict[str, Any] = {"due": None}
+    values: dict[str, object] = {"due": None}
     if found.decision is Decision.DONE and row.state == State.DONE.value:
         same = ("state", "message", "fence", "owner", "result", "error", "finished")
         values |= {name: getattr(row, name) for name in same} | {"lease_until": 0, "call": None}
@@ -99,7 +99,7 @@ class Seen(NamedTuple):
     own: rows.Found | None
 
     @property
-    def row(self) -> Any:
+    def row(self) -> WorkRecord | None:
         """The work's row."""
         return self.records.speaking
 
@@ -134,7 +134,7 @@ def _read(
 
     With `lock` they are locked, in an order that all transactions share.
     """
-    found: dict[str, tuple[Any, tuple[int, int]]] = {}
+    found: dict[str, tuple[WorkRecord | None, tuple[int, int]]] = {}
     now_us = 0
     ids = (str(request.work), *request.formerly)
     for work in sorted(ids) if lock else ids:
@@ -147,7 +147,7 @@ def _read(
 
 def _read_one(
     database: Database, db: sa.Connection, request: ClaimRequest, work: str, *, lock: bool
-) -> tuple[Any, tuple[int, int], int]:
+) -> tuple[WorkRecord | None, tuple[int, int], int]:
     statements = database.once(_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
         db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
@@ -227,8 +227,8 @@ class _Claim:
 
     def decide(self) -> ClaimAnswer:
         decision = _decide(self.request, self.records, self.own)
-        if decision is Decision.BURY:
-            return self._bury()
+        if decision is Decision.BURY and self.row is not None:
+            return self._bury(self.row)
         if decision not in CLAIMABLE:
             return Seen(self.records, decision, self.own).answer(self.request)
         live = [
@@ -267,7 +267,7 @@ class _Claim:
         request = self.request
         calls = [request.call, *(each.call for each in (self.records.own, self.row) if each)]
         call = next((each for each in calls if each is not None), None)
-        claim: dict[str, Any] = {
+        claim: dict[str, object] = {
             "message": request.message.name,
             "retries": request.message.retries,
             "state": State.PROCESSING.value,
@@ -292,45 +292,43 @@ class _Claim:
             else:
                 self._update(decision, known, values)
 
-    def _insert(self, decision: Decision, work: str, values: dict[str, Any]) -> None:
+    def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
         values |= {"id": work, "task": request.task, "key": ",".join(request.keys)}
         values |= {"created": self.now_us, "final": 0}
         if row is None:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
         else:
-            values = {**self._carried(), **values, **self._counted(decision)}
+            values = {**self._carried(row), **values, **self._counted(decision, row)}
         try:
             self.database.once(_inserting, tuple(values)).run(self.db, values)
         except sa.exc.IntegrityError as error:
             raise TransactionRetryError("Another claim of this work came first.") from error
 
-    def _carried(self) -> dict[str, Any]:
-        """What a new record takes over from the record that counts."""
-        row = self.row
+    def _carried(self, row: WorkRecord) -> dict[str, object]:
+        """What a new record takes over from `row`, the record that counts."""
         names = ("crashes", "crashed_owner", "rounds", "fingerprint", "progress")
         return {name: getattr(row, name) for name in names} | {"attempts": row.attempts + 1}
 
-    def _counted(self, decision: Decision) -> dict[str, Any]:
-        """The columns of a record that depend on the decision alone."""
-        row = self.row
+    def _counted(self, decision: Decision, row: WorkRecord) -> dict[str, object]:
+        """The columns of a record that depend on the decision and `row`, the record that counts."""
         if decision is Decision.TAKEOVER:
             return {"crashes": row.crashes + 1, "crashed_owner": row.owner}
         if decision is not Decision.AGAIN:
             return {}
-        anew = {"final": 0, "crashes": 0, "crashed_owner": "", "finished": None}
+        anew: dict[str, object] = {"final": 0, "crashes": 0, "crashed_owner": "", "finished": None}
         if row.state == State.DONE.value:
             anew |= {"result": None, "progress": None}
         return anew
 
-    def _update(self, decision: Decision, known: Any, values: dict[str, Any]) -> None:
-        row = self.row
+    def _update(self, decision: Decision, known: WorkRecord, values: dict[str, object]) -> None:
+        row = known if self.row is None else self.row
         if known is row:
             counted = int(decision is not Decision.SAME)
             values |= {"attempts": WORK.c.attempts + counted}
         else:
-            values = {**self._carried(), "final": 0, "finished": None, "result": None, **values}
-        values |= self._counted(decision)
+            values = {**self._carried(row), "final": 0, "finished": None, "result": None, **values}
+        values |= self._counted(decision, row)
         changed = self.db.execute(
             sa.update(WORK)
             .where(
@@ -344,8 +342,7 @@ class _Claim:
         if changed.rowcount != 1:
             raise AssertionError("the row was locked, and changed")
 
-    def _bury(self) -> Answer:
-        row = self.row
+    def _bury(self, row: WorkRecord) -> Answer:
         if self.request.row is not None:
             rows.bury(self.db, self.request.row, row.fence)
         self.db.execute(

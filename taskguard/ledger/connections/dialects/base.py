@@ -65,7 +65,7 @@ class Dialect(ABC):
         """Listen to what the driver does on this engine."""
 
     @abstractmethod
-    def now(self) -> Any:
+    def now(self) -> sa.ColumnElement[int]:
         """The database's clock in µs, as an expression."""
 
     def now_us(self, db: sa.Connection) -> int:
@@ -156,7 +156,7 @@ class Dialect(ABC):
         return False
 
 
-def recorded_below(message: MessageRef, deferrals: int) -> Any:
+def recorded_below(message: MessageRef, deferrals: int) -> sa.ColumnElement[bool]:
     """Whether the recorded number of the message is lower than `(retries, deferrals)`."""
     return sa.or_(
         MESSAGES.c.retries < message.retries,

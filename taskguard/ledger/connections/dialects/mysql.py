@@ -90,7 +90,7 @@ class MySQL(Dialect):
     def watch(self, engine: sa.Engine) -> None:
         listen_once(engine, "handle_error", _throw_away)
 
-    def now(self) -> Any:
+    def now(self) -> sa.ColumnElement[int]:
         # The time of the statement's start, so read after row locks in a statement of its own.
         # Not UNIX_TIMESTAMP(): local time has an hour twice in autumn.
         text = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"

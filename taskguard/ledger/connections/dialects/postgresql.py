@@ -48,7 +48,7 @@ class PostgreSQL(OnConflict):
     locks_joined = False
     options = MappingProxyType({"isolation_level": "READ COMMITTED"})
 
-    def now(self) -> Any:
+    def now(self) -> sa.ColumnElement[int]:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
 
     @contextmanager

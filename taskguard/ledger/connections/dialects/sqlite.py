@@ -31,7 +31,7 @@ class SQLite(OnConflict):
     insert = staticmethod(insert)
     one_writer = True
 
-    def now(self) -> Any:
+    def now(self) -> sa.ColumnElement[int]:
         # Asked whenever a statement is run, which may be made long before.
         return sa.bindparam("now", callable_=_now_us, type_=sa.BigInteger, unique=True)
 

@@ -40,7 +40,7 @@ class _Found(NamedTuple):
     lease_until: int = 0
     recorded_retries: int = 0
     recorded_deferrals: int = 0
-    state: str | None = None
+    state: str = ""
     final: int = 0
     message: str = ""
     retries: int = 0
@@ -116,9 +116,9 @@ def _ending(claim: Claim, result_json: str | None) -> dict[str, Any]:
 def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
     if found.granted_fence is not None:
         return claimed(request, found.granted_fence, None, Decision.CREATE)
-    if found.state is None and found.owner is not None:
+    if not found.state and found.owner is not None:
         return busy_key(found.owner, found.lease_until, None, found.now_us)
-    row = found if found.state is not None else None
+    row: Any = found if found.state else None  # a work's row has an owner
     recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us)
     if decision in CLAIMABLE or decision is Decision.BURY:

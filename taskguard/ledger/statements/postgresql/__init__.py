@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -200,8 +200,8 @@ class PostgreSQLStatements(Statements):
         answered = _answered(request, _Found(*self.database.ask(text, values)[0]), Place.NEW)
         return answered if isinstance(answered, Claimed) else None
 
-    def _asked(self, request: ClaimRequest) -> dict[str, Any]:
-        values: dict[str, Any] = {
+    def _asked(self, request: ClaimRequest) -> dict[str, object]:
+        values: dict[str, object] = {
             "key": request.keys[0],
             "owner": str(request.owner),
             "ttl_us": int(request.ttl_s * 1e6),
@@ -380,7 +380,7 @@ def _held(
     return busy_key(str(found.holder), found.held_until, row, now_us)
 
 
-def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, Any]:
+def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, object]:
     """What completes. `begun`: in the holder's transaction, and in no later one; else alone."""
     values = {"key": claim.keys[0], "result": result_json, "begun": begun}
     return claim.name | values
