@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -279,7 +279,7 @@ class PostgreSQLStatements(Statements):
         except self.database.engine.dialect.loaded_dbapi.Error:
             return None  # what its owner made of the row refuses it: a constraint
 
-    def _completing(self, ref: RowRef, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _completing(self, ref: RowRef, values: dict[str, object]) -> tuple[str, dict[str, Any]]:
         dialect = self.database.engine.dialect
         text = own_row.completing(rows.declared_of(ref), dialect)
         return text, values | own_row.values(ref, dialect)
