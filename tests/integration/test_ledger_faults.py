@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -114,6 +116,17 @@ def test_a_message_longer_than_the_sockets_buffers_arrives(bench: Bench) -> None
         assert view is not None
         assert view.result_json == result
     assert bench.effects() == 3
+
+
+def test_a_message_that_the_socket_takes_in_small_parts_arrives(bench: Bench) -> None:
+    """As on the way to a server that is not on this machine."""
+    claimed, result = bench.claim(), json.dumps("x" * 900_000)
+    with interrupted_after(30.0), bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        with socket.socket(fileno=os.dup(tx.db.connection.dbapi_connection.fileno())) as shared:
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        tx.complete(claimed.claim, result)
+    assert (bench.effects(), bench.state()) == (1, "DONE")
 
 
 def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) -> None:
