@@ -189,9 +189,9 @@ class Libpq:
                 with contextlib.suppress(self._error):
                     pgconn.exit_pipeline_mode()
             if completed.status != _TUPLES_OK:
-                error = self._error_of(completed)
-                self._note_forgotten(error)
-                raise error
+                refused = self._error_of(completed)
+                self._note_forgotten(refused)
+                raise refused
             failed = committed.status != _COMMAND_OK
             return Commit(sent=True, error=self._error_of(committed) if failed else None)
 
