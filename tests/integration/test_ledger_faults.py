@@ -184,6 +184,32 @@ SLOW_COMMIT = sa.text("""
 """)
 
 
+def test_an_end_that_is_late_is_not_said_to_have_come_to_nothing(bench: Bench) -> None:
+    """The client hears that the connection broke while the last message is on its way: until the
+    server's session has ended nobody says that nothing was written."""
+    claimed = bench.claim()
+    deliver = threading.Timer(1.0, bench.proxy.deliver)
+    with bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, "1")
+        bench.proxy.delay(b"COMMIT")
+        deliver.start()
+    deliver.join()
+    assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
+def test_an_end_that_never_comes_and_may_come_yet_is_unknown(bench: Bench) -> None:
+    """The session stays open at the server: CommitUnknownError, as for a database that is away."""
+    claimed = bench.claim()
+    with pytest.raises(CommitUnknownError), bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, "1")
+        bench.proxy.delay(b"COMMIT")
+    bench.proxy.deliver()
+    wait_until(lambda: bench.state() == "DONE")
+    assert bench.effects() == 1
+
+
 def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:
     """The connection is cut before COMMIT: nothing is written, and the body is to run again."""
     claimed = bench.claim()
