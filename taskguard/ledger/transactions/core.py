@@ -55,7 +55,7 @@ from taskguard.ledger.statements import Statements, statements_for
 from taskguard.ledger.tables import KEYS, WORK, holding, standing
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
-from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
+from taskguard.ledger.transactions.block import Block, hand_out, is_heard, take_back, watch
 from taskguard.ledger.transactions.external import engine_for_external, on_external
 from taskguard.ledger.transactions.lent import adapter_of
 from taskguard.ledger.transactions.own import OwnConnection
@@ -317,7 +317,7 @@ class GuardedTransaction:
         if self.db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
         statements = self._transactions.statements
-        if not self._adapter.lent and statements.ends_at_once(claim):
+        if not self._adapter.lent and statements.ends_at_once(claim) and not is_heard(self.db):
             self._last = claim, result_json
         else:
             self._complete(claim, result_json)
