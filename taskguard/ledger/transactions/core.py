@@ -142,9 +142,19 @@ class Transactions:
             self._snapshots = not ours and self.database.dialect.keeps_snapshot(db)
         return self._snapshots
 
-    def resolve(self, claim: Claim, error: BaseException, mark: str | None = None) -> None:
+    def resolve(
+        self,
+        claim: Claim,
+        error: BaseException,
+        mark: str | None = None,
+        *,
+        session: int | None = None,
+    ) -> None:
         """What became of a COMMIT that got no answer; see `outcomes.resolve()`."""
-        outcomes.resolve(self.database, claim, error, timeout_s=self._resolve_timeout_s, mark=mark)
+        timeout_s = self._resolve_timeout_s
+        outcomes.resolve(
+            self.database, claim, error, timeout_s=timeout_s, mark=mark, session=session
+        )
 
     @contextmanager
     def of_ledger(self) -> Iterator[None]:
@@ -189,6 +199,7 @@ class GuardedTransaction:
         self.is_open = False
         # What is completed by the message that commits.
         self._last: tuple[Claim, str | None] | None = None
+        self._session: int | None = None  # the server's number of the one that gets that message
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -435,6 +446,7 @@ class GuardedTransaction:
 
     def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
         statements = self._transactions.statements
+        self._session = self._driver.pgconn.backend_pid  # not known once the connection is lost
         try:
             with self._completing(claim):
                 return statements.complete_and_commit(self.db, claim, result_json)
@@ -471,7 +483,7 @@ class GuardedTransaction:
     def _resolve(self, error: BaseException, commit: Commit) -> None:
         """Returns if the COMMIT happened of which `error` does not tell."""
         try:
-            self._home.resolve(self._claim, error, self._mark)
+            self._home.resolve(self._claim, error, self._mark, session=self._session)
         except TransactionRetryError as undone:
             if not commit.sent:
                 raise
