@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -116,6 +118,17 @@ def test_a_message_longer_than_the_sockets_buffers_arrives(bench: Bench) -> None
     assert bench.effects() == 3
 
 
+def test_a_message_that_the_socket_takes_in_small_parts_arrives(bench: Bench) -> None:
+    """As on the way to a server that is not on this machine."""
+    claimed, result = bench.claim(), json.dumps("x" * 900_000)
+    with interrupted_after(30.0), bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        with socket.socket(fileno=os.dup(tx.db.connection.dbapi_connection.fileno())) as shared:
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        tx.complete(claimed.claim, result)
+    assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
 def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) -> None:
     """Effects and DONE, or neither and it can be given back; others go on."""
     with bench.engine.begin() as db:
@@ -169,6 +182,32 @@ SLOW_COMMIT = sa.text("""
     create constraint trigger lingers after insert on effects
         deferrable initially deferred for each row execute function linger();
 """)
+
+
+def test_an_end_that_is_late_is_not_said_to_have_come_to_nothing(bench: Bench) -> None:
+    """The client hears that the connection broke while the last message is on its way: until the
+    server's session has ended nobody says that nothing was written."""
+    claimed = bench.claim()
+    deliver = threading.Timer(1.0, bench.proxy.deliver)
+    with bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, "1")
+        bench.proxy.delay(b"COMMIT")
+        deliver.start()
+    deliver.join()
+    assert (bench.effects(), bench.state()) == (1, "DONE")
+
+
+def test_an_end_that_never_comes_and_may_come_yet_is_unknown(bench: Bench) -> None:
+    """The session stays open at the server: CommitUnknownError, as for a database that is away."""
+    claimed = bench.claim()
+    with pytest.raises(CommitUnknownError), bench.ledger.transaction(claimed.claim) as tx:
+        write(tx.db)
+        tx.complete(claimed.claim, "1")
+        bench.proxy.delay(b"COMMIT")
+    bench.proxy.deliver()
+    wait_until(lambda: bench.state() == "DONE")
+    assert bench.effects() == 1
 
 
 def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:

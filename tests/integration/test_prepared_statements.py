@@ -16,7 +16,8 @@ from support.guarded_shop import GuardedShop, write
 from taskguard.guard import Guard
 from taskguard.ledger.connections import deadlines
 from taskguard.ledger.connections.database import Database, _DriverCall
-from taskguard.ledger.connections.libpq import Libpq
+from taskguard.ledger.connections.libpq import Libpq, numbered
+from taskguard.ledger.statements import postgresql
 
 VALUES = {"text": "ü%'\\ 🙂", "number": -(2**62), "yes": True, "no": False, "none": None}
 STATEMENT = (
@@ -90,6 +91,29 @@ def test_a_session_that_has_anothers_statement_of_the_name_answers(database: Dat
     driver.pgconn.exec_(b"prepare %b as select 1" % name)
     for _ in range(3):
         assert database.ask(STATEMENT, VALUES) == [ROW]
+
+
+def test_a_body_ends_in_a_session_that_has_anothers_statement_of_the_name(
+    pg_url: str, make_shop: Any
+) -> None:
+    """It is run again once, and from then on nothing is prepared; not again and again."""
+    shop = make_shop(pg_url)
+    completing = numbered(postgresql._COMPLETE_OR_FAIL).prepared
+    ran: list[int] = []
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        ran.append(n)
+        with guard.transaction() as db:
+            write(db, f"{n}")
+            if n == 0:  # before the statement is prepared for us, at its second time
+                driver = db.connection.dbapi_connection
+                driver.pgconn.exec_(b"prepare %b as select 1" % completing)
+
+    for n in range(4):
+        ship(n)
+    assert ran == [0, 1, 1, 2, 3]
+    assert Counter(shop.effects) == ONCE
 
 
 def run(shop: GuardedShop, forget: Any) -> Counter[str]:

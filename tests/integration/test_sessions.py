@@ -124,6 +124,23 @@ def test_a_driver_that_commits_each_statement_is_not_used_again(
     assert {"2", "3"} <= set(shop.effects)
 
 
+def test_a_connection_in_pipeline_mode_is_not_used_again(pg: GuardedShop) -> None:
+    """psycopg's, which a body left on: the ledger's own statements are not for that."""
+    left: list[Any] = []
+
+    @pg.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, str(order))
+            if order == 1:
+                left.append(db.connection.dbapi_connection.pipeline())
+                left[0].__enter__()
+
+    for order in range(1, 5):
+        ship(order)
+    assert pg.effects == ["1", "2", "3", "4"]
+
+
 def test_advisory_locks_are_let_go_when_the_body_ends(pg: GuardedShop) -> None:
     """A connection that waits in the pool kept them for as long."""
 

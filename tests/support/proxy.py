@@ -55,6 +55,8 @@ class Proxy:
         self._pairs: list[_Pair] = []
         self._threads: list[threading.Thread] = []
         self._pattern: tuple[bytes, Mode, Mode] | None = None
+        self._late: bytes | None = None
+        self._arrive = threading.Event()
         self._closed = False
 
     @property
@@ -78,6 +80,18 @@ class Proxy:
         """
         self._pattern = (pattern, then, others)
 
+    def delay(self, pattern: bytes) -> None:
+        """The next request that contains `pattern` arrives when `deliver()` says so.
+
+        Its client hears at once that the connection broke.
+        """
+        self._arrive.clear()
+        self._late = pattern
+
+    def deliver(self) -> None:
+        """The request that was delayed arrives."""
+        self._arrive.set()
+
     @property
     def armed(self) -> bool:
         """Whether `lose_reply_to` still waits for its request."""
@@ -96,6 +110,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._arrive.set()
         self.cut()
         for thread in self._threads:
             thread.join(10.0)
@@ -148,6 +163,10 @@ class Proxy:
             if pattern is not None and pattern[0] in data:
                 self._pattern = None
                 pair.loses, pair.then, pair.others = True, *pattern[1:]
+            if self._late is not None and self._late in data:
+                self._late = None
+                pair.client.shutdown(socket.SHUT_RDWR)
+                self._arrive.wait()
             if self._mode is not Mode.BLACK_HOLE and not pair.write(pair.server, data):
                 break
         pair.close()

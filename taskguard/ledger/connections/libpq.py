@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -58,6 +57,8 @@ _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 2
 # psycopg.pq.ExecStatus
 _TUPLES_OK, _COMMAND_OK, _PIPELINE_SYNC = 2, 1, 10
 _IDLE = 0  # psycopg.pq.TransactionStatus
+# An attribute of psycopg's connections: how many `with connection.transaction()` are open.
+_BLOCKS = "_num_transactions"
 
 
 class Numbered(NamedTuple):
@@ -113,7 +114,7 @@ class Libpq:
 
     def __init__(self, psycopg: Any) -> None:
         self._execute = psycopg.generators.execute
-        self._communicate = psycopg.generators.pipeline_communicate
+        self._flush = psycopg.generators.send
         self._fetch = psycopg.generators.fetch_many
         self._error_of = psycopg.errors.error_from_result
         self._error = psycopg.Error
@@ -161,13 +162,19 @@ class Libpq:
         sendable = self._sendable(connection, statement, values)
         if sendable is None or not self._has_pipelines or vars(connection)[POOLED]:
             return NOT_SENT
+        if vars(connection).get(_BLOCKS):
+            return NOT_SENT  # psycopg says itself that it does not commit then
         (asked, sent), pgconn = sendable, connection.pgconn
         with connection.lock:
             if self._is_closed(pgconn):
                 return NOT_SENT  # nothing is unknown, then
             prepared = vars(connection).setdefault(PREPARED, {})
             known = prepared is not None and self._prepares
-            known = known and self._is_prepared(connection, asked, prepared)
+            try:
+                known = known and self._is_prepared(connection, asked, prepared)
+            except self._error as error:
+                self._note_forgotten(error)
+                raise
             pgconn.enter_pipeline_mode()
             try:
                 if known:
@@ -182,10 +189,9 @@ class Libpq:
                 with contextlib.suppress(self._error):
                     pgconn.exit_pipeline_mode()
             if completed.status != _TUPLES_OK:
-                error = self._error_of(completed)
-                if error.sqlstate in FORGOTTEN:
-                    self._prepares = False
-                raise error
+                refused = self._error_of(completed)
+                self._note_forgotten(refused)
+                raise refused
             failed = committed.status != _COMMAND_OK
             return Commit(sent=True, error=self._error_of(committed) if failed else None)
 
@@ -222,6 +228,10 @@ class Libpq:
         prepared[asked.prepared] = known is not None
         return known is not None
 
+    def _note_forgotten(self, error: Any) -> None:
+        if error.sqlstate in FORGOTTEN:
+            self._prepares = False
+
     def _is_closed(self, pgconn: Any) -> bool:
         """Whether the server has closed the connection already, which is known without asking."""
         try:
@@ -238,9 +248,7 @@ class Libpq:
 
         def fetch() -> Generator[Any, Any, list[Any]]:
             found: list[Any] = []
-            if pgconn.flush():  # a part of a long message is not yet sent
-                for answer in (yield from self._communicate(pgconn, deque())):
-                    found += answer
+            yield from self._flush(pgconn)  # all of a long message, and not a part
             while not found or found[-1].status != _PIPELINE_SYNC:
                 found += yield from self._fetch(pgconn)
             return found

@@ -121,11 +121,12 @@ class BodySession:
 
 
 def _mode(driver: Any) -> list[Any]:
-    """How the driver's connection begins and commits, as it knows without asking."""
+    """How the driver's connection begins, sends and commits, as it knows without asking."""
     ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
     if ask is not None:
         return [ask()]
-    return [getattr(driver, name, None) for name in ("autocommit", "isolation_level")]
+    piped = getattr(getattr(driver, "pgconn", None), "pipeline_status", None)  # psycopg's
+    return [piped, *(getattr(driver, name, None) for name in ("autocommit", "isolation_level"))]
 
 
 def autocommits(driver: Any) -> bool:

@@ -21,7 +21,7 @@ from taskguard.ledger.connections.engine import listen_once
 from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import ended_in_block, lock_not_given
 
-__all__ = ["Block", "hand_out", "take_back", "watch"]
+__all__ = ["Block", "hand_out", "is_heard", "take_back", "watch"]
 
 _ERRORS_KEPT = 8  # the one that leaves the block is among the last
 
@@ -97,6 +97,11 @@ def watch(engine: sa.Engine) -> None:
     listen_once(engine, "commit", _refuse_an_end)
     listen_once(engine, "begin", _refuse_an_end)
     listen_once(engine, "handle_error", _note_error)
+
+
+def is_heard(db: sa.Connection) -> bool:
+    """Whether others hear of its COMMIT before it is sent: they may refuse it, or write with it."""
+    return any(each is not _refuse_an_end for each in db.dispatch.commit)
 
 
 def _refuse_an_end(db: sa.Connection) -> None:

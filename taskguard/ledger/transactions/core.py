@@ -55,7 +55,7 @@ from taskguard.ledger.statements import Statements, statements_for
 from taskguard.ledger.tables import KEYS, WORK, holding, standing
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
-from taskguard.ledger.transactions.block import Block, hand_out, take_back, watch
+from taskguard.ledger.transactions.block import Block, hand_out, is_heard, take_back, watch
 from taskguard.ledger.transactions.external import engine_for_external, on_external
 from taskguard.ledger.transactions.lent import adapter_of
 from taskguard.ledger.transactions.own import OwnConnection
@@ -142,9 +142,19 @@ class Transactions:
             self._snapshots = not ours and self.database.dialect.keeps_snapshot(db)
         return self._snapshots
 
-    def resolve(self, claim: Claim, error: BaseException, mark: str | None = None) -> None:
+    def resolve(
+        self,
+        claim: Claim,
+        error: BaseException,
+        mark: str | None = None,
+        *,
+        session: int | None = None,
+    ) -> None:
         """What became of a COMMIT that got no answer; see `outcomes.resolve()`."""
-        outcomes.resolve(self.database, claim, error, timeout_s=self._resolve_timeout_s, mark=mark)
+        timeout_s = self._resolve_timeout_s
+        outcomes.resolve(
+            self.database, claim, error, timeout_s=timeout_s, mark=mark, session=session
+        )
 
     @contextmanager
     def of_ledger(self) -> Iterator[None]:
@@ -189,6 +199,7 @@ class GuardedTransaction:
         self.is_open = False
         # What is completed by the message that commits.
         self._last: tuple[Claim, str | None] | None = None
+        self._session: int | None = None  # the server's number of the one that gets that message
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -317,7 +328,7 @@ class GuardedTransaction:
         if self.db.invalidated:  # the body swallowed the error that said so
             raise broken_in_block(claim)
         statements = self._transactions.statements
-        if not self._adapter.lent and statements.ends_at_once(claim):
+        if not self._adapter.lent and statements.ends_at_once(claim) and not is_heard(self.db):
             self._last = claim, result_json
         else:
             self._complete(claim, result_json)
@@ -435,6 +446,7 @@ class GuardedTransaction:
 
     def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
         statements = self._transactions.statements
+        self._session = self._driver.pgconn.backend_pid  # not known once the connection is lost
         try:
             with self._completing(claim):
                 return statements.complete_and_commit(self.db, claim, result_json)
@@ -471,7 +483,7 @@ class GuardedTransaction:
     def _resolve(self, error: BaseException, commit: Commit) -> None:
         """Returns if the COMMIT happened of which `error` does not tell."""
         try:
-            self._home.resolve(self._claim, error, self._mark)
+            self._home.resolve(self._claim, error, self._mark, session=self._session)
         except TransactionRetryError as undone:
             if not commit.sent:
                 raise

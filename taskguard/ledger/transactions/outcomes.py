@@ -110,6 +110,7 @@ def resolve(
     *,
     timeout_s: float,
     mark: str | None = None,
+    session: int | None = None,
 ) -> None:
     """Learn what became of a COMMIT that got no answer, which `error` says; returns if it happened.
 
@@ -119,6 +120,8 @@ def resolve(
         error: what came instead of an answer.
         timeout_s: for how long to ask, in seconds.
         mark: the mark of a checkpoint, by which its outcome can be asked for; None: a completion.
+        session: the server's number of the session whose last message had completion and COMMIT:
+            while that is on its way no row is locked yet that could be waited for.
 
     Raises:
         TransactionRetryError: it did not happen, and the claim stands.
@@ -128,7 +131,7 @@ def resolve(
     until_s = time.monotonic() + timeout_s
     while True:
         try:
-            committed, state = _ask(database, claim, mark, timeout_s)
+            committed, state = _ask(database, claim, mark, session, timeout_s)
             break
         except LedgerUnavailableError as unavailable:
             if time.monotonic() >= until_s:
@@ -148,10 +151,12 @@ def resolve(
 
 
 def _ask(
-    database: Database, claim: Claim, mark: str | None, timeout_s: float
+    database: Database, claim: Claim, mark: str | None, session: int | None, timeout_s: float
 ) -> tuple[bool, State | None]:
     """Whether the mark is there, and the state of the work if it still is this claim's."""
     with database.transaction(lock_timeout_s=timeout_s) as db:
+        if session is not None and database.dialect.is_at_work(db, session):
+            raise LedgerUnavailableError("The session that has to commit it is open yet.")
         select = sa.select(WORK).where(WORK.c.id == claim.work)
         row = db.execute(select.with_for_update()).first()
         mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))

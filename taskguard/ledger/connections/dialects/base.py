@@ -150,6 +150,11 @@ class Dialect(ABC):
         del db, claim
         return progress_json, None
 
+    def is_at_work(self, db: sa.Connection, session: int) -> bool:
+        """Whether the server's session of this number has a transaction open, as far as it says."""
+        del db, session
+        return False
+
     def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
         """Whether the transaction of a mark was committed; `work` is the row, `mine` its owner."""
         del db, mark, work, mine

@@ -97,6 +97,13 @@ class PostgreSQL(OnConflict):
         xid = db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one()
         return progress_json, str(xid)
 
+    def is_at_work(self, db: sa.Connection, session: int) -> bool:
+        found = sa.text(
+            "select exists (select from pg_stat_activity where pid = :pid"
+            " and datname = current_database() and xact_start is not null)"
+        )
+        return bool(db.execute(found, {"pid": session}).scalar())
+
     def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
         del work, mine
         status = sa.text("select pg_xact_status(cast(:xid as xid8))")

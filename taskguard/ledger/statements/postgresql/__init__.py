@@ -53,7 +53,8 @@ select cast(
 )
 where not exists (select from finished)
 """
-_ENDED, _STALE = '"taskguard: ', '"taskguard: begun"'
+# Without the quotes around it, which are those of the server's language (`lc_messages`).
+_ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
