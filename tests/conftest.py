@@ -61,6 +61,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """Workers that are run in a test's own process stay the handlers of Ctrl-C for later ones."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `make explore` adds."""
     parser.addoption(

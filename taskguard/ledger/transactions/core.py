@@ -200,6 +200,7 @@ class GuardedTransaction:
         # What is completed by the message that commits.
         self._last: tuple[Claim, str | None] | None = None
         self._session: int | None = None  # the server's number of the one that gets that message
+        self._unheard = False  # whether that message got no answer
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -421,15 +422,18 @@ class GuardedTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._take_back():
-            return
+        mine = True
         try:
+            mine = self._take_back()
+            if not mine:
+                return
             if error is None:
                 self._finish()
             else:
                 self._roll_back(error)
         finally:
-            self._adapter.close()
+            if mine:
+                self._adapter.close()
 
     def _finish(self) -> None:
         """Commit, and what is to be completed by the same message."""
@@ -455,6 +459,7 @@ class GuardedTransaction:
         except LedgerUnavailableError as error:
             if not isinstance(error.__cause__, Exception):
                 raise
+            self._unheard = True
             return Commit(sent=True, error=error.__cause__)  # both may have been done
         except TransactionUsageError:
             if self._block.asked is not None:
@@ -478,14 +483,14 @@ class GuardedTransaction:
                 self._undo(self._adapter.lose if unknown else self._adapter.roll_back)
             if not unknown:
                 raise
-            self._resolve(error, commit)
+            self._resolve(error)
 
-    def _resolve(self, error: BaseException, commit: Commit) -> None:
+    def _resolve(self, error: BaseException) -> None:
         """Returns if the COMMIT happened of which `error` does not tell."""
         try:
             self._home.resolve(self._claim, error, self._mark, session=self._session)
         except TransactionRetryError as undone:
-            if not commit.sent:
+            if not self._unheard:
                 raise
             # The connection may have been lost long before, as one that idles too long is.
             raise broken_in_block(self._claim, idle_s=self._home.idle_s) from undone
