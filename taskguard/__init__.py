@@ -26,16 +26,18 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
+    from taskguard.findings import Finding, Level
     from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
-    from taskguard.lease import Lease
+    from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ExternalConnection
+    from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal, Traits
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.overrides import Overrides, overridden
@@ -59,6 +61,15 @@ _HOMES = {
     "Guard": "guard",
     "GuardedFunction": "guarded",
     "GuardedRow": "ledger.own_rows.guarded_row",
+    "Finding": "findings",
+    "Level": "findings",
+    "LockProvider": "locks.base",
+    "Granted": "locks.base",
+    "Held": "locks.base",
+    "Hold": "locks.base",
+    "Renewal": "locks.base",
+    "Traits": "locks.base",
+    "Owner": "lease",
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
@@ -95,22 +106,31 @@ __all__ = [
     "Delivery",
     "Dropped",
     "ExternalConnection",
+    "Finding",
     "Former",
+    "Granted",
     "Guard",
     "GuardedFunction",
     "GuardedRow",
+    "Held",
+    "Hold",
     "Lease",
+    "Level",
+    "LockProvider",
     "MemoryLocks",
     "MessageRef",
     "Outcome",
     "Overrides",
+    "Owner",
     "Policy",
     "Queue",
+    "Renewal",
     "Runner",
     "SqlLedger",
     "Sweeper",
     "Swept",
     "TaskGuard",
+    "Traits",
     "connect",
     "current_guard",
     "ddl_statements",

@@ -80,7 +80,11 @@ class Admission:
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
             found = self._peek(delivery, owner, admitted)
-            if self.ledger is None or not isinstance(found, Busy) or _is_lease(delivery, admitted):
+            if (
+                self.ledger is None
+                or not isinstance(found, Busy)
+                or self._is_lease(delivery, admitted)
+            ):
                 return found
             return self._overrule(delivery, owner, admitted, asked_at_s)
         if admitted is not None:
@@ -125,10 +129,10 @@ class Admission:
         """The key is taken at the lock server: is this work done already, or part of it?"""
         if self.ledger is None or delivery.work is None:
             same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return Busy(held.owner, held.remaining_s, same_work=same, started=same)
+            return Busy(held.owner, held.remaining_s, same, same, held.key)
         found = self.ledger.peek(self.request(delivery, owner))
         if isinstance(found, Busy):
-            return Busy(held.owner, held.remaining_s, found.same_work, found.started)
+            return Busy(held.owner, held.remaining_s, found.same_work, found.started, held.key)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
         if (
             found.decision is Decision.DONE
@@ -136,7 +140,7 @@ class Admission:
             and found.owner == held.owner
         ):
             # DONE is committed, but its body has not ended: its return value may still come.
-            return Busy(held.owner, held.remaining_s, same_work=True, started=True)
+            return Busy(held.owner, held.remaining_s, True, True, held.key)
         return found
 
     def _overrule(
@@ -248,7 +252,7 @@ class Admission:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
         if self.locks is not None:
             try:
-                self.locks.wait(delivery.keys, timeout_s=timeout_s)
+                self.locks.wait(busy.key or delivery.keys[0], timeout_s=timeout_s)
             except LockServerUnavailableError:
                 self.clock.sleep(min(timeout_s, _POLL_S))
         else:
@@ -282,13 +286,15 @@ class Admission:
     ) -> TrackedLease:
         """A lease for the delivery; `granted`: what the lock server said, if it has it, too."""
         policy = delivery.policy
+        # Where there is a ledger, it is the ledger's lease that counts.
+        ttl_s = granted.ttl_s if granted is not None and self.ledger is None else policy.ttl_s
         lease = Lease(
             keys=delivery.keys,
             owner=owner,
-            ttl_s=policy.ttl_s,
+            ttl_s=ttl_s,
             clock=self.clock,
             taken_at_s=asked_at_s,
-            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=policy.ttl_s),
+            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s),
             fence=0 if granted is None else granted.fence,
             max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
         )
@@ -301,6 +307,17 @@ class Admission:
             message=delivery.message.id,
             interrupt=policy.on_lost == "interrupt",
         )
+
+    def _is_lease(self, delivery: Delivery, held: Held) -> bool:
+        """Whether what the lock server holds may be a live lease, so that the delivery has to wait.
+
+        Its holder may be about to claim or to end, which the ledger does not know. No lease of this
+        task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
+        clock was set back). That may be another task's longer lease; then the ledger knows it.
+        """
+        assert self.locks is not None  # noqa: S101  # it is what holds
+        longest_s = max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s)
+        return held.owner.is_ours and held.remaining_s <= longest_s
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
         if self.events.hears(kind.level):
@@ -324,13 +341,3 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     if found.decision is not Decision.DONE or ended:
         return found
     return Busy(None, left_s, same_work=True, started=True)
-
-
-def _is_lease(delivery: Delivery, held: Held) -> bool:
-    """Whether what the lock server holds may be a live lease, so that the delivery has to wait.
-
-    Its holder may be about to claim or to end, which the ledger does not know. No lease of this
-    task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
-    clock was set back). That may be another task's longer lease; then the ledger knows its claim.
-    """
-    return held.owner.is_ours and held.remaining_s <= delivery.policy.ttl_s

@@ -181,6 +181,11 @@ class TaskGuard:
     ) -> Runner:
         if locks is None and ledger is None:
             raise ConfigurationError("locks=None and ledger=None: nothing would be guarded.")
+        if locks is not None and ledger is None and not locks.traits.tokens:
+            raise ConfigurationError(
+                f"{locks!r} issues no fencing tokens, and ledger=None: nothing could refuse a "
+                "stale write. Set a ledger, or take locks on a single server."
+            )
         watchdog = Watchdog(
             locks=locks, ledger=ledger, events=events, clock=clock, threaded=renewing
         )

@@ -6,6 +6,7 @@ password. A driver is imported when it is asked for; the error names the extra t
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -29,6 +30,16 @@ __all__ = [
 LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
 NAMESPACE_VARIABLE = "TASKGUARD_NAMESPACE"
+
+
+# Each takes the URL. Imported when asked for, since drivers are optional.
+_PROVIDERS = {
+    "redis": ("taskguard.locks.redis", "RedisLocks"),
+    "rediss": ("taskguard.locks.redis", "RedisLocks"),
+    "valkey": ("taskguard.locks.redis", "RedisLocks"),
+    "valkeys": ("taskguard.locks.redis", "RedisLocks"),
+    "unix": ("taskguard.locks.redis", "RedisLocks"),
+}
 
 
 class _Unset:
@@ -105,19 +116,20 @@ def make_locks(
 
 
 def _locks_for_url(url: str) -> LockProvider:
-    scheme, separator, _ = url.partition("://")
     if url.partition(":")[0] == "memory":
         from taskguard.locks.memory import MemoryLocks  # only where asked for
 
         return MemoryLocks()
-    if scheme in ("redis", "rediss", "valkey", "valkeys", "unix"):
-        from taskguard.locks.redis import RedisLocks  # the driver is optional
-
-        return RedisLocks(url)
+    scheme, separator, _ = url.partition("://")
+    home = _PROVIDERS.get(scheme)
+    if home is not None:
+        module, name = home
+        provider: LockProvider = getattr(importlib.import_module(module), name)(url)
+        return provider
     # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
     start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
     raise ConfigurationError(
-        f"The lock server's URL {start}; known are redis, rediss, valkey, unix and memory, as in "
+        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)} and memory, as in "
         "redis://localhost/1."
     )
 

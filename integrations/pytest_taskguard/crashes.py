@@ -33,7 +33,7 @@ from taskguard.locks.base import LockProvider
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
 # Methods that no delivery calls.
-_BESIDE = frozenset({"check_schema", "close", "create_schema", "revoke", "view", "warnings"})
+_BESIDE = frozenset({"check", "check_schema", "close", "create_schema", "revoke", "view"})
 _MOMENTS = ("asked", "done")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
-from taskguard import GuardedFunction, errors
+from taskguard import GuardedFunction, LockProvider, errors
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -133,14 +133,21 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
     runtime = build(app)
     try:
         if runtime.runner.locks is not None:
-            for warning in runtime.runner.locks.warnings():
-                logger.warning("%s", warning)
+            _check_locks(runtime.runner.locks)
         if runtime.ledger is not None:
             runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
     finally:
         runtime.close()
+
+
+def _check_locks(locks: LockProvider) -> None:
+    try:
+        for finding in locks.check():
+            logger.warning("%s", finding)
+    except errors.LockServerUnavailableError as error:
+        logger.warning("the lock server is away; until it answers: %s", error)
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:

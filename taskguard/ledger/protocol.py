@@ -238,12 +238,14 @@ class Busy:
         retry_after_s: seconds until that lease ends; None where unknown.
         same_work: the holder does this very work.
         started: this work was claimed by somebody before.
+        key: the key that is taken, where the lock server named it.
     """
 
     owner: Owner | None
     retry_after_s: float | None
     same_work: bool
     started: bool
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

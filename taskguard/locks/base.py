@@ -6,7 +6,8 @@ server's memory; the ledger does.
 
 Every call may be asked twice with the same owner: the answer is the same grant, and nothing is
 counted twice. Every call ends within the provider's own time-outs and raises
-LockServerUnavailableError when the server did not answer.
+LockServerUnavailableError when the server did not answer. An acquire that raised leaves at most a
+lease that ends within its ttl, or that the provider frees by itself: nobody else will.
 """
 
 from __future__ import annotations
@@ -15,16 +16,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from taskguard.findings import Finding
 from taskguard.lease import Owner
 
-__all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal"]
+__all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal", "Traits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What kind of locks a provider has.
+
+    Attributes:
+        session: leases end with the provider's session: `close()` and a lost session free them.
+            False: they outlive connections, and end by their ttl.
+        tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
+        min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
+    """
+
+    session: bool = False
+    tokens: bool = True
+    min_ttl_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The caller holds the keys. `fence` is 0 unless a token was asked for."""
+    """The caller holds the keys.
+
+    Attributes:
+        fence: the token; 0 unless one was asked for.
+        ttl_s: for how long the server keeps the lease, which may be longer than was asked for.
+    """
 
     fence: int
+    ttl_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,11 @@ class Renewal:
 class LockProvider(Protocol):
     """A lock server. Keys come sorted, namespaced by the provider itself."""
 
+    @property
+    def traits(self) -> Traits:
+        """What kind of locks these are."""
+        ...
+
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
@@ -93,12 +122,15 @@ class LockProvider(Protocol):
         """Renew many leases with few round trips; one `Renewal` constant for each, in order."""
         ...
 
-    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
-        """Block until one of the keys may have been released, at most `timeout_s`."""
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key, which `Held` named, may have been released, at most `timeout_s`."""
         ...
 
-    def warnings(self) -> list[str]:
-        """What is wrong with the server's settings, one sentence each; empty if it will not say."""
+    def check(self) -> list[Finding]:
+        """What is wrong with the server and its settings; what it will not say is left out.
+
+        Raises LockServerUnavailableError where it does not answer at all.
+        """
         ...
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
+from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 
 __all__ = ["MemoryLocks"]
 
@@ -36,6 +37,11 @@ class MemoryLocks:
         self._fences: dict[str, int] = {}
         self._releases: dict[str, int] = {}
 
+    @property
+    def traits(self) -> Traits:
+        """Leases with tokens."""
+        return Traits()
+
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
@@ -50,7 +56,7 @@ class MemoryLocks:
             for key in keys:
                 self._locks[key] = _Lock(owner, now_s + ttl_s)
             again = all(found.values())
-            return Granted(self._token(keys, again=again) if with_fence else 0)
+            return Granted(self._token(keys, again=again) if with_fence else 0, ttl_s)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys that are still the owner's; False if none was."""
@@ -75,13 +81,13 @@ class MemoryLocks:
         with self._mutex:
             return [self._renew(hold) for hold in holds]
 
-    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
-        """Block until one of the keys may have been released, a second at most: then ask again."""
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key may have been released, a second at most: then ask again."""
         # Sleeps by the clock, so that a clock of a test's own moves on.
         until_s = self._clock.monotonic_s() + min(timeout_s, _WAIT_SLICE_S)
-        seen = self._seen(keys)
+        seen = self._releases.get(key, 0)
         while (left_s := until_s - self._clock.monotonic_s()) > 0:
-            if self._seen(keys) != seen or self._any_free(keys):
+            if self._releases.get(key, 0) != seen or self._is_free(key):
                 return
             self._clock.sleep(min(_POLL_S, left_s))
 
@@ -100,8 +106,8 @@ class MemoryLocks:
             now_s = self._clock.monotonic_s()
             return {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
 
-    def warnings(self) -> list[str]:
-        """Nothing to warn of."""
+    def check(self) -> list[Finding]:
+        """Nothing to find."""
         return []
 
     def _standing(self, key: str, now_s: float) -> _Lock | None:
@@ -132,10 +138,6 @@ class MemoryLocks:
         self._fences.update(dict.fromkeys(keys, token))
         return token
 
-    def _seen(self, keys: tuple[str, ...]) -> list[int]:
-        return [self._releases.get(key, 0) for key in keys]
-
-    def _any_free(self, keys: tuple[str, ...]) -> bool:
-        now_s = self._clock.monotonic_s()
+    def _is_free(self, key: str) -> bool:
         with self._mutex:
-            return any(self._standing(key, now_s) is None for key in keys)
+            return self._standing(key, self._clock.monotonic_s()) is None

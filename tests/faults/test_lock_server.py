@@ -116,7 +116,7 @@ class TestEviction:
         after = take(locks)
         assert isinstance(after, Granted)
         assert after.fence > before.fence
-        assert any("allkeys-lru" in warning for warning in locks.warnings())
+        assert any("allkeys-lru" in finding.what for finding in locks.check())
 
 
 class TestFull:

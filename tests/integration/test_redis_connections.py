@@ -37,7 +37,7 @@ def cycle(locks: RedisLocks) -> None:
     other = locks.acquire(KEY, new_owner("n"), ttl_s=30.0, with_fence=True, wait_s=0.0)
     assert isinstance(other, Held)
     assert other.owner == owner
-    locks.wait(KEY, timeout_s=0.05)
+    locks.wait(KEY[0], timeout_s=0.05)
     assert locks.release(KEY, owner) is True
 
 

@@ -102,7 +102,7 @@ class TestKeys:
 
         def waiter() -> None:
             started = time.monotonic()
-            RedisLocks(server.url).wait(KEY, timeout_s=30.0)
+            RedisLocks(server.url).wait(KEY[0], timeout_s=30.0)
             took_s.append(time.monotonic() - started)
 
         threads = [threading.Thread(target=waiter) for _ in range(4)]
@@ -125,7 +125,9 @@ class TestKeys:
         """Two namespaces are two worlds."""
         take(locks)
         other = RedisLocks(server.url, namespace="shop:prod")
-        assert other.acquire(KEY, new_owner(), ttl_s=5, with_fence=False, wait_s=0) == Granted(0)
+        assert isinstance(
+            other.acquire(KEY, new_owner(), ttl_s=5, with_fence=False, wait_s=0), Granted
+        )
         assert client.exists("shop:prod:{order:42}")
 
     def test_foreign_value(self, client: Any, locks: RedisLocks) -> None:
@@ -283,7 +285,7 @@ class TestFullServer:
         assert locks.release(KEY, owner) is True
         assert client.exists(LOCK) == 0
         started = time.monotonic()
-        locks.wait(KEY, timeout_s=30.0)
+        locks.wait(KEY[0], timeout_s=30.0)
         assert time.monotonic() - started < 0.9  # by polling it would be a second
 
 
@@ -313,11 +315,11 @@ class TestRights:
         other = new_owner("other")
         assert locks.hand_over(KEY, owner, to=other, ttl_s=30.0) is True
         assert locks.release(KEY, other) is True
-        locks.wait(KEY, timeout_s=1.0)
+        locks.wait(KEY[0], timeout_s=1.0)
         owner = take(locks)
         locks.acquire(("order:41", *KEY), new_owner(), ttl_s=30.0, with_fence=True, wait_s=1.0)
         assert locks.release(KEY, owner) is True
-        assert locks.warnings() == []
+        assert locks.check() == []
 
     def test_enough(self, client: Any, user_url: str) -> None:
         """These rights are enough for everything."""
@@ -354,13 +356,14 @@ class TestRights:
 class TestWarnings:
     def test_eviction(self, client: Any, locks: RedisLocks) -> None:
         """A server that throws keys away when it is full is warned of; others are not."""
-        assert locks.warnings() == []
+        assert locks.check() == []
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            assert locks.warnings() == []  # without a limit it never does
+            assert locks.check() == []  # without a limit it never does
             client.config_set("maxmemory", "1gb")
-            (warning,) = locks.warnings()
-            assert "maxmemory-policy allkeys-lru" in warning
+            (finding,) = locks.check()
+            assert finding.name == "eviction"
+            assert "maxmemory-policy allkeys-lru" in finding.what
         finally:
             client.config_set("maxmemory", "0")
             client.config_set("maxmemory-policy", "noeviction")

@@ -20,9 +20,10 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionRetryError,
 )
+from taskguard.findings import Finding
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
-from taskguard.locks.base import Granted, Held, Hold
+from taskguard.locks.base import Granted, Held, Hold, Traits
 from taskguard.states import State
 
 if TYPE_CHECKING:
@@ -119,11 +120,15 @@ class PortLocks(Boundary):
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         return self._ask("renew", lambda: self.world.locks.renew(holds))
 
-    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
-        del keys
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        del key
         self.world.scheduler.sleep(timeout_s)
 
-    def warnings(self) -> list[str]:
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    def check(self) -> list[Finding]:
         return []
 
     def close(self) -> None:

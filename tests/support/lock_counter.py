@@ -59,7 +59,7 @@ def _turn(locks: LockProvider, counter: Path) -> Grant:
         answer = locks.acquire(KEYS, owner, ttl_s=TTL_S, with_fence=True, wait_s=30.0)
         if isinstance(answer, Granted):
             break
-        locks.wait((answer.key,), timeout_s=30.0)
+        locks.wait(answer.key, timeout_s=30.0)
     answered_at_s = clock.monotonic_s()
     value = int(counter.read_text())
     time.sleep(0.0005)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from taskguard.locks.base import LockProvider
@@ -17,9 +18,11 @@ class LockServer:
         forget: the server loses its memory.
         leftovers: what stands in the server, apart from tokens.
         url: None where the server is in this process alone.
+        deafened: a provider that gets no replies to what it sends: None where there is no wire.
     """
 
     connect: Callable[[], LockProvider]
     forget: Callable[[], object]
     leftovers: Callable[[], list[str]]
     url: str | None = None
+    deafened: Callable[[], AbstractContextManager[LockProvider]] | None = None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskguard.locks.redis_link import UNUSUAL, read_short
+from taskguard.locks.redis.protocol import UNUSUAL, read_short
 
 SIMPLE = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 

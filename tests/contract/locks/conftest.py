@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import redis
 
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
+from support.proxy import Mode, Proxy
+from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
@@ -41,7 +45,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         with redis.Redis(port=real.port) as client:
             client.flushall()
             client.script_flush()
-            yield _redis_kind(client, lambda: RedisLocks(real.url), url=real.url)
+            kind = _redis_kind(client, lambda: RedisLocks(real.url), url=real.url)
+            yield replace(kind, deafened=lambda: _deafened(real.port))
+
+
+@contextmanager
+def _deafened(port: int) -> Iterator[LockProvider]:
+    with Proxy(port) as proxy:
+        locks = RedisLocks(f"redis://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0)
+        locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+        proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
 
 
 def _redis_kind(

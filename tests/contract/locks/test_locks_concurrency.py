@@ -96,7 +96,7 @@ def test_overlapping_sets(locks: LockProvider) -> None:
                 answer := locks.acquire(keys, owner, ttl_s=30.0, with_fence=False, wait_s=30.0),
                 Held,
             ):
-                locks.wait((answer.key,), timeout_s=30.0)
+                locks.wait(answer.key, timeout_s=30.0)
             if inside & set(keys):
                 failures.append(f"{keys} while {inside}")
             inside.update(keys)

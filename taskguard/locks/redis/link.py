@@ -19,14 +19,12 @@ that failed had no effect. That is why every script may be asked twice.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 from taskguard.errors import (
@@ -34,94 +32,19 @@ from taskguard.errors import (
     LockServerUnavailableError,
     MissingDriverError,
 )
-from taskguard.locks.redis_address import (
+from taskguard.locks.redis.address import (
     address_of,
     from_client,
     from_url,
     refuse_unknown_certificates,
 )
+from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["UNUSUAL", "RedisLink", "Script", "pack", "read_short"]
-
-UNUSUAL: Any = object()  # nothing was read
+__all__ = ["RedisLink"]
 
 _MOST_IDLE = 64
-_LONGEST_BYTES = 4096
-# A look first: what a reply turns out not to be must still be there.
-_PEEK = getattr(socket, "MSG_PEEK", 0)
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
-
-
-def pack(*words: bytes) -> bytes:
-    """A command as it goes over the wire. redis-py's packer takes several times as long."""
-    parts = [b"*%d\r\n" % len(words)]
-    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
-    return b"".join(parts)
-
-
-def read_short(connection: Any) -> Any:
-    """The reply that a redis-py connection in RESP2 has next, or UNUSUAL. Raises OSError.
-
-    Whole numbers, texts without a line break, None, and arrays of these. redis-py's parser takes
-    longer for them than the server does; the rest stays in the socket for it: errors, pushed
-    messages, long replies, those that have not come whole, the end of the stream; all by TLS.
-    """
-    sock = getattr(connection, "_sock", None)  # there is no other way to it
-    if type(sock) is not socket.socket or not _PEEK:
-        return UNUSUAL
-    data = sock.recv(_LONGEST_BYTES, _PEEK)
-    reply = _parsed(data)
-    if reply is not UNUSUAL:
-        sock.recv(len(data))
-    return reply
-
-
-def _parsed(data: bytes) -> Any:
-    """One reply and nothing else, or UNUSUAL. The protocol: https://redis.io/docs/reference/protocol-spec."""
-    *lines, rest = data.split(b"\r\n")
-    if rest or not lines:
-        return UNUSUAL
-    try:
-        if not lines[0].startswith(b"*"):
-            found, used = _value(lines, 0)
-            return found if used == len(lines) else UNUSUAL
-        found, used = [], 1
-        for _ in range(int(lines[0][1:])):
-            value, used = _value(lines, used)
-            found.append(value)
-    except (ValueError, IndexError):
-        return UNUSUAL
-    return found if used == len(lines) and lines[0] != b"*-1" else UNUSUAL
-
-
-def _value(lines: list[bytes], at: int) -> tuple[Any, int]:
-    """The value that begins in this line, and the line after it; ValueError for other kinds."""
-    head = lines[at]
-    kind, said = head[:1], head[1:]
-    if kind == b":":
-        return int(said), at + 1
-    if kind == b"+":
-        return said, at + 1
-    if kind != b"$":
-        raise ValueError
-    if said == b"-1":
-        return None, at + 1
-    text = lines[at + 1]
-    if len(text) != int(said):
-        raise ValueError  # it has a line break in it
-    return text, at + 2
-
-
-class Script:
-    """A Lua file and its checksum, by which servers know it."""
-
-    def __init__(self, name: str) -> None:
-        file = resources.files("taskguard.locks") / "lua" / f"{name}.lua"
-        self.name = name
-        self.source = file.read_bytes()
-        # Not for security: it is how the protocol names scripts.
-        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
 class RedisLink:
@@ -200,6 +123,10 @@ class RedisLink:
                     continue
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def was_refused(self, error: LockServerUnavailableError) -> bool:
+        """Whether the server answered, and what it said was no."""
+        return isinstance(error.__cause__, self._errors.ResponseError)
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""

@@ -1,30 +1,6 @@
-"""Locks on one Redis or Valkey server, 6.2 or later: every step one script, one round trip.
+"""The steps of a lock on one Redis server: each is one script, and may be asked twice.
 
-Guarantees, while the server keeps its memory: a key has one owner at a time; only its owner
-renews, frees or hands it on; every call may be asked twice. Tokens are max(last + 1, the server's
-clock in µs): they grow for each key, also across FLUSHALL, eviction and restarts, as long as the
-server's clock does not go back. A waiter is woken by the release itself.
-Does not guarantee: exclusion across a failover or a loss of the server's memory, nor against a
-paused holder. That is the ledger's part.
-
-What stands in the server, all with an expiry (`{…}` makes one Cluster slot of it):
-
-    taskguard:{order:42}            the lock: nonce/message of its owner
-    taskguard:{order:42}:fence      the last token, 24 h; only where tokens are asked for
-    taskguard:{order:42}:waiters    somebody waits; only while that is so
-    taskguard:{order:42}:wake       one element after a release, for BLPOP; 1 s
-
-An expired fence is no loss, since the clock alone makes the next token higher; one that is ahead
-of the clock is kept for that much longer.
-
-The least that its user needs:
-
-    ACL SETUSER tasks on >password ~taskguard:* +evalsha +eval +get +set +del +exists
-        +pexpire +pttl +time +lpush +blpop   (and +select for a database other than 0)
-
-The server should run with `maxmemory-policy noeviction`: `warnings()` says if it does not.
-A Redis Cluster is not supported yet: a key's entries share a slot, those of several keys do not.
-Connections, time-outs and errors are in `redis_link.py`.
+What they guarantee, and what stands in the server, is in the package's docstring.
 """
 
 from __future__ import annotations
@@ -33,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Finding, Level
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal
-from taskguard.locks.redis_link import RedisLink, Script, pack
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.protocol import Script, pack
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RedisLocks"]
@@ -97,6 +75,11 @@ class RedisLocks:
         self._hand_over = Script("hand_over")
         self._renew = Script("renew")
 
+    @property
+    def traits(self) -> Traits:
+        """Leases with tokens."""
+        return Traits()
+
     def __repr__(self) -> str:
         return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
 
@@ -122,7 +105,7 @@ class RedisLocks:
             ],
         )
         if reply[0] == 1:
-            return Granted(int(reply[1]))
+            return Granted(int(reply[1]), ttl_s)
         _, number, value, pttl_ms = reply
         return Held(
             key=keys[number - 1],
@@ -170,36 +153,40 @@ class RedisLocks:
             answers += [_RENEWALS[letter] for letter in reply]
         return answers
 
-    def wait(self, keys: tuple[str, ...], *, timeout_s: float) -> None:
-        """Block until one of the keys may have been released, a second at most: then ask again.
-
-        Give it the key that `Held` named, for that is where the release will call.
-        """
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key may have been released, a second at most: then ask again."""
         if timeout_s <= 0:
             return
         slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
-        names = [lock + b":wake" for lock in self._locks(keys)]
-        self._link.ask(pack(b"BLPOP", *names, b"%.3f" % slice_s), blocks=True)
+        (lock,) = self._locks((key,))
+        self._link.ask(pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s), blocks=True)
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
         self._link.close()
 
-    def warnings(self) -> list[str]:
-        """What is wrong with the server's settings, one sentence each; empty if it will not say."""
+    def check(self) -> list[Finding]:
+        """What is wrong with the server's settings; empty where this user may not ask."""
         try:
             info = self._link.ask(pack(b"INFO", b"memory")).decode("utf-8", "replace")
-        except LockServerUnavailableError:
-            return []
+        except LockServerUnavailableError as error:
+            if self._link.was_refused(error):
+                return []
+            raise
         values = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         policy = values.get("maxmemory_policy", "noeviction")
         if policy == "noeviction" or values.get("maxmemory", "0") == "0":
             return []
-        warning = (
-            f"The lock server {self._link.address} has maxmemory-policy {policy}: when it is full "
-            "it throws locks away. Set noeviction, or give locks a server of their own."
-        )
-        return [warning]
+        return [
+            Finding(
+                "eviction",
+                Level.WARNING,
+                where=f"the lock server {self._link.address}",
+                what=f"It has maxmemory-policy {policy}.",
+                why="When it is full it throws locks away.",
+                mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
+            )
+        ]
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
