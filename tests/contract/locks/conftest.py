@@ -13,6 +13,7 @@ import redis
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
+from support.session_locks import SessionServer, session_kind
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
@@ -21,6 +22,7 @@ from taskguard_sandbox.servers import RedisServer
 
 KINDS = [
     "memory",
+    "session",
     "fakeredis",
     "valkey",
     "redis62",
@@ -34,6 +36,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
     if request.param == "memory":
         memory = MemoryLocks()
         yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
+    elif request.param == "session":
+        yield session_kind(SessionServer())
     elif request.param == "fakeredis":
         need_redis_in_memory()
         from fakeredis import FakeRedis
