@@ -18,7 +18,7 @@ from support.lock_servers import LockServer
 from taskguard import Finding, Granted, Held, Hold, LockProvider, Owner, Renewal, Traits
 from taskguard.errors import LockServerUnavailableError
 
-SESSION_S = 6.0
+SESSION_S = 2.0
 
 
 @dataclass
@@ -38,13 +38,16 @@ class SessionServer:
         self.nodes: dict[str, Node] = {}
         self._open: set[int] = set()
         self._sessions = itertools.count(1)
-        # Revisions count from the moment at which the server was set up, in µs: so its tokens are
-        # above those that another kind of server has issued before.
-        self._revisions = itertools.count(time.time_ns() // 1000)
+        self._revision = 0
 
     def open(self) -> int:
-        """A new session."""
+        """A new session.
+
+        It lifts the revision to the clock, in µs: so the tokens that follow are above those that
+        another kind of server has issued meanwhile.
+        """
         with self.changed:
+            self._revision = max(self._revision, time.time_ns() // 1000)
             session = next(self._sessions)
             self._open.add(session)
             return session
@@ -62,7 +65,8 @@ class SessionServer:
 
     def revision(self) -> int:
         """One more than the last."""
-        return next(self._revisions)
+        self._revision += 1
+        return self._revision
 
     def forget(self) -> None:
         """Every node is gone, but nobody is told."""
@@ -80,7 +84,7 @@ class SessionLocks:
 
     @property
     def traits(self) -> Traits:
-        return Traits(session=True)
+        return Traits(session=True, min_ttl_s=SESSION_S)
 
     @property
     def session(self) -> int:
@@ -154,18 +158,18 @@ class SessionLocks:
         return Renewal.RENEWED if all(key in nodes for key in hold.keys) else Renewal.GONE
 
 
-def session_kind(server: SessionServer) -> LockServer:
-    """The server as the contract suite wants it described."""
+def session_kind(server: SessionServer, kind: type[SessionLocks] = SessionLocks) -> LockServer:
+    """The server, and a kind of provider, as the contract suite wants them described."""
 
     def end(locks: LockProvider) -> None:
         assert isinstance(locks, SessionLocks)
         server.end(locks.session)
 
     def deafened() -> AbstractContextManager[LockProvider]:
-        return closing(SessionLocks(server, deaf=True))
+        return closing(kind(server, deaf=True))
 
     return LockServer(
-        connect=lambda: SessionLocks(server),
+        connect=lambda: kind(server),
         forget=server.forget,
         leftovers=lambda: sorted(server.nodes),
         deafened=deafened,

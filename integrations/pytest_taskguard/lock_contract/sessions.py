@@ -28,13 +28,14 @@ T = TypeVar("T")
 class TestTraits:
     def test_ttl(self, locks: LockProvider) -> None:
         """What is granted lasts as long as was asked for, or as the least that the server keeps; a
-        session's locks last as long as that."""
+        session's locks last as long as that. Not longer, but for a second that was begun: whoever
+        is refused takes a lease beyond that for none."""
+        traits = locks.traits
         for ttl_s in (0.05, 20.0):
             answer = granted(locks, (f"order:{ttl_s}",), new_owner("m"), ttl_s=ttl_s)
-            if locks.traits.session:
-                assert answer.ttl_s > 0.0
-            else:
-                assert answer.ttl_s >= max(ttl_s, locks.traits.min_ttl_s)
+            longest_s = max(ttl_s, traits.min_ttl_s)
+            assert answer.ttl_s >= (traits.min_ttl_s if traits.session else longest_s)
+            assert 0.0 < answer.ttl_s <= longest_s + 1.0
 
     def test_tokens(self, locks: LockProvider) -> None:
         """A provider without tokens gives 0 where one is asked for, never a number of its own."""
@@ -54,7 +55,7 @@ class TestSwallowedReply:
                 take(locks, KEY, new_owner("m"), ttl_s=1.0)
             wait_until(
                 lambda: isinstance(take(other, KEY, new_owner("n")), Granted),
-                timeout_s=20.0 + slack_s(other),
+                timeout_s=3 * slack_s(other),
                 message="a key free whose grant nobody has heard of",
             )
 
