@@ -31,11 +31,13 @@ class Traits:
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
+        failover_s: for how long it may give no answer while another server takes its place.
     """
 
     session: bool = False
     tokens: bool = True
     min_ttl_s: float = 0.0
+    failover_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class MemoryLocks:
         self._fences: dict[str, int] = {}
         self._releases: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        return "<MemoryLocks>"
+
     @property
     def traits(self) -> Traits:
         """Leases with tokens."""
