@@ -28,9 +28,7 @@ __all__ = [
 
 _SAFE = "taskguard_celery.safe_defaults(app) sets what is safe"
 # What a worker says in one line for each task.
-LOSING = frozenset(
-    {"early_ack", "worker_lost_ack", "visibility_timeout", "retry_beyond_visibility"}
-)
+LOSING = frozenset({"early_ack", "worker_lost_ack", "visibility_timeout"})
 _IN_MEMORY = ("memory", "filesystem")
 _TRANSIENT = (1, "1", "transient")
 

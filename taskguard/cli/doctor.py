@@ -16,8 +16,9 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented, printable
@@ -34,6 +35,7 @@ _GROUP = "taskguard.doctors"
 _METAVARS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
 _ASKED_WRONGLY = 2
 _COLUMNS = 80
+_NAMED = 3
 
 
 def add_doctor(commands: Any) -> None:
@@ -68,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except CommandTargetError as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
         return _ASKED_WRONGLY
-    reports = examine(configuration)
+    reports = examine(replace(configuration, folder=Path.cwd()))
     if arguments.json:
         print(json.dumps(_as_json(reports), indent=2))
     else:
@@ -115,13 +117,28 @@ def _as_text(reports: Sequence[Report]) -> Iterator[str]:
         yield f"{report.part:9} {printable(report.subject)}".rstrip()
         if not report.findings:
             yield "  nothing found"
-        where = ""
-        for finding in report.findings:
-            yield from _told(finding, where=finding.where if finding.where != where else "")
-            where = finding.where
+        before = ""
+        for finding, places in _by_place(report.findings):
+            where = _listed(places)
+            yield from _told(finding, where=where if where != before else "")
+            before = where
         yield ""
     count = Counter(each.level for report in reports for each in report.findings)
     yield ", ".join(_counted(count[level], level) for level in Level) + "."
+
+
+def _by_place(findings: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]]:
+    """Each once, and where it is: a setting that a hundred tasks lack is one thing to mend."""
+    places: dict[Finding, list[str]] = {}
+    for each in findings:
+        places.setdefault(replace(each, where=""), []).append(each.where)
+    yield from places.items()
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = len(places) - _NAMED
+    named = ", ".join(places[:_NAMED])
+    return f"{named}, and {more} more" if more > 0 else named
 
 
 def _told(finding: Finding, *, where: str) -> Iterator[str]:

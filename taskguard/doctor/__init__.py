@@ -10,8 +10,9 @@ Does not guarantee that nothing else is wrong; nor does it tell two applications
 namespace, for no record says which application wrote it.
 
 `configuration.py` is what there is to examine; `locks.py`, `ledger.py`, `clocks.py` and
-`queues.py` ask one part each. The rules about a server stand beside its provider
-(`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in its integration.
+`queues.py` ask one part each, and `migrations.py` looks at files. The rules about a server stand
+beside its provider (`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in
+its integration.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
 from taskguard.doctor.locks import check_locks
+from taskguard.doctor.migrations import check_migrations, environment_of_alembic
 from taskguard.doctor.queues import QueueServer
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding, Level
@@ -36,7 +38,7 @@ class Report:
     """What was found in one part.
 
     Attributes:
-        part: "settings", "locks", "ledger", "clocks" or "queue".
+        part: "settings", "locks", "ledger", "clocks", "migrations" or "queue".
         subject: which one it is, without a password.
         findings: what is wrong with it, the worst first.
     """
@@ -76,6 +78,10 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
                 clocks[named(ledger)] = ledger.now_us
         if clocks:
             yield _report("clocks", "this machine's and theirs", check_clocks(clocks))
+    folder = configuration.folder
+    environment = environment_of_alembic(folder) if folder is not None and ledger else None
+    if environment is not None:
+        yield _report("migrations", "Alembic", check_migrations(environment))
     queue = configuration.queue_server and QueueServer.of(configuration.queue_server)
     if queue:
         yield _report("queue", queue.address, queue.check(locks=locks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from taskguard.api import TaskGuard
@@ -48,6 +49,7 @@ class Configuration:
     tasks: Sequence[GuardedTask] = ()
     findings: Sequence[Finding] = ()
     queue_server: Any = None
+    folder: Path | None = None
 
 
 def named(part: object) -> str:

@@ -13,7 +13,7 @@ from taskguard.locks.base import LockProvider, Traits
 __all__ = ["check_locks", "judge_leases", "without_a_ledger"]
 
 # Where a ledger refuses the second effect, these are good to know; without one nothing does.
-_MADE_GOOD_BY_A_LEDGER = frozenset({"no_persistence", "async_replicas"})
+_MADE_GOOD_BY_A_LEDGER = frozenset({"no_persistence", "async_replicas", "locks_in_memory"})
 # A lease is renewed at a third: so much of it is left at the worst.
 _LEFT_AT_A_RENEWAL = 2 / 3
 

@@ -57,7 +57,8 @@ def ledger_url(sqlite_url: str) -> str:
 
 def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
     """Each part that was asked is named, and the status is 0."""
-    status, said = doctor("--locks", "memory://", "--ledger", ledger_url)
+    with servers.Valkey(appendonly="yes") as server:
+        status, said = doctor("--locks", server.url, "--ledger", ledger_url)
     assert status == 0
     parts = [line.split()[0] for line in said.splitlines() if line and line[0] != " "]
     assert parts == ["locks", "ledger", "clocks", "0"]
@@ -67,7 +68,7 @@ def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
 
 def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
     """What, why and what mends it, in 80 columns of plain text; the status is 1."""
-    status, said = doctor("--locks", "memory://", "--ledger", sqlite_url)
+    status, said = doctor("--ledger", sqlite_url)
     assert status == 1
     assert "  error: tables_missing\n    where  the ledger sqlite" in said
     assert "\n    mend   `taskguard ledger create`, or --sql into a migration.\n" in said
@@ -168,6 +169,64 @@ def test_it_leaves_no_connection_open(ledger_url: str, redis_url: str, tmp_path:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found" in done.stdout
+
+
+def test_locks_in_memory(doctor: Doctor, ledger_url: str) -> None:
+    """Good to know with a ledger; without one every process has its own."""
+    assert "note: locks_in_memory" in doctor("--locks", "memory://", "--ledger", ledger_url)[1]
+    assert "warning: locks_in_memory" in doctor("--locks", "memory://")[1]
+
+
+def test_alembic(
+    doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its env.py, in the folder where the command is run, leaves the ledger alone, or not."""
+    from alembic import command, config
+
+    monkeypatch.chdir(tmp_path)
+    assert "migrations" not in doctor("--ledger", ledger_url)[1]
+    command.init(config.Config("alembic.ini"), "migrations")
+    assert "warning: alembic_drops" in doctor("--ledger", ledger_url)[1]
+    file = tmp_path / "migrations" / "env.py"
+    text = file.read_text().replace(
+        "connection=connection,", "connection=connection, include_name=taskguard.include_name,"
+    )
+    file.write_text(text)
+    said = doctor("--ledger", ledger_url)[1]
+    assert "migrations" in said
+    assert "alembic_drops" not in said
+    # The settings may be in pyproject.toml, too.
+    (tmp_path / "alembic.ini").unlink()
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.alembic]\nscript_location = "%(here)s/migrations"'
+    )
+    assert "migrations" in doctor("--ledger", ledger_url)[1]
+
+
+def test_what_many_tasks_have_is_said_once(
+    doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three of their names; JSON has each."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    (tmp_path / "many_tasks.py").write_text(
+        "from celery import Celery\n"
+        "from taskguard_celery import guarded_task\n"
+        "app = Celery('many', broker='amqp://', set_as_current=False)\n"
+        "app.conf.taskguard_locks_url = 'memory://'\n"
+        f"app.conf.taskguard_ledger_url = {ledger_url!r}\n"
+        "app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = True\n"
+        "def ship(n): ...\n"
+        "for n in range(5):\n"
+        "    guarded = guarded_task(key='order:<n>')(ship)\n"
+        "    app.task(name=f'ship{n}', shared=False, acks_late=False)(guarded)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = doctor("--celery", "many_tasks:app")[1]
+    assert said.count("warning: early_ack") == 1
+    assert "the task ship0, the task ship1, the task ship2, and 2 more" in " ".join(said.split())
+    told = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
+    sys.modules.pop("many_tasks")
+    assert [each["name"] for each in told].count("early_ack") == 5
 
 
 class TestClocks:
