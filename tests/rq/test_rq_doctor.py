@@ -91,6 +91,7 @@ def test_a_job_whose_function_is_not_to_be_found_is_left_out(
 
 def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
     """Its workers would put a job straight back; a `GuardedWorker` has one."""
+    office.queue.enqueue(plain)
     assert doctor()[1] == []  # nobody listens to it yet
     office.worker("rq.worker.SimpleWorker")
     assert doctor()[1] == [("no_scheduler", "warning", "the queue invoices")]
