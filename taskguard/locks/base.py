@@ -131,6 +131,8 @@ class LockProvider(Protocol):
     def check(self) -> list[Finding]:
         """What is wrong with the server and its settings; what it will not say is left out.
 
+        May try each step of a lock on a key of its own, of which nothing stays.
+
         Raises LockServerUnavailableError where it does not answer at all.
         """
         ...

@@ -206,12 +206,20 @@ class TestPrivileges:
         assert found(make(clerk, tables=False)) == {}
 
     @pytest.mark.parametrize(
-        "missing", ["update on taskguard_messages", "select on taskguard_schema"]
+        "missing",
+        [
+            "update on taskguard_messages",
+            "select on taskguard_work",
+            "select on taskguard_keys",
+            "select on taskguard_schema",
+        ],
     )
     def test_missing(self, clerk: str, url: str, make: Make, missing: str) -> None:
         """By their names."""
         say(url, f"revoke {missing} from clerk")
-        finding = found(make(clerk, tables=False))["privileges"]
+        findings = found(make(clerk, tables=False))
+        assert set(findings) == {"privileges"}
+        finding = findings["privileges"]
         assert finding.level is Level.ERROR
         assert missing.partition(" on ")[2] in finding.what
         assert "GRANT" in finding.mend

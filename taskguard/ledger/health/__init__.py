@@ -12,11 +12,12 @@ out, `rules.py` judges.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import sqlalchemy as sa
 
-from taskguard.errors import LedgerSchemaError
+from taskguard.errors import LedgerSchemaError, LedgerUnavailableError
 from taskguard.findings import Finding
 from taskguard.ledger.connections.database import CannotWriteError, Database
 from taskguard.ledger.health.asking import ask_server, ask_tables
@@ -52,7 +53,9 @@ def check(database: Database, *, bodies: Bodies, check_rows: Callable[[], None])
             return [*found, schema]
         if server.read_only is None:
             found += _writing(database, check_rows, where=where)
-        found += judge_tables(ask_tables(database), bodies, where=where)
+        # What may not be asked is among the findings above; what takes too long is not waited for.
+        with contextlib.suppress(LedgerSchemaError, LedgerUnavailableError):
+            found += judge_tables(ask_tables(database), bodies, where=where)
     except CannotWriteError as error:
         found.append(unwritable(error, where=where))
     return found
