@@ -19,6 +19,7 @@ that failed had no effect. That is why every script may be asked twice.
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import socket
@@ -40,11 +41,20 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["RedisLink"]
+__all__ = ["RedisLink", "Refusal"]
 
 _MOST_IDLE = 64
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
+
+
+class Refusal(enum.Enum):
+    """Why a server that answers does not do what it is asked."""
+
+    LOGIN = enum.auto()
+    RIGHTS = enum.auto()
+    CLUSTER = enum.auto()
+    OTHER = enum.auto()
 
 
 class RedisLink:
@@ -124,9 +134,28 @@ class RedisLink:
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def was_refused(self, error: LockServerUnavailableError) -> bool:
-        """Whether the server answered, and what it said was no."""
-        return isinstance(error.__cause__, self._errors.ResponseError)
+    def refusal_of(self, error: BaseException | None) -> Refusal | None:
+        """Why the server, which answered, refused; None: it gave no answer.
+
+        Takes an error of redis-py's, or LockServerUnavailableError, whose cause that is.
+        """
+        if isinstance(error, LockServerUnavailableError):
+            error = error.__cause__
+        errors, said = self._errors, str(error)
+        # A server that wants a password first refuses a script for its length.
+        if "unauthenticated" in said or isinstance(
+            error, (errors.AuthenticationError, errors.AuthorizationError)
+        ):
+            return Refusal.LOGIN
+        if isinstance(error, errors.NoPermissionError) or any(
+            sign in said for sign in _FORBIDDEN_IN_SCRIPT
+        ):
+            return Refusal.RIGHTS
+        if said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
+            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
+        ):
+            return Refusal.CLUSTER
+        return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""
@@ -163,31 +192,24 @@ class RedisLink:
         return isinstance(error, kinds)
 
     def _unavailable(self, error: Exception) -> LockServerUnavailableError:
-        errors = self._errors
         said = str(error).rstrip(".") or type(error).__name__
-        # A server that wants a password first refuses a script for its length.
-        if "unauthenticated" in said or isinstance(
-            error, (errors.AuthenticationError, errors.AuthorizationError)
-        ):
+        refusal = self.refusal_of(error)
+        if refusal is Refusal.LOGIN:
             rest = (
                 f"refuses user or password: {said}. This is a mistake in the settings; correct "
                 "the URL."
             )
-        elif isinstance(error, errors.NoPermissionError) or any(
-            sign in said for sign in _FORBIDDEN_IN_SCRIPT
-        ):
+        elif refusal is Refusal.RIGHTS:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
-            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
-        ):
+        elif refusal is Refusal.CLUSTER:
             rest = (
                 f"is a Redis Cluster ({said}), which is not supported; use a single server or "
                 "Sentinel."
             )
-        elif isinstance(error, errors.ResponseError):
+        elif refusal is Refusal.OTHER:
             rest = f"refused: {said}."
         else:
             rest = f"gave no answer: {said}."
