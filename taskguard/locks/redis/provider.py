@@ -14,6 +14,7 @@ from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RedisLocks"]
@@ -61,7 +62,7 @@ class RedisLocks:
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
-        self._link = RedisLink(
+        self._link = _link_to(
             server,
             socket_timeout_s=socket_timeout_s,
             connect_timeout_s=connect_timeout_s,
@@ -190,6 +191,14 @@ class RedisLocks:
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
+
+
+def _link_to(server: Any, **bounds: Any) -> RedisLink:
+    if is_sentinel_url(server):
+        from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
+
+        return SentinelLink(server, **bounds)
+    return RedisLink(server, **bounds)
 
 
 def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
