@@ -129,13 +129,18 @@ def groups(
             for _ in range(sentinels)
         ]
         group = Group([master, *servers], watchers)
-        wait_until(
-            lambda: all(_is_complete(group, each) for each in watchers),
-            timeout_s=60,
-            message="a group",
-            interval_s=0.1,
-        )
+        wait_until_complete(group)
         yield group
+
+
+def wait_until_complete(group: Group) -> None:
+    """Until each Sentinel knows of the others and of all servers, and replicas follow."""
+    wait_until(
+        lambda: all(_is_complete(group, each) for each in group.sentinels),
+        timeout_s=60,
+        message="a group",
+        interval_s=0.1,
+    )
 
 
 def _is_complete(group: Group, sentinel: SentinelOf) -> bool:

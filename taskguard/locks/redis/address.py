@@ -84,6 +84,7 @@ def unreadable(scheme: str) -> ConfigurationError:
 def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
     """A URL without these options, and what they were."""
     plain, mark, query = url.partition("?")
+    query, hash_mark, fragment = query.partition("#")  # which is wrong, and left to be said
     taken: dict[str, str] = {}
     left = []
     for piece in query.split("&"):
@@ -92,7 +93,9 @@ def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
             taken[name] = unquote(value)
         else:
             left.append(piece)
-    return (plain + mark + "&".join(left)).rstrip("?") if taken else url, taken
+    if not taken:
+        return url, taken
+    return (plain + mark + "&".join(left)).rstrip("?") + hash_mark + fragment, taken
 
 
 def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:

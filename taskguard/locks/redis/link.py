@@ -32,12 +32,14 @@ from taskguard.errors import (
     LockServerUnavailableError,
     MissingDriverError,
 )
+from taskguard.findings import Finding
 from taskguard.locks.redis.address import (
     address_of,
     from_client,
     from_url,
     refuse_unknown_certificates,
 )
+from taskguard.locks.redis.checks import eviction, info_values
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
 __all__ = ["Connections", "RedisLink", "driver"]
@@ -147,9 +149,15 @@ class RedisLink:
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def was_refused(self, error: LockServerUnavailableError) -> bool:
-        """Whether the server answered, and what it said was no."""
-        return isinstance(error.__cause__, self._errors.ResponseError)
+    def check(self) -> list[Finding]:
+        """What is wrong with the server's settings; empty where this user may not ask."""
+        try:
+            info = self.ask(pack(b"INFO", b"memory"))
+        except LockServerUnavailableError as error:
+            if isinstance(error.__cause__, self._errors.ResponseError):
+                return []
+            raise
+        return eviction(info_values(info), f"the lock server {self.address}")
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""

@@ -28,6 +28,7 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
+from taskguard.findings import Finding
 from taskguard.locks.redis.link import Connections, RedisLink, driver
 from taskguard.locks.redis.protocol import pack
 from taskguard.locks.redis.sentinel_url import SentinelUrl
@@ -114,9 +115,10 @@ class Sentinels:
             return self._master
         # From here on other threads go on with what is known, until this one knows better.
         self._due_s = now_s + _LOOK_EVERY_S
-        if self._doubted or not self._stands():
+        known = self._master
+        if known is None or self._doubted or not self._stands():
             return self._survey()
-        return self._master or self._survey()
+        return known
 
     def doubt(self) -> None:
         """What is known did not hold: ask again before the next connection."""
@@ -153,8 +155,11 @@ class Sentinels:
         for link, said in self.views():
             if isinstance(said, View):
                 heard[link] = said
-                # Who has not heard of the last failover yet is no reason to go back behind it.
-                if 2 * len(heard) > len(asked) and _newest(heard).epoch >= self._epoch:
+                # Who has not heard of the last failover yet is no reason to go back behind it, and
+                # of the next one the others may have heard.
+                newest = _newest(heard)
+                stands = newest.epoch >= self._epoch and not newest.is_down
+                if stands and 2 * len(heard) > len(asked):
                     break
             else:
                 silent[link] = said
@@ -199,14 +204,25 @@ class SentinelLink(RedisLink):
         known = SentinelUrl.parse(url, driver())
         hosts = ",".join(f"{host}:{port}" for host, port in known.sentinels)
         database = known.server_options.get("db") or 0
-        self.url = known
         # Before the connections, which ask it.
         self.sentinels = Sentinels(known)
+        self._url, self._bounds = known, bounds
         super().__init__(
             (known.kind, known.server_options),
             address=f"{known.name}/{database} by the Sentinels {hosts}",
             **bounds,
         )
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the Sentinels, the servers, and their settings."""
+        from taskguard.locks.redis.sentinel_checks import check_group  # only where asked for
+
+        return check_group(self)
+
+    def to(self, host: str, port: int) -> RedisLink:
+        """A link to one of the servers, whatever its role."""
+        options = self._url.server_options | {"host": host, "port": port}
+        return RedisLink((self._url.kind, options), **self._bounds)
 
     def close(self) -> None:
         """Close what is idle, to servers and Sentinels."""
