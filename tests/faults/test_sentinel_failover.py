@@ -16,13 +16,13 @@ import redis
 
 from support.needs import need
 from support.rivals import expect_one_effect
-from support.sentinel import Group, SentinelOf, groups
+from support.sentinel import Group, groups
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import DebianRedis
+from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 pytestmark = pytest.mark.debian
 

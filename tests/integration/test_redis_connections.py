@@ -14,7 +14,6 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from support.needs import need
-from support.sentinel import SentinelOf
 from support.waiting import wait_until
 from taskguard.errors import (
     ConfigurationError,
@@ -24,7 +23,7 @@ from taskguard.errors import (
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import DebianRedis, Valkey
+from taskguard_sandbox.servers import DebianRedis, SentinelOf, Valkey
 
 KEY = ("order:42",)
 

@@ -21,7 +21,7 @@ import taskguard.locks.redis
 from support import certificates, clock_shim
 from support.certificates import Certificates
 from support.needs import missing, need
-from support.sentinel import Group, SentinelOf, wait_until_complete
+from support.sentinel import Group, wait_until_complete
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
@@ -29,7 +29,7 @@ from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.sentinel_url import SentinelUrl
-from taskguard_sandbox.servers import DebianRedis, free_port
+from taskguard_sandbox.servers import DebianRedis, SentinelOf, free_port
 
 pytestmark = pytest.mark.debian
 

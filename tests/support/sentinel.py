@@ -5,46 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import redis
 
 from support.waiting import wait_until
-from taskguard_sandbox.servers import DebianRedis
-
-
-class SentinelOf(DebianRedis):
-    """One Sentinel that watches `master`; `more` are further lines about it, without its name."""
-
-    def __init__(
-        self,
-        master: int,
-        *,
-        name: str = "shop",
-        quorum: int = 1,
-        down_after_ms: int = 2000,
-        more: tuple[str, ...] = (),
-        **options: Any,
-    ) -> None:
-        lines = [
-            f"monitor {name} 127.0.0.1 {master} {quorum}",
-            f"down-after-milliseconds {name} {down_after_ms}",
-            f"failover-timeout {name} 2000",
-        ]
-        for line in more:
-            word, _, rest = line.partition(" ")
-            lines.append(f"{word} {name} {rest}")
-        super().__init__(sentinel=lines, **options)
-
-    def _command(self) -> list[str]:
-        binary, config = super()._command()
-        path = Path(config)
-        # The options of a store are none of Sentinel's, and users come before what they are for.
-        wrong = ("save ", "appendonly ")
-        lines = [line for line in path.read_text().splitlines() if not line.startswith(wrong)]
-        path.write_text("\n".join([*lines, ""]))
-        return [binary, config, "--sentinel"]
+from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 
 @dataclass

@@ -13,12 +13,12 @@ import redis
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
-from support.sentinel import Group, SentinelOf
+from support.sentinel import Group
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import RedisServer
+from taskguard_sandbox.servers import RedisServer, SentinelOf
 
 KINDS = [
     "memory",
