@@ -110,9 +110,14 @@ def wait_until_complete(group: Group) -> None:
 
 
 def _is_complete(group: Group, sentinel: SentinelOf) -> bool:
-    master = group.ask(sentinel, "MASTER", "shop")
+    master = _named_values(group.ask(sentinel, "MASTER", "shop"))
     others = int(master["num-other-sentinels"]), int(master["num-slaves"])
-    replicas = group.ask(sentinel, "REPLICAS", "shop")
+    replicas = map(_named_values, group.ask(sentinel, "REPLICAS", "shop"))
     return others == (len(group.sentinels) - 1, len(group.servers) - 1) and all(
         each["master-link-status"] == "ok" and each["flags"] == "slave" for each in replicas
     )
+
+
+def _named_values(reply: Any) -> dict[str, str]:
+    """Older versions of redis-py leave it as it came."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

@@ -7,9 +7,9 @@ Guarantees
 * A connection that breaks, or a master that refuses writes, leads to a survey: Sentinels are asked
   until a majority of them has answered. Where they disagree, the highest configuration epoch wins,
   which is how they agree among themselves.
-* A Sentinel has `_SENTINEL_TIMEOUT_S` for an answer. One that is silent is asked last from then
+* A Sentinel has `SentinelUrl.timeout_s` for an answer. One that is silent is asked last from then
   on, so that it costs a process that time once. Where all are silent, locks go on at the master
-  that is known.
+  that is known, and for some seconds nobody waits for Sentinels again.
 * While most Sentinels hold the master for down it is not waited for: calls fail at once.
 
 Not guaranteed: that a master does not grant what another has granted. Replication is asynchronous,
@@ -37,9 +37,10 @@ __all__ = ["SentinelLink", "Sentinels", "View"]
 
 # So old may be what is known of the master.
 _LOOK_EVERY_S = 1.0
-# Where no Sentinel answers, a call waits for them that often.
-_LOOK_IN_SILENCE_EVERY_S = 10.0
-_SENTINEL_TIMEOUT_S = 0.3
+# Where no Sentinel answers, one call waits for them that often; where most of them did not when
+# they were asked last, they are asked again that often.
+_SILENCE_S = 3.0
+_RECOUNT_EVERY_S = 30.0
 _ROLE = pack(b"ROLE")
 
 
@@ -90,19 +91,24 @@ class Sentinels:
         self.links: list[RedisLink] = [
             _OneSentinel(
                 (url.kind, url.sentinel_options | {"host": host, "port": port}),
-                socket_timeout_s=_SENTINEL_TIMEOUT_S,
-                connect_timeout_s=_SENTINEL_TIMEOUT_S,
+                socket_timeout_s=url.timeout_s,
+                connect_timeout_s=url.timeout_s,
                 retries=0,
                 longest_block_s=0.0,
                 address=f"{host}:{port}",
             )
             for host, port in url.sentinels
         ]
-        self._in_order = list(self.links)  # those that answered come first
+        # Those that may answer, and those that did not when they were asked last; in one piece, so
+        # that threads lose none.
+        self._order: tuple[list[RedisLink], list[RedisLink]] = (list(self.links), [])
         self._master: tuple[str, int] | None = None
         self._epoch = -1
         self._doubted = True
         self._due_s = 0.0
+        self._silence = ""
+        self._silent_until_s = 0.0
+        self._recount_s = 0.0
 
     def master(self) -> tuple[str, int]:
         """Host and port, as they were a second ago at the latest.
@@ -113,10 +119,12 @@ class Sentinels:
         now_s = SYSTEM_CLOCK.monotonic_s()
         if now_s < self._due_s and self._master is not None:
             return self._master
+        if now_s < self._silent_until_s:
+            return self._go_on()
         # From here on other threads go on with what is known, until this one knows better.
         self._due_s = now_s + _LOOK_EVERY_S
         known = self._master
-        if known is None or self._doubted or not self._stands():
+        if known is None or self._doubted or self._few(now_s) or not self._stands():
             return self._survey()
         return known
 
@@ -131,27 +139,38 @@ class Sentinels:
 
     def views(self) -> Iterator[tuple[RedisLink, View | LockServerUnavailableError]]:
         """What each Sentinel says, those that answered lately first."""
-        for link in list(self._in_order):
+        answering, silent = self._order
+        for link in (*answering, *silent):
             try:
                 yield link, self._view(link)
             except LockServerUnavailableError as error:
                 yield link, error
 
+    def _few(self, now_s: float) -> bool:
+        """Whether it is time to see if those that were silent are back: most of them were."""
+        if 2 * len(self._order[0]) > len(self.links) or now_s < self._recount_s:
+            return False
+        self._recount_s = now_s + _RECOUNT_EVERY_S
+        return True
+
     def _stands(self) -> bool:
         """Whether the next Sentinel in the row names the known master. One round trip."""
-        link = self._in_order[0]
+        answering, silent = self._order
+        if not answering:
+            return False
+        link, *others = answering
         try:
             reply = link.ask(self._where)
         except LockServerUnavailableError:
+            self._order = others, [*silent, link]
             return False
         # Each has its turn: one that is cut off from the others would know of no change.
-        self._in_order = [*(each for each in self._in_order if each is not link), link]
+        self._order = [*others, link], silent
         return reply is not None and _address(reply) == self._master
 
     def _survey(self) -> tuple[str, int]:
         heard: dict[RedisLink, View] = {}
         silent: dict[RedisLink, LockServerUnavailableError] = {}
-        asked = list(self._in_order)
         for link, said in self.views():
             if isinstance(said, View):
                 heard[link] = said
@@ -159,18 +178,25 @@ class Sentinels:
                 # of the next one the others may have heard.
                 newest = _newest(heard)
                 stands = newest.epoch >= self._epoch and not newest.is_down
-                if stands and 2 * len(heard) > len(asked):
+                if stands and 2 * len(heard) > len(self.links):
                     break
             else:
                 silent[link] = said
-        rest = [link for link in asked if link not in heard and link not in silent]
-        self._in_order = [*heard, *rest, *silent]
+        before, unheard = self._order
+        self._order = (
+            [*heard, *(link for link in before if link not in heard and link not in silent)],
+            [*silent, *(link for link in unheard if link not in heard and link not in silent)],
+        )
         if heard:
             return self._believe(list(heard.values()), _newest(heard))
+        self._silence = " ".join(map(str, silent.values()))
+        self._silent_until_s = SYSTEM_CLOCK.monotonic_s() + _SILENCE_S
+        return self._go_on()
+
+    def _go_on(self) -> tuple[str, int]:
+        """Their silence is no reason to stop: the master that is known may be well."""
         if self._master is None:
-            raise next(iter(silent.values()))
-        # Their silence is no reason to stop: the master may be well.
-        self._due_s = SYSTEM_CLOCK.monotonic_s() + _LOOK_IN_SILENCE_EVERY_S
+            raise LockServerUnavailableError(self._silence)
         return self._master
 
     def _believe(self, views: list[View], newest: View) -> tuple[str, int]:

@@ -5,7 +5,7 @@
 
 User and password are the servers'; the Sentinels' own are the options `sentinel_username` and
 `sentinel_password`. Other options are redis-py's, `ssl_certfile=…` among them, and are meant for
-both.
+both, but for time-outs: `socket_timeout` is the servers', and `sentinel_timeout` the Sentinels'.
 
 Guarantees: what cannot be used is refused at once; no message holds a part of the URL that may be
 a password.
@@ -19,13 +19,15 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from taskguard.locks.redis.address import from_url, take_options, unreadable
+from taskguard.policy import DAY_S
 
 __all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]
 
 SCHEMES = {"sentinel": "redis", "sentinels": "rediss"}
 _PORT = 26_379
-# What belongs to the servers alone: a Sentinel has no databases, and users of its own.
-_OF_SERVERS = ("username", "password", "db", "host", "port")
+# What belongs to the servers alone: a Sentinel has no databases, users of its own, and less time.
+_OF_SERVERS = ("username", "password", "db", "socket_timeout", "socket_connect_timeout")
+_TIMEOUT_S = 0.3
 
 
 def is_sentinel_url(server: object) -> bool:
@@ -43,6 +45,7 @@ class SentinelUrl:
         kind: the class of connections.
         server_options: theirs to a server, without host and port.
         sentinel_options: theirs to a Sentinel, without host and port.
+        timeout_s: how long a Sentinel may take for a connection, and for an answer.
     """
 
     name: str
@@ -50,18 +53,20 @@ class SentinelUrl:
     kind: Callable[..., Any]
     server_options: dict[str, Any]
     sentinel_options: dict[str, Any]
+    timeout_s: float = _TIMEOUT_S
 
     @classmethod
     def parse(cls, url: str, driver: Any) -> SentinelUrl:
         """Raises ConfigurationError."""
-        url, own = take_options(url, "sentinel_username", "sentinel_password")
+        url, own = take_options(url, "sentinel_username", "sentinel_password", "sentinel_timeout")
         scheme = url.partition("://")[0].lower()
         try:
             parts = urlsplit(url)
             credentials, at, hosts = parts.netloc.rpartition("@")
             sentinels = tuple(map(_host_and_port, hosts.split(",")))
+            timeout_s = float(own.pop("sentinel_timeout", _TIMEOUT_S))
             name, slash, database = parts.path.strip("/").partition("/")
-            if not name or "@" in parts.path:
+            if not name or "@" in parts.path or not 0 < timeout_s < DAY_S:
                 raise ValueError
         except ValueError:
             # Not chained: the message may quote a piece of the password.
@@ -83,6 +88,7 @@ class SentinelUrl:
             kind=kind,
             server_options=options,
             sentinel_options=common | credentials_of_sentinels,
+            timeout_s=timeout_s,
         )
 
 
