@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from support.waiting import wait_until
 from taskguard_sandbox.servers import DebianRedis, SentinelOf
@@ -33,17 +35,21 @@ class Group:
     @property
     def master(self) -> DebianRedis:
         """By its own word; the first in the list where there are two."""
-        return next(each for each in self.servers if _role(each) == "master")
+        return next(each for each in self.servers if role(each) == "master")
 
     @property
     def replica(self) -> DebianRedis:
         """One that is."""
-        return next(each for each in self.servers if _role(each) == "slave")
+        return next(each for each in self.servers if role(each) == "slave")
 
     def ask(self, sentinel: SentinelOf, *words: object) -> Any:
         """One command to a Sentinel."""
         with redis.Redis(port=sentinel.port, decode_responses=True) as client:
             return client.execute_command("SENTINEL", *words)
+
+    def values(self, sentinel: SentinelOf) -> dict[str, str]:
+        """What it knows of the master."""
+        return _named_values(self.ask(sentinel, "MASTER", "shop"))
 
     def named(self, sentinel: SentinelOf) -> int:
         """The port of the master that it names."""
@@ -51,7 +57,7 @@ class Group:
 
     def wait_for_promotion(self, of: DebianRedis) -> None:
         """Until this server is master, and each Sentinel that answers says so."""
-        wait_until(lambda: _role(of) == "master", timeout_s=60, message="the replica is promoted")
+        wait_until(lambda: role(of) == "master", timeout_s=60, message="the replica is promoted")
         running = [each for each in self.sentinels if each.running]
         wait_until(
             lambda: {self.named(each) for each in running} == {of.port},
@@ -60,8 +66,13 @@ class Group:
         )
 
 
-def _role(server: DebianRedis) -> str | None:
-    with suppress(redis.RedisError), redis.Redis(port=server.port, socket_timeout=1) as client:
+def role(server: DebianRedis) -> str | None:
+    """`master` or `slave` by its own word; None where it does not answer."""
+    once = Retry(NoBackoff(), 0)
+    with (
+        suppress(redis.RedisError),
+        redis.Redis(port=server.port, socket_timeout=1, retry=once) as client,
+    ):
         return str(client.info("replication")["role"])
     return None
 
@@ -72,7 +83,7 @@ def groups(
     sentinels: int = 3,
     replicas: int = 1,
     quorum: int = 2,
-    down_after_ms: int = 1000,
+    down_after_ms: int = 2000,
     of_sentinels: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Group]:
@@ -110,7 +121,7 @@ def wait_until_complete(group: Group) -> None:
 
 
 def _is_complete(group: Group, sentinel: SentinelOf) -> bool:
-    master = _named_values(group.ask(sentinel, "MASTER", "shop"))
+    master = group.values(sentinel)
     others = int(master["num-other-sentinels"]), int(master["num-slaves"])
     replicas = map(_named_values, group.ask(sentinel, "REPLICAS", "shop"))
     return others == (len(group.sentinels) - 1, len(group.servers) - 1) and all(
