@@ -40,6 +40,8 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "sentinel": ("taskguard.locks.redis", "RedisLocks"),
+    "sentinels": ("taskguard.locks.redis", "RedisLocks"),
 }
 
 

@@ -12,9 +12,12 @@ from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.redis.address import take_options
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.replicas import AwaitedReplicas
+from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RedisLocks"]
@@ -45,6 +48,9 @@ class RedisLocks:
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
         retries: how often a call that got no reply is asked again.
+        wait_replicas: with locks only, how many replicas should have a grant before it is
+            answered; a line of the log says where fewer have. `?wait_replicas=1` in a URL is the
+            same.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class RedisLocks:
         socket_timeout_s: float = 1.0,
         connect_timeout_s: float = 1.0,
         retries: int = 1,
+        wait_replicas: int = 0,
     ) -> None:
         if not namespace or set(namespace) & set("{} \r\n*?[]"):
             raise ConfigurationError(
@@ -64,13 +71,19 @@ class RedisLocks:
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
-        self._link = RedisLink(
+        if isinstance(server, str):
+            server, own = take_options(server, "wait_replicas")
+            wait_replicas = _whole(own.get("wait_replicas", wait_replicas))
+        check_number("wait_replicas", wait_replicas, at_least=0, at_most=100, whole=True)
+        self._link = _link_to(
             server,
             socket_timeout_s=socket_timeout_s,
             connect_timeout_s=connect_timeout_s,
             retries=retries,
             longest_block_s=_WAIT_SLICE_S,
         )
+        self._replicas = AwaitedReplicas(wait_replicas, self._link.address)
+        self._behind = self._replicas.command if wait_replicas else None
         self._before = f"{namespace}:{{".encode()
         self.namespace = namespace
         self._acquire = Script("acquire")
@@ -111,7 +124,12 @@ class RedisLocks:
                 _FENCE_EXPIRY_MS,
                 _WAKE_EXPIRY_MS,
             ],
+            behind=self._behind,
         )
+        if self._behind is not None:
+            reply, replicas = reply
+            if reply[0] == 1:
+                self._replicas.heard(replicas)
         if reply[0] == 1:
             return Granted(int(reply[1]), ttl_s)
         _, number, value, pttl_ms = reply
@@ -179,7 +197,7 @@ class RedisLocks:
         Each step of a lock is tried once, on a key of its own that is gone afterwards.
         """
         where = f"the lock server {self._link.address}"
-        found: list[Finding] = []
+        found = self._link.check()
         try:
             facts = self.facts()
             found += findings_of(facts, where=where)
@@ -225,6 +243,14 @@ class RedisLocks:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
 
 
+def _link_to(server: Any, **bounds: Any) -> RedisLink:
+    if is_sentinel_url(server):
+        from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
+
+        return SentinelLink(server, **bounds)
+    return RedisLink(server, **bounds)
+
+
 def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
     batch: list[Hold] = []
     size = 0
@@ -236,6 +262,11 @@ def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
         size += len(hold.keys)
     if batch:
         yield batch
+
+
+def _whole(said: str | int) -> int:
+    """What a URL says as a number; what is none is left for the check, which names the option."""
+    return int(said) if isinstance(said, str) and said.isdecimal() else said  # type: ignore[return-value]
 
 
 def _bytes(text: str) -> bytes:
