@@ -39,6 +39,10 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "redis+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "rediss+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "valkey+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "valkeys+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
 }
 
 

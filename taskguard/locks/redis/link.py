@@ -24,7 +24,7 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskguard.errors import (
@@ -40,15 +40,20 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["RedisLink"]
+__all__ = ["RedisLink", "Sent", "load_driver"]
 
 _MOST_IDLE = 64
+# Says to a node of a cluster that a slot is on its way to it: for the next command only.
+_ASKING = pack(b"ASKING")
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
 
 class RedisLink:
-    """Calls to one server. `target` is a URL or a redis-py client whose address it borrows."""
+    """Calls to one server. `target` is a URL or a redis-py client whose address it borrows.
+
+    `at`: host and port in the place of the URL's own, for a node of the cluster `cluster`.
+    """
 
     def __init__(
         self,
@@ -58,8 +63,10 @@ class RedisLink:
         connect_timeout_s: float,
         retries: int,
         longest_block_s: float,
+        at: tuple[str, int] | None = None,
+        cluster: str = "",
     ) -> None:
-        self._redis = _driver()
+        self._redis = load_driver()
         self._target = target  # a Sentinel's connections know their pool by a weak reference
         self._errors = self._redis.exceptions
         self._retries = retries
@@ -73,9 +80,12 @@ class RedisLink:
         else:
             kind, options = from_client(target)
             options |= bounds
+        if at is not None:
+            options |= {"host": at[0], "port": at[1]}
         refuse_unknown_certificates(options)
         options |= self._quiet_options()
-        self.address = address_of(options)
+        self._cluster = cluster
+        self.address = f"{at[0]}:{at[1]} of {cluster}" if at else address_of(options)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
         self._prompt = _Connections(lambda: kind(**options))
@@ -88,6 +98,7 @@ class RedisLink:
         keys: list[bytes],
         arguments: list[bytes],
         *,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
         """Run a script; one round trip, two where the server does not know the script.
@@ -96,33 +107,57 @@ class RedisLink:
         """
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
-            return self.ask(pack(b"EVALSHA", script.sha, *rest), on_retry=on_retry)
+            return self.ask(pack(b"EVALSHA", script.sha, *rest), asking=asking, on_retry=on_retry)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
-        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry)
+        return self.ask(pack(b"EVAL", script.source, *rest), asking=asking, on_retry=on_retry)
 
     def ask(
         self,
         command: bytes,
         *,
         blocks: bool = False,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
-        """One command, one reply. `blocks`: the server may take up to `longest_block_s`."""
+        """One command, one reply.
+
+        `blocks`: the server may take up to `longest_block_s`. `asking`: of a node of a cluster
+        that is being given the key's slot.
+        """
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
             try:
-                return self._ask_once(connections, command)
+                return self._ask_once(connections, command, asking)
             except (self._errors.RedisError, OSError) as error:
-                if left and self._may_pass(error):
+                if left and self.may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
                     connections.close()
                     on_retry()
                     continue
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def block(self, name: bytes, timeout_s: float) -> None:
+        """Until the list of this name has an element, which is taken off it."""
+        self.ask(pack(b"BLPOP", name, b"%.3f" % timeout_s), blocks=True)
+
+    def send(self, commands: Sequence[bytes]) -> Sent:
+        """Commands in one write. They are tried once; `replies()` waits for what they answer."""
+        errors = self._errors
+        try:
+            connection = self._prompt.take()
+            try:
+                connection.send_packed_command([b"".join(commands)], check_health=False)
+            except BaseException:
+                connection.disconnect()
+                raise
+        except (errors.RedisError, OSError) as error:
+            self._prompt.close()
+            raise self._unavailable(error) from error
+        return Sent(self, connection, len(commands))
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Whether the server answered, and what it said was no."""
@@ -133,18 +168,23 @@ class RedisLink:
         self._prompt.close()
         self._patient.close()
 
-    def _ask_once(self, connections: _Connections, command: bytes) -> Any:
+    def _ask_once(self, connections: _Connections, command: bytes, asking: bool) -> Any:
         connection = connections.take()
         known = False
         try:
-            connection.send_packed_command([command], check_health=False)
+            connection.send_packed_command(
+                [_ASKING + command if asking else command], check_health=False
+            )
             try:
-                reply = read_short(connection)
+                if asking:
+                    # What comes with this reply, redis-py's parser has read already.
+                    connection.read_response(disable_decoding=True)
+                reply = UNUSUAL if asking else read_short(connection)
                 if reply is UNUSUAL:
                     reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
                 # The server said no: the reply is complete. A demoted master is left for good.
-                known = not isinstance(error, self._errors.ReadOnlyError)
+                known = not asking and not isinstance(error, self._errors.ReadOnlyError)
                 raise
             known = True
             return reply
@@ -154,7 +194,7 @@ class RedisLink:
             else:
                 connection.disconnect()
 
-    def _may_pass(self, error: Exception) -> bool:
+    def may_pass(self, error: BaseException | None) -> bool:
         """Whether a fresh connection may help: not against a refusal."""
         errors = self._errors
         if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
@@ -180,12 +220,16 @@ class RedisLink:
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
-            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
+        elif not self._cluster and (
+            said.startswith(("MOVED ", "ASK ", "CROSSSLOT "))
+            or isinstance(error, (errors.AskError, errors.ClusterCrossSlotError))
         ):
+            # Not its credentials: whoever wrote the URL knows them.
+            where = self.address.partition("/")[0]
             rest = (
-                f"is a Redis Cluster ({said}), which is not supported; use a single server or "
-                "Sentinel."
+                f"is a Redis Cluster ({said}). Write redis+cluster:// for redis:// and "
+                f"rediss+cluster:// for rediss://, and several of its nodes: "
+                f"redis+cluster://{where},<another host:port>."
             )
         elif isinstance(error, errors.ResponseError):
             rest = f"refused: {said}."
@@ -221,6 +265,48 @@ class RedisLink:
                 f"The lock server {self.address}: redis-py does not take {which} of its URL or "
                 f"client ({type(error).__name__})."
             ) from None
+
+
+class Sent:
+    """Commands that were sent on one connection, which nobody else has until they are answered."""
+
+    def __init__(self, link: RedisLink, connection: Any, count: int) -> None:
+        self._link = link
+        self._connection = connection
+        self._left = count
+
+    def replies(self) -> list[Any]:
+        """A reply for each, a refusal as the error that it would be raised as.
+
+        Raises LockServerUnavailableError where one did not come.
+        """
+        link, found = self._link, []
+        errors = link._errors
+        try:
+            while self._left:
+                try:
+                    found.append(self._connection.read_response(disable_decoding=True))
+                except errors.ResponseError as error:
+                    refusal = link._unavailable(error)
+                    refusal.__cause__ = error
+                    found.append(refusal)
+                self._left -= 1
+        except (errors.RedisError, OSError) as error:
+            link._prompt.close()
+            raise link._unavailable(error) from error
+        finally:
+            self.end()
+        return found
+
+    def end(self) -> None:
+        """Give the connection back; one that still owes replies is closed. Asked again: nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._left:
+            connection.disconnect()
+        else:
+            self._link._prompt.put(connection)
 
 
 class _Connections:
@@ -269,7 +355,8 @@ class _Connections:
         return found if found is not None else self._idle.setdefault(lane, deque())
 
 
-def _driver() -> Any:
+def load_driver() -> Any:
+    """The package redis, or MissingDriverError."""
     try:
         import redis
     except ImportError as error:
