@@ -7,7 +7,7 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq`
+`valkey`, `redis62`, `debian_redis`, `cluster`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq`
 are the servers; a test that stops or pauses one starts its own (`taskguard_sandbox.servers`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
@@ -31,6 +31,7 @@ import pytest
 from support.exploration import Exploration
 from support.needs import need, need_redis_in_memory
 from support.waiting import wait_until
+from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
     TEMPLATES_VARIABLE,
@@ -151,6 +152,14 @@ def redis62() -> Iterator[Redis62]:
 @pytest.fixture(scope="session")
 def debian_redis() -> Iterator[DebianRedis]:
     yield from started(DebianRedis())
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, one of them with a replica. Slots stay where they are: it is everybody's."""
+    need(Valkey)
+    with Cluster(replicas=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ Guaranteed: what `servers.py` guarantees of each node; the cluster's bus has por
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +135,28 @@ class Cluster:
                 return node
         raise ServerError(f"the node at {master.port} has no replica")
 
+    @contextmanager
+    def announcing(self, ports: Mapping[ClusterNode, int]) -> Iterator[None]:
+        """Meanwhile all say that these nodes are to be found at these ports, of proxies perhaps."""
+        try:
+            for node, port in ports.items():
+                self._announce(node, port)
+            self._all_list(ports)
+            yield
+        finally:
+            for node in ports:
+                self._announce(node, 0)
+            self._all_list({})
+
+    def _announce(self, node: ClusterNode, port: int) -> None:
+        self.ask(node, "CONFIG", "SET", "cluster-announce-port", port)
+
+    def _all_list(self, ports: Mapping[ClusterNode, int]) -> None:
+        listed = {ports.get(node, node.port) for node in self.nodes if node.running}
+        for node in self.nodes:
+            if node.running:
+                self._wait(lambda n=node: self._is_ready(n, listed), "all list the same ports")
+
     def _join(self) -> None:
         first, *others = self.nodes
         masters = self.nodes[: self._masters]
@@ -151,8 +173,7 @@ class Cluster:
             self.ask(node, "CLUSTER", "REPLICATE", self.id_of(masters[number % len(masters)]))
         for node in self.nodes[self._masters :]:
             self._wait(lambda n=node: self._follows(n), "a replica has its master's data")
-        for node in self.nodes:
-            self._wait(lambda n=node: self._is_ready(n), "the cluster is ready")
+        self._all_list({})
 
     def _knows_all(self, node: Valkey) -> bool:
         lines = self.ask(node, "CLUSTER", "NODES")
@@ -162,13 +183,13 @@ class Cluster:
     def _follows(self, node: Valkey) -> bool:
         return bool(self.ask(node, "INFO", "replication")["master_link_status"] == "up")
 
-    def _is_ready(self, node: Valkey) -> bool:
+    def _is_ready(self, node: Valkey, ports: set[int]) -> bool:
         """It is "ok", knows each slot's master, and each replica by its master."""
         info = self.ask(node, "CLUSTER", "INFO")
         state = info if isinstance(info, dict) else dict(_pairs(str(info)))
         rows = self.ask(node, "CLUSTER", "SLOTS")
         listed = {each[1] for row in rows for each in row[2:]}
-        return state["cluster_state"] == "ok" and len(listed) == len(self.nodes)
+        return state["cluster_state"] == "ok" and listed == ports
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + READY_TIMEOUT_S
