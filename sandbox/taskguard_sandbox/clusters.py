@@ -3,7 +3,7 @@
     with Cluster(masters=3, replicas=1) as cluster:
         taskguard.connect(locks=cluster.url, ledger=None)
 
-Guaranteed: what `servers.py` guarantees of each node; the cluster's bus has ports of the same share;
+Guaranteed: what `servers.py` guarantees of each node; the cluster's bus has free ports, too;
 `start()` returns when all nodes know all others, and every replica its master's data.
 """
 
@@ -29,7 +29,7 @@ SLOTS = 16_384
 class ClusterNode(Valkey):
     """One node. It has a port for the others as well."""
 
-    def __init__(self, **options: str | int | list[str]) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(cluster_enabled="yes", **options)
         self.bus_port = 0
 
@@ -153,9 +153,10 @@ class Cluster:
 
     def _all_list(self, ports: Mapping[ClusterNode, int]) -> None:
         listed = {ports.get(node, node.port) for node in self.nodes if node.running}
-        for node in self.nodes:
-            if node.running:
-                self._wait(lambda n=node: self._is_ready(n, listed), "all list the same ports")
+        self._wait(
+            lambda: all(self._is_ready(node, listed) for node in self.nodes if node.running),
+            "all list the same ports",
+        )
 
     def _join(self) -> None:
         first, *others = self.nodes
@@ -167,12 +168,13 @@ class Cluster:
             self.ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node in others:
             self.ask(first, "CLUSTER", "MEET", "127.0.0.1", node.port, node.bus_port)
-        for node in self.nodes:
-            self._wait(lambda n=node: self._knows_all(n), "every node knows all others")
+        self._wait(lambda: all(map(self._knows_all, self.nodes)), "every node knows all others")
         for number, node in enumerate(self.nodes[self._masters :]):
             self.ask(node, "CLUSTER", "REPLICATE", self.id_of(masters[number % len(masters)]))
-        for node in self.nodes[self._masters :]:
-            self._wait(lambda n=node: self._follows(n), "a replica has its master's data")
+        self._wait(
+            lambda: all(map(self._follows, self.nodes[self._masters :])),
+            "every replica has its master's data",
+        )
         self._all_list({})
 
     def _knows_all(self, node: Valkey) -> bool:

@@ -157,7 +157,13 @@ class RedisLink:
         except (errors.RedisError, OSError) as error:
             self._prompt.close()
             raise self._unavailable(error) from error
-        return Sent(self, connection, len(commands))
+        return Sent(
+            connection,
+            len(commands),
+            back_to=self._prompt,
+            errors=errors,
+            unavailable=self._unavailable,
+        )
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Whether the server answered, and what it said was no."""
@@ -270,30 +276,39 @@ class RedisLink:
 class Sent:
     """Commands that were sent on one connection, which nobody else has until they are answered."""
 
-    def __init__(self, link: RedisLink, connection: Any, count: int) -> None:
-        self._link = link
+    def __init__(
+        self,
+        connection: Any,
+        count: int,
+        *,
+        back_to: _Connections,
+        errors: Any,
+        unavailable: Callable[[Exception], LockServerUnavailableError],
+    ) -> None:
         self._connection = connection
         self._left = count
+        self._back_to = back_to
+        self._errors = errors
+        self._unavailable = unavailable
 
     def replies(self) -> list[Any]:
         """A reply for each, a refusal as the error that it would be raised as.
 
         Raises LockServerUnavailableError where one did not come.
         """
-        link, found = self._link, []
-        errors = link._errors
+        found: list[Any] = []
         try:
             while self._left:
                 try:
                     found.append(self._connection.read_response(disable_decoding=True))
-                except errors.ResponseError as error:
-                    refusal = link._unavailable(error)
+                except self._errors.ResponseError as error:
+                    refusal = self._unavailable(error)
                     refusal.__cause__ = error
                     found.append(refusal)
                 self._left -= 1
-        except (errors.RedisError, OSError) as error:
-            link._prompt.close()
-            raise link._unavailable(error) from error
+        except (self._errors.RedisError, OSError) as error:
+            self._back_to.close()  # its idle ones are as old
+            raise self._unavailable(error) from error
         finally:
             self.end()
         return found
@@ -306,7 +321,7 @@ class Sent:
         if self._left:
             connection.disconnect()
         else:
-            self._link._prompt.put(connection)
+            self._back_to.put(connection)
 
 
 class _Connections:

@@ -258,7 +258,7 @@ class ClusterLink:
     ) -> list[int]:
         """Those of a node's calls that another round may help, after asking what has moved."""
         again: list[int] = []
-        silent: Exception | None = None
+        silent: BaseException | None = None
         for number in numbers:
             cause = _cause(found[number])
             if cause is None:
@@ -395,7 +395,11 @@ class ClusterLink:
         )
 
     def _look_up(
-        self, *, besides: RedisLink | None = None, first: RedisLink | None = None, waits: bool = True
+        self,
+        *,
+        besides: RedisLink | None = None,
+        first: RedisLink | None = None,
+        waits: bool = True,
     ) -> None:
         """Ask who has which slots; what another thread was told meanwhile will do."""
         asked_at_s, pause_s = time.monotonic(), 0.002

@@ -45,12 +45,11 @@ class RedisClusterLocks(RedisLocks):
     ) -> Granted | Held:
         """Take all keys or none: one in one round trip, several in order."""
         if len(keys) == 1:
-            return super().acquire(
-                keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s
-            )
+            return super().acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s)
         taken: list[str] = []
+        wish = {"ttl_s": ttl_s, "with_fence": with_fence, "wait_s": wait_s}
         try:
-            answer = self._take_each(keys, owner, taken, ttl_s, with_fence, wait_s)
+            answer = self._take_each(keys, owner, taken, **wish)
         except LockServerUnavailableError:
             self._give_back(taken, owner)
             raise
@@ -120,13 +119,7 @@ class RedisClusterLocks(RedisLocks):
     # -- several keys
 
     def _take_each(
-        self,
-        keys: tuple[str, ...],
-        owner: Owner,
-        taken: list[str],
-        ttl_s: float,
-        with_fence: bool,
-        wait_s: float,
+        self, keys: tuple[str, ...], owner: Owner, taken: list[str], *, ttl_s: float, **wish: Any
     ) -> Granted | Held:
         """Take the keys in order; `taken` are those that were not the owner's before.
 
@@ -141,31 +134,32 @@ class RedisClusterLocks(RedisLocks):
             for key in keys:
                 if tokens[key] >= token:
                     continue
-                retried: list[None] = []
-                reply = self._link.call(
-                    self._acquire,
-                    *self._acquire_words(
-                        (key,),
-                        owner,
-                        ttl_s=ttl_s,
-                        with_fence=with_fence,
-                        wait_s=wait_s,
-                        least=token,
-                    ),
-                    on_retry=lambda retried=retried: retried.append(None),
-                )
-                if reply[0] != 1:
-                    return self._held((key,), reply)
-                if key not in taken and (not reply[2] or retried):
-                    taken.append(key)
-                tokens[key] = int(reply[1])
-                token = max(token, tokens[key])
+                answer = self._take(key, owner, taken, least=token, ttl_s=ttl_s, **wish)
+                if isinstance(answer, Held):
+                    return answer
+                tokens[key] = answer
+                token = max(token, answer)
             if all(each == token for each in tokens.values()):
                 return Granted(token, ttl_s)
         raise LockServerUnavailableError(
             f"The lock server {self._link.address} takes longer than the lease of {ttl_s:g} s to "
             f"give {len(keys)} keys: {', '.join(keys)}. Give them a longer one."
         )
+
+    def _take(self, key: str, owner: Owner, taken: list[str], **wish: Any) -> int | Held:
+        """One of several keys: its token, which is `least` or above."""
+        retries: list[None] = []
+        reply = self._link.call(
+            self._acquire,
+            *self._acquire_words((key,), owner, **wish),
+            on_retry=lambda: retries.append(None),
+        )
+        if reply[0] != 1:
+            return self._held((key,), reply)
+        # A first attempt that got no reply may have taken it.
+        if key not in taken and (not reply[2] or retries):
+            taken.append(key)
+        return int(reply[1])
 
     def _give_back(self, keys: Sequence[str], owner: Owner) -> None:
         """Free what was taken in vain. What gets no answer ends with its lease."""
@@ -179,12 +173,9 @@ class RedisClusterLocks(RedisLocks):
         words = (self._release_words((key,), _NOBODY) for key in keys)
         self._link.call_all([Call(self._pass_on, names, rest[1:]) for names, rest in words])
 
-    def _handed(
-        self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float
-    ) -> list[Any]:
-        return self._link.call_all(
-            [Call(self._hand_over, *self._hand_over_words((key,), owner, to, ttl_s)) for key in keys]
-        )
+    def _handed(self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float) -> list[Any]:
+        words = (self._hand_over_words((key,), owner, to, ttl_s) for key in keys)
+        return self._link.call_all([Call(self._hand_over, *each) for each in words])
 
 
 _NOBODY = Owner("", "")
