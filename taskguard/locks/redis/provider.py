@@ -81,7 +81,7 @@ class RedisLocks:
         return Traits()
 
     def __repr__(self) -> str:
-        return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
+        return f"<{type(self).__name__} {self._link.address} namespace={self.namespace!r}>"
 
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float

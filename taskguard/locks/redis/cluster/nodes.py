@@ -4,8 +4,8 @@ Guarantees
 * A call is sent to the node that has the slot, as far as is known; what the nodes themselves say of
   slots that moved is followed, at most `_MOST_REDIRECTIONS` times.
 * The slots are asked for when they are first needed, when a slot has moved, and when a node does
-  not answer: of any other node that does, by one thread at a time. Two hundred threads that meet a
-  dead node ask once. Nobody asks from time to time.
+  not answer: of any other node that does, by one thread at a time, for all who run into it at about
+  the same time. Nobody asks from time to time.
 * A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and what is
   asked of the others nothing but the wait for it.
 * "Try again", "the cluster is down" and the like are tried for a fraction of a second and are then
@@ -42,6 +42,8 @@ _PAUSES_S = (0.01, 0.04, 0.1)
 _BETWEEN_MOVES_S = 1.0
 # A node is silent, what it had has moved, and the new one does not know the script.
 _ROUNDS = 4
+# What was said so long ago is said again: threads that run into one dead node do not come together.
+_FRESH_S = 0.1
 # So many commands in one write: what they answer fits into the buffers of any connection.
 _MOST_AT_ONCE = 1_000
 
@@ -411,7 +413,7 @@ class ClusterLink:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
         try:
-            if self._ended_at_s < asked_at_s:
+            if self._ended_at_s + _FRESH_S < asked_at_s:
                 self._ask_for_slots(besides, first)
                 self._ended_at_s = time.monotonic()
         finally:
