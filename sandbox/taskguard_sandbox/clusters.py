@@ -140,15 +140,16 @@ class Cluster:
         """Meanwhile all say that these nodes are to be found at these ports, of proxies perhaps."""
         try:
             for node, port in ports.items():
-                self._announce(node, port)
+                self.announce(node, port)
             self._all_list(ports)
             yield
         finally:
             for node in ports:
-                self._announce(node, 0)
+                self.announce(node, 0)
             self._all_list({})
 
-    def _announce(self, node: ClusterNode, port: int) -> None:
+    def announce(self, node: ClusterNode, port: int) -> None:
+        """Let it say that it is to be found at this port; at its own if this is 0."""
         self.ask(node, "CONFIG", "SET", "cluster-announce-port", port)
 
     def _all_list(self, ports: Mapping[ClusterNode, int]) -> None:
