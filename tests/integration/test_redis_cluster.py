@@ -6,15 +6,20 @@ What locks do there is in the contract suite; what becomes of work, in `faults/t
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from support.needs import need
 from support.proxy import Mode, Proxy
+from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
@@ -24,6 +29,7 @@ from taskguard.locks.redis.cluster.nodes import slot_of
 from taskguard.settings import make_locks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import free_port
+from taskguard_sandbox.servers import DebianRedis, Valkey
 
 KEY = ("order:42",)
 MANY = tuple(f"order:{number}" for number in range(1_000))
@@ -368,6 +374,107 @@ class TestMoved:
         locks.wait(KEY[0], timeout_s=0.2)
         locks.release(KEY, owner)
         assert cluster.ask(cluster.master_of("taskguard:{order:42}"), "DBSIZE") >= 1
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Cluster]:
+    """One master and its replica, to be set up wrongly."""
+    need(Valkey)
+    with Cluster(masters=1, replicas=1) as cluster:
+        yield cluster
+
+
+class TestFindings:
+    @staticmethod
+    def names(cluster: Cluster) -> list[str]:
+        return [finding.name for finding in connect(cluster.url).check()]
+
+    @contextmanager
+    def changed(self, cluster: Cluster, **settings: str) -> Iterator[None]:
+        """Settings of every node."""
+        words = {name.replace("_", "-"): value for name, value in settings.items()}
+        before = [cluster.ask(node, "CONFIG", "GET", *words) for node in cluster.nodes]
+        for node in cluster.nodes:
+            cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(words.items()))
+        yield
+        for node, values in zip(cluster.nodes, before, strict=True):
+            cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(values.items()))
+
+    def test_nothing(self, small: Cluster) -> None:
+        """Nothing is wrong, also right after its start, when nobody has written yet."""
+        assert self.names(small) == []
+
+    def test_no_replica(self, cluster: Cluster) -> None:
+        """Each master without a replica is named."""
+        found = [each for each in connect(cluster.url).check() if each.name == "no_replica"]
+        alone = {f"127.0.0.1:{node.port} of" for node in cluster.nodes[1:3]}
+        assert len(found) == 2
+        assert all(any(where in finding.where for where in alone) for finding in found)
+
+    def test_state_and_slots(self, small: Cluster) -> None:
+        """A slot that nobody has: it is told, and the state that comes of it."""
+        for node in small.nodes:
+            small.ask(node, "CLUSTER", "DELSLOTS", 7, 8)
+        try:
+            wait_until(lambda: self.names(small) == ["cluster_down", "cluster_slots"])
+            said = " ".join(map(str, connect(small.url).check()))
+            assert "2 of its 16384 slots" in said
+        finally:
+            small.ask(small.nodes[0], "CLUSTER", "ADDSLOTS", 7, 8)
+        wait_until(lambda: self.names(small) == [])
+
+    def test_eviction(self, small: Cluster) -> None:
+        """Told for each node that may throw locks away, replicas too: they may become masters."""
+        with self.changed(small, maxmemory="100mb", maxmemory_policy="allkeys-lru"):
+            found = connect(small.url).check()
+        assert [finding.name for finding in found] == ["eviction", "eviction"]
+        assert {finding.where.split()[3] for finding in found} == {
+            f"127.0.0.1:{node.port}" for node in small.nodes
+        }
+
+    def test_node_timeout(self, small: Cluster) -> None:
+        """A cluster that takes long to replace a master: that is its default."""
+        with self.changed(small, cluster_node_timeout="15000"):
+            (finding,) = connect(small.url).check()
+        assert finding.name == "cluster_node_timeout"
+        assert "15 s" in finding.what
+
+    def test_nobody(self) -> None:
+        """Where no node answers there is nothing to say."""
+        with pytest.raises(LockServerUnavailableError):
+            connect(f"redis+cluster://127.0.0.1:{free_port()}").check()
+
+
+class TestTls:
+    @pytest.mark.debian
+    def test_encrypted(self, tmp_path: Path) -> None:
+        """rediss+cluster:// asks every node by TLS, and knows a wrong certificate."""
+        need(DebianRedis)
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        port = free_port()
+        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+        clustered = {"cluster_enabled": "yes", "cluster_port": free_port(), "tls_cluster": "yes"}
+        authority = {"tls_ca_cert_file": str(certificate), "tls_auth_clients": "no"}
+        with DebianRedis(tls_port=port, **files, **authority, **clustered) as server:
+            with redis.Redis(port=server.port, decode_responses=True) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+                wait_until(lambda: client.cluster("info")["cluster_state"] == "ok")
+            url = f"rediss+cluster://127.0.0.1:{port}"
+            locks = connect(f"{url}?ssl_ca_certs={certificate}")
+            for hold in taken(locks, MANY[:20]):
+                assert locks.renew([hold]) == [Renewal.RENEWED]
+                assert locks.release(hold.keys, hold.owner)
+            with pytest.raises(LockServerUnavailableError, match="certificate verify failed"):
+                take(connect(url))
 
 
 class TestFork:
