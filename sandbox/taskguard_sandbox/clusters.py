@@ -114,6 +114,11 @@ class Cluster:
         """What the cluster calls the node."""
         return str(self.ask(node, "CLUSTER", "MYID"))
 
+    def config(self, node: Valkey, name: str) -> str:
+        """A setting of the node."""
+        said = self.ask(node, "CONFIG", "GET", name)
+        return str(said[name] if isinstance(said, dict) else said[1])
+
     def is_master(self, node: Valkey) -> bool:
         """Whether the node itself says so just now."""
         return str(self.ask(node, "ROLE")[0]) == "master"

@@ -393,7 +393,7 @@ class TestFindings:
     def changed(self, cluster: Cluster, **settings: str) -> Iterator[None]:
         """Settings of every node."""
         words = {name.replace("_", "-"): value for name, value in settings.items()}
-        before = [cluster.ask(node, "CONFIG", "GET", *words) for node in cluster.nodes]
+        before = [{name: cluster.config(node, name) for name in words} for node in cluster.nodes]
         for node in cluster.nodes:
             cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(words.items()))
         yield

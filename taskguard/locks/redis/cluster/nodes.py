@@ -99,7 +99,14 @@ class ClusterLink:
         shown = ",".join(f"{host}:{port}" for host, port in addresses)
         self.address = f"the cluster {shown}"
         self._errors = errors = load_driver().exceptions
-        self._passing = (errors.TryAgainError, errors.ClusterDownError)
+        # Before redis-py 6 connections to single servers know none of these by class.
+        self._codes = {
+            errors.MovedError: "MOVED",
+            errors.AskError: "ASK",
+            errors.TryAgainError: "TRYAGAIN",
+            errors.ClusterDownError: "CLUSTERDOWN",
+            errors.NoScriptError: "NOSCRIPT",
+        }
         self._timeouts = (errors.TimeoutError, TimeoutError)
         self._retries = retries
         # So long a search for a node that answers may take, whatever the number of those that
@@ -155,7 +162,7 @@ class ClusterLink:
 
     def is_moving(self, answer: Any) -> bool:
         """Whether entries of a slot are in two places just now."""
-        return isinstance(_cause(answer), self._errors.TryAgainError)
+        return self._code(_cause(answer)) == "TRYAGAIN"
 
     def block(self, name: bytes, timeout_s: float) -> None:
         """BLPOP of an entry where it is. Its slot may move meanwhile: that ends it, or goes on."""
@@ -195,11 +202,9 @@ class ClusterLink:
                 left += self._again(link, slots, numbers, found, strangers, on_retry)
             if not left:
                 break
-        errors = self._errors
-        passing = (*self._passing, errors.AskError, errors.NoScriptError)
         for number, answer in enumerate(found):
             # Those that are on their way to another node just now.
-            if isinstance(_cause(answer), passing) and time.monotonic() < until_s:
+            if self._code(_cause(answer)) and time.monotonic() < until_s:
                 found[number] = self._call_once_more(calls[number], on_retry)
         return found
 
@@ -265,10 +270,11 @@ class ClusterLink:
             cause = _cause(found[number])
             if cause is None:
                 continue
-            if isinstance(cause, self._errors.NoScriptError):
+            code = self._code(cause)
+            if code == "NOSCRIPT":
                 strangers.add(link)
                 again.append(number)
-            elif isinstance(cause, self._errors.MovedError):
+            elif code == "MOVED":
                 self._moved(slots[number], self._named(cause, link))
                 again.append(number)
             elif link.may_pass(cause):
@@ -331,14 +337,15 @@ class ClusterLink:
         """The call at another node, or at the same again: as its error says."""
         redirections, retries, pauses = _MOST_REDIRECTIONS, self._retries, iter(_PAUSES_S)
         while True:
-            cause, asking = _cause(error), False
-            if isinstance(cause, self._errors.AskError):  # MOVED is one, too
+            cause = _cause(error)
+            code = self._code(cause)
+            asking = code == "ASK"
+            if code in ("MOVED", "ASK"):
                 redirections -= 1
-                asking = not isinstance(cause, self._errors.MovedError)
                 link = self._named(cause, link)
                 if not asking:
                     self._moved(slot, link)
-            elif isinstance(cause, self._passing):
+            elif code in ("TRYAGAIN", "CLUSTERDOWN"):
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     raise error
@@ -362,9 +369,20 @@ class ClusterLink:
             except LockServerUnavailableError as next_error:
                 error = next_error
 
-    def _named(self, refusal: Any, by: RedisLink) -> RedisLink:
+    def _code(self, cause: BaseException | None) -> str:
+        """What a node says of a slot, or of a script; "" for anything else."""
+        if not isinstance(cause, self._errors.ResponseError):
+            return ""
+        for kind, code in self._codes.items():
+            if isinstance(cause, kind):
+                return code
+        word = str(cause).partition(" ")[0]
+        return word if word in self._codes.values() else ""
+
+    def _named(self, refusal: BaseException | None, by: RedisLink) -> RedisLink:
         """The node that a MOVED or an ASK names; without a host it is at the host that said so."""
-        return self._link_at((_host(refusal.host) or self._host_of(by), refusal.port))
+        host, _, port = str(refusal).split()[-1].rpartition(":")
+        return self._link_at((_host(host) or self._host_of(by), int(port)))
 
     def _moved(self, slot: int, to: RedisLink) -> None:
         """A slot has moved, and others probably with it: its new node knows best."""
@@ -433,7 +451,6 @@ class ClusterLink:
                     break
                 continue
             self._silent_at_s.pop(link, None)
-            self._why = None
             slots, announced = self._read(rows, self._host_of(link))
             covered = SLOTS - slots.count(None)
             if covered > most:
@@ -441,7 +458,7 @@ class ClusterLink:
             if covered == SLOTS:
                 break
         if best is not None:
-            self._slots, self._places = best, places
+            self._slots, self._places, self._why = best, places, None
             self._forget_the_others()
 
     def _to_ask(self, besides: RedisLink | None, first: RedisLink | None) -> list[RedisLink]:
