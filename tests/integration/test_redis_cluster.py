@@ -254,6 +254,16 @@ def behind_proxies(cluster: Cluster) -> Iterator[dict[int, Proxy]]:
         yield {node.port: proxy for node, proxy in proxies.items()}
 
 
+def apart(cluster: Cluster) -> tuple[str, ...]:
+    """In order, a key for each master."""
+    found: dict[Any, str] = {}
+    for key in MANY:
+        found.setdefault(cluster.master_of(f"taskguard:{{{key}}}"), key)
+        if len(found) == 3:
+            break
+    return tuple(sorted(found.values()))
+
+
 class TestSilentNode:
     @pytest.mark.parametrize("mode", [Mode.BLACK_HOLE, Mode.CUT])
     def test_others_are_renewed(self, cluster: Cluster, mode: Mode) -> None:
@@ -295,6 +305,33 @@ class TestSilentNode:
             with pytest.raises(LockServerUnavailableError):
                 take(locks, (first, last))
             assert isinstance(take(locks, (first,)), Granted)
+
+    def test_a_lost_reply_to_one_of_several(self, cluster: Cluster) -> None:
+        """Whichever step got no reply is asked again: one grant, one token, and nothing is left of
+        it where a later key is another's."""
+        keys = apart(cluster)
+        ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in keys}
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url)
+            owner = new_owner("m")
+            granted = take(locks, keys, owner)
+            assert isinstance(granted, Granted)
+            locks.release(keys, owner)
+            for key in keys:
+                owner = new_owner("m")
+                proxies[ports[key]].lose_reply_to(b"EVALSHA", then=Mode.CUT)
+                again = take(locks, keys, owner)
+                assert not proxies[ports[key]].armed
+                assert isinstance(again, Granted)
+                assert again.fence > granted.fence
+                assert take(locks, keys, owner) == again
+                assert locks.release(keys, owner)
+                granted = again
+            other = new_owner("n")
+            take(locks, keys[-1:], other)
+            proxies[ports[keys[0]]].lose_reply_to(b"EVALSHA", then=Mode.CUT)
+            assert isinstance(take(locks, keys), Held)
+            assert isinstance(take(locks, keys[:1]), Granted)
 
     def test_no_herd(self, cluster: Cluster) -> None:
         """Many threads that run into one silent node do not all ask the others who is where."""
