@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ClusterDownError
 
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -399,6 +400,22 @@ class TestMoved:
             assert set(locks.renew(holds)) == {Renewal.RENEWED}
         assert asked(cluster) <= before + 1
         assert len(made) <= 7
+
+    def test_to_another_side_of_the_network(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node that is with the few says that the cluster is down: the others are asked."""
+        locks = connect(cluster.url)
+        take(locks)
+        self.mislead(locks)
+        link = locks._link._slots[slot_of(b"{order:42}")]
+        assert link is not None
+
+        def down(*words: Any, **options: Any) -> Any:
+            raise LockServerUnavailableError("down") from ClusterDownError("down")
+
+        monkeypatch.setattr(link, "call", down)
+        assert isinstance(take(locks), Held)
 
     def test_while_waiting(self, cluster: Cluster) -> None:
         """Who waits at the wrong node waits at the right one."""

@@ -85,6 +85,7 @@ class RedisLink:
         refuse_unknown_certificates(options)
         options |= self._quiet_options()
         self._cluster = cluster
+        self.host = str(options.get("host", ""))
         self.address = f"{at[0]}:{at[1]} of {cluster}" if at else address_of(options)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}

@@ -349,8 +349,7 @@ class ClusterLink:
                 pause_s = next(pauses, None)
                 if pause_s is None:
                     raise error
-                time.sleep(pause_s)
-                link = self._slots[slot] or link
+                link = self._after_pause(slot, link, code, pause_s)
             elif link.may_pass(cause):
                 owner = self._after_silence(slot, link)
                 if owner is link:
@@ -382,7 +381,7 @@ class ClusterLink:
     def _named(self, refusal: BaseException | None, by: RedisLink) -> RedisLink:
         """The node that a MOVED or an ASK names; without a host it is at the host that said so."""
         host, _, port = str(refusal).split()[-1].rpartition(":")
-        return self._link_at((_host(host) or self._host_of(by), int(port)))
+        return self._link_at((_host(host) or by.host, int(port)))
 
     def _moved(self, slot: int, to: RedisLink) -> None:
         """A slot has moved, and others probably with it: its new node knows best."""
@@ -391,6 +390,13 @@ class ClusterLink:
         if time.monotonic() - self._ended_at_s > _BETWEEN_MOVES_S:
             self._look_up(first=to, waits=False)
         self._slots[slot] = to
+
+    def _after_pause(self, slot: int, link: RedisLink, code: str, pause_s: float) -> RedisLink:
+        time.sleep(pause_s)
+        if code == "CLUSTERDOWN":
+            # It may be on the lesser side of the network, and its slots another's on the other.
+            self._look_up(besides=link)
+        return self._slots[slot] or link
 
     def _after_silence(self, slot: int, link: RedisLink) -> RedisLink:
         """Whom to ask after a node gave no answer: what the others say, or the same again."""
@@ -451,7 +457,7 @@ class ClusterLink:
                     break
                 continue
             self._silent_at_s.pop(link, None)
-            slots, announced = self._read(rows, self._host_of(link))
+            slots, announced = self._read(rows, link.host)
             covered = SLOTS - slots.count(None)
             if covered > most:
                 most, best, places = covered, slots, announced
@@ -481,9 +487,6 @@ class ClusterLink:
     def _link_at(self, at: tuple[str, int]) -> RedisLink:
         link = self._links.get(at)
         return link if link is not None else self._links.setdefault(at, self._make(at))
-
-    def _host_of(self, link: RedisLink) -> str:
-        return next((at[0] for at, each in list(self._links.items()) if each is link), "")
 
     def _forget_the_others(self) -> None:
         used = {*self._slots, *self._startup, *(place.link for place in self._places)}
