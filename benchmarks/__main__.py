@@ -10,7 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.measure import CONSOLE
 
-ALL = ("startup", "route", "locks", "guarded", "mariadb", "leases", "drain", "scale", "sweep")
+ALL = (
+    "startup",
+    "route",
+    "locks",
+    "cluster",
+    "guarded",
+    "mariadb",
+    "leases",
+    "drain",
+    "scale",
+    "sweep",
+)
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit",

@@ -42,6 +42,10 @@ _PROVIDERS = {
     "unix": ("taskguard.locks.redis", "RedisLocks"),
     "sentinel": ("taskguard.locks.redis", "RedisLocks"),
     "sentinels": ("taskguard.locks.redis", "RedisLocks"),
+    "redis+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "rediss+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "valkey+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "valkeys+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
 }
 
 
