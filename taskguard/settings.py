@@ -39,6 +39,8 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "redlock": ("taskguard.locks.redlock", "RedlockLocks"),
+    "redlocks": ("taskguard.locks.redlock", "RedlockLocks"),
 }
 
 

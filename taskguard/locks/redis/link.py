@@ -121,8 +121,29 @@ class RedisLink:
                     connections.close()
                     on_retry()
                     continue
-                raise self._unavailable(error) from error
+                raise self.unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def connect(self, *commands: bytes) -> tuple[Any, list[Any]]:
+        """A connection of the caller's own, and what it answers; refusals are among the answers."""
+        try:
+            connection = self._prompt.connected()
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        answers: list[Any] = []
+        try:
+            connection.send_packed_command(list(commands), check_health=False)
+            while len(answers) < len(commands):
+                try:
+                    answers.append(connection.read_response(disable_decoding=True))
+                except self._errors.ResponseError as error:
+                    answers.append(self.unavailable(error))
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        finally:
+            if len(answers) < len(commands):
+                connection.disconnect()
+        return connection, answers
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Whether the server answered, and what it said was no."""
@@ -162,7 +183,8 @@ class RedisLink:
         kinds = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, OSError)
         return isinstance(error, kinds)
 
-    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
+    def unavailable(self, error: Exception) -> LockServerUnavailableError:
+        """What went wrong, with the server's address and without its password."""
         errors = self._errors
         said = str(error).rstrip(".") or type(error).__name__
         # A server that wants a password first refuses a script for its length.
@@ -236,10 +258,14 @@ class _Connections:
         try:
             return self._lane().pop()
         except IndexError:
-            connection = self._make()
-            # Named, since sending connects by itself, but past Sentinel.
-            connection.connect()
-            return connection
+            return self.connected()
+
+    def connected(self) -> Any:
+        """A new connection that is connected."""
+        connection = self._make()
+        # Named, since sending connects by itself, but past Sentinel.
+        connection.connect()
+        return connection
 
     def put(self, connection: Any) -> None:
         """Keep a connection for the next call, unless a burst of calls left enough of them."""

@@ -1,0 +1,414 @@
+"""The steps of a lock that a majority grants. What they guarantee is in the package's docstring."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from taskguard.clock import SYSTEM_CLOCK
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Finding
+from taskguard.lease import Owner, trusted_until_s
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redlock.asking import ask, hear, read
+from taskguard.locks.redlock.checks import look_at
+from taskguard.locks.redlock.commands import Call, Commands
+from taskguard.locks.redlock.line import LATE, Line, Refusal
+from taskguard.locks.redlock.servers import Lines, Servers
+from taskguard.locks.redlock.spread import Spread
+from taskguard.policy import DAY_S, check_number
+
+__all__ = ["RedlockLocks"]
+
+_WAIT_SLICE_S = 1.0
+# Votes that are split are asked for again so often, after pauses that double from the first.
+_ELECTIONS = 7
+_FIRST_PAUSE_S = 0.001
+_MOST_REFUSALS = 1_000
+
+
+class RedlockLocks:
+    """A `LockProvider` on several independent Redis or Valkey servers.
+
+    Args:
+        servers: a URL (`redlock://host1,host2,host3`, `redlocks://…` for TLS), or a list of the
+            servers' URLs and `redis.Redis` clients.
+        namespace: what every key in the servers begins with.
+        socket_timeout_s: how long a majority's replies may take; one that is late delays nothing.
+        connect_timeout_s: how long connections may take.
+        longest_ttl_s: no vote has a server that runs for less than this, or than the longest ttl
+            that was asked for here: it may have forgotten such a lease of another process.
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[Any],
+        *,
+        namespace: str = "taskguard",
+        socket_timeout_s: float = 1.0,
+        connect_timeout_s: float = 1.0,
+        longest_ttl_s: float = 0.0,
+    ) -> None:
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("longest_ttl_s", longest_ttl_s, at_least=0.0)
+        targets = _servers_of(servers) if isinstance(servers, str) else list(servers)
+        if not targets:
+            raise ConfigurationError("Redlock needs servers: redlock://host1,host2,host3.")
+        links = [
+            RedisLink(
+                target,
+                socket_timeout_s=socket_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+                retries=0,
+                longest_block_s=_WAIT_SLICE_S,
+            )
+            for target in targets
+        ]
+        self.namespace = namespace
+        self._commands = Commands(namespace)
+        self._servers = Servers(links, silence_s=socket_timeout_s)
+        self._quorum = self._servers.quorum
+        self._blocking = self._servers.count - self._quorum + 1
+        self._silence_s = socket_timeout_s
+        self._longest_s = longest_ttl_s
+        # Where a key's last refusal came from: there a release finds that somebody waits.
+        self._refused_at: dict[str, int] = {}
+        self._spread = Spread(self._servers, self._commands)
+
+    @property
+    def traits(self) -> Traits:
+        """Leases without tokens."""
+        return Traits(tokens=False)
+
+    def __repr__(self) -> str:
+        addresses = ",".join(server.link.address for server in self._servers.all)
+        return f"<RedlockLocks {addresses} namespace={self.namespace!r}>"
+
+    # -- taking -------------------------------------------------------------------------------
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys at a majority, or none. There is no token: the fence is 0."""
+        del with_fence
+        if ttl_s > self._longest_s:
+            self._longest_s = ttl_s
+        call = self._commands.acquire(keys, owner, ttl_s, wait_s)
+        lines = self._servers.take()
+        known = False
+        try:
+            answer = self._elect(lines, call, keys, owner, ttl_s)
+            known = True
+        except LockServerUnavailableError:
+            known = True
+            raise
+        finally:
+            if known:
+                self._servers.put(lines)
+            else:
+                lines.close()
+        return answer
+
+    def _elect(
+        self, lines: Lines, call: Call, keys: tuple[str, ...], owner: Owner, ttl_s: float
+    ) -> Granted | Held:
+        start = self._start(keys)
+        asked: dict[int, Line] = {}
+        named: tuple[bytes, int] | None = None
+        for election in range(_ELECTIONS):
+            asked_at_s = SYSTEM_CLOCK.monotonic_s()
+            voters = self._voters(lines, start)
+            votes = self._vote(voters, call, asked_at_s + self._silence_s)
+            granted = 0
+            refusals: list[list[Any]] = []
+            for line in votes:
+                reply = line.reply
+                asked[line.index] = line
+                if type(reply) is list:
+                    if reply[0] == 1:
+                        granted += 1
+                    else:
+                        refusals.append(reply)
+            if granted >= self._quorum:
+                if SYSTEM_CLOCK.monotonic_s() < trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s):
+                    self._spread.note(keys, owner, ttl_s, asked_at_s, asked)
+                    return Granted(0, ttl_s)
+                self._give_back(asked, keys, owner)
+                raise LockServerUnavailableError(
+                    f"The lock servers' votes came too late for a lease of {ttl_s:g} s."
+                )
+            lines.forget()
+            if not refusals:
+                gone = any(line.error is not None for line in votes)
+                if gone and not election:
+                    self._servers.mend(lines)  # idle connections that the servers have closed
+                    continue
+                self._give_back(asked, keys, owner)
+                raise self._too_few(granted, votes)
+            holder, count = Counter(bytes(reply[2]) for reply in refusals).most_common(1)[0]
+            # Enough of them, or the same again: somebody who is only asking would be gone by now.
+            if count >= self._blocking or named == (holder, count) or election == _ELECTIONS - 1:
+                if granted or len(refusals) < len(votes) or election:
+                    self._give_back(asked, keys, owner)
+                held = _held([reply for reply in refusals if reply[2] == holder], keys)
+                self._note_refusal(held.key, votes)
+                return held
+            named = holder, count
+            # Who has the first server's vote asks the others again, who give back meanwhile.
+            first = votes[0].reply
+            if type(first) is not list or first[0] != 1:
+                self._give_back(asked, keys, owner)
+            pause_s = _FIRST_PAUSE_S * 2**election
+            SYSTEM_CLOCK.sleep(random.uniform(0.5, 1.0) * pause_s)  # noqa: S311  # no secret
+        raise AssertionError("unreachable: the last election returns or raises")
+
+    def _vote(self, voters: list[Line], call: Call, until_s: float) -> list[Line]:
+        """Ask the first ones; the rest where that decides nothing. Those that were asked."""
+        votes = voters[: self._quorum]
+        ask(votes, call)
+        granted = missing = 0
+        for line in votes:
+            reply = line.reply
+            if type(reply) is list:
+                granted += reply[0]
+            else:
+                missing += 1
+        if granted == self._quorum:
+            return votes
+        rest = voters[self._quorum :]
+        if rest and granted + missing + len(rest) >= self._quorum:
+            ask(rest, call)
+            votes = voters
+        while True:
+            granted = sum(line.reply[0] for line in votes if type(line.reply) is list)
+            late = [line for line in votes if line.reply is LATE]
+            open_ = granted < self._quorum <= granted + len(late)
+            if not late or not open_ or SYSTEM_CLOCK.monotonic_s() >= until_s:
+                return votes
+            for line in late:
+                read(line, call)
+
+    def _voters(self, lines: Lines, start: int) -> list[Line]:
+        voters = lines.voters(start, longest_s=self._longest_s, quorum=self._quorum)
+        if len(voters) < self._quorum:
+            raise self._too_few(0, voters)
+        return voters
+
+    def _give_back(self, asked: dict[int, Line], keys: tuple[str, ...], owner: Owner) -> None:
+        """Free what was taken, everywhere: an answer may have been no, or have got lost."""
+        call = self._commands.release(keys, owner)
+        prompt = [line for line in asked.values() if not line.late_at_s]
+        for line in asked.values():
+            if line.late_at_s:
+                line.send(call.by_source)  # nobody waits to hear that the script is not known
+        ask(prompt, call)
+
+    # -- all others ---------------------------------------------------------------------------
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys wherever the lock stands, and wake waiters."""
+        only = self._spread.end(owner)
+        replies, missing = self._everywhere(self._commands.release(keys, owner), keys, only)
+        freed = sum(reply > 0 for reply in replies)
+        if freed:
+            return freed + missing >= self._quorum
+        return False
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys over to their true owner, wherever the lock stands."""
+        only = self._spread.end(owner)
+        call = self._commands.hand_over(keys, owner, to, ttl_s)
+        replies, missing = self._everywhere(call, keys, only)
+        handed = sum(reply > 0 for reply in replies)
+        return handed > 0 and handed + missing >= self._quorum
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew many leases, some 250 keys in a command; all servers work at the same time."""
+        if not holds:
+            return []
+        self._longest_s = max(self._longest_s, max(hold.ttl_s for hold in holds))
+        calls = self._commands.renew(holds)
+        letters = [b"".join(texts) for texts in self._pipelined(calls)]
+        return [self._renewal(Counter(column)) for column in zip(*letters, strict=True)]
+
+    def _renewal(self, votes: Counter[int]) -> str:
+        if votes[ord("R")] >= self._quorum:
+            return Renewal.RENEWED
+        return Renewal.TAKEN if votes[ord("T")] else Renewal.GONE
+
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key may have been released, a second at most: then ask again."""
+        if timeout_s <= 0:
+            return
+        slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        start, servers = self._refused_at.get(key, self._start((key,))), self._servers.all
+        order = servers[start:] + servers[:start]
+        chosen = min(order, key=lambda server: server.away_until_s > now_s)
+        try:
+            chosen.link.ask(self._commands.wait(key, slice_s), blocks=True)
+        except LockServerUnavailableError as error:
+            if not chosen.link.was_refused(error):
+                chosen.note_failure(error)
+            raise
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the servers, each by itself and together."""
+        return look_at([server.link for server in self._servers.all])
+
+    def close(self) -> None:
+        """Close idle connections. The next call connects again."""
+        self._servers.close()
+
+    # -- scatter and gather -------------------------------------------------------------------
+
+    def _everywhere(
+        self, call: Call, keys: tuple[str, ...], only: frozenset[int] | None
+    ) -> tuple[list[int], int]:
+        """The replies, and how many there may be besides. Waits for no minority that is late."""
+        for last in (False, True):
+            lines = self._servers.take()
+            known = False
+            try:
+                asked = [line for line in lines.there() if only is None or line.index in only]
+                for line in asked:
+                    if line.late_at_s:
+                        line.send(call.by_source)
+                ask([line for line in asked if not line.late_at_s], call)
+                self._hear(asked, call)
+                known = True
+            finally:
+                if known:
+                    self._servers.put(lines)
+                else:
+                    lines.close()
+            replies = [line.reply for line in asked if type(line.reply) is int]
+            wanted = self._servers.count if only is None else len(only)
+            if len(replies) >= min(self._quorum, wanted) or any(replies):
+                return replies, wanted - len(replies)
+            if last or not any(line.error is not None for line in asked):
+                raise self._too_few(len(replies), asked)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _hear(self, asked: list[Line], call: Call) -> None:
+        until_s = SYSTEM_CLOCK.monotonic_s() + self._silence_s
+        while True:
+            late = [line for line in asked if line.reply is LATE]
+            if len(late) <= self._servers.count - self._quorum and len(late) < len(asked):
+                return
+            if not late or SYSTEM_CLOCK.monotonic_s() >= until_s:
+                return
+            for line in late:
+                read(line, call)
+
+    def _pipelined(self, calls: list[Call]) -> list[list[bytes]]:
+        """Several commands to every server at once; the replies of those that gave all."""
+        packed = b"".join(call.packed for call in calls)
+        for last in (False, True):
+            lines = self._servers.take()
+            known = False
+            try:
+                asked = lines.there()
+                for line in asked:
+                    line.send(packed, len(calls))
+                found = self._hear_all(asked, calls)
+                known = True
+            finally:
+                if known:
+                    self._servers.put(lines)
+                else:
+                    lines.close()
+            if len(found) >= self._quorum:
+                return found
+            if last or not any(line.error is not None for line in asked):
+                raise self._too_few(len(found), asked)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _hear_all(self, asked: list[Line], calls: list[Call]) -> list[list[bytes]]:
+        found: list[list[bytes]] = []
+        until_s = SYSTEM_CLOCK.monotonic_s() + self._silence_s
+        waiting = asked
+        while waiting:
+            for line in waiting:
+                replies = hear(line, calls)
+                if replies is not None:
+                    if all(type(reply) is bytes for reply in replies):
+                        found.append(replies)
+                    else:
+                        line.reply = next(r for r in replies if type(r) is not bytes)
+            waiting = [line for line in waiting if line.reply is LATE]
+            enough = len(found) >= self._quorum
+            if enough or SYSTEM_CLOCK.monotonic_s() >= until_s:
+                break
+        return found
+
+    # -- what is said -------------------------------------------------------------------------
+
+    def _note_refusal(self, key: str, votes: list[Line]) -> None:
+        if len(self._refused_at) >= _MOST_REFUSALS:
+            self._refused_at.clear()
+        self._refused_at[key] = next(
+            line.index for line in votes if type(line.reply) is list and line.reply[0] == 0
+        )
+
+    def _start(self, keys: tuple[str, ...]) -> int:
+        return zlib.crc32(keys[0].encode("utf-8", "surrogatepass")) % self._servers.count
+
+    def _too_few(self, answered: int, asked: list[Line]) -> LockServerUnavailableError:
+        servers = self._servers
+        problem: Exception | None = None
+        for line in asked:
+            link = servers.all[line.index].link
+            if type(line.reply) is Refusal:
+                problem = LockServerUnavailableError(
+                    f"The lock server {link.address} refused: {line.reply}"
+                )
+            elif line.reply is LATE:
+                problem = link.unavailable(TimeoutError("Timeout reading from socket"))
+            elif line.error is not None:
+                problem = link.unavailable(line.error)
+            if problem is not None:
+                break
+        if problem is None:
+            problem = next((s.error for s in servers.all if s.error is not None), None)
+        young = f" {problem}" if problem is not None else (
+            " A server that was started a short while ago has no vote until no lease can be left "
+            "that it has forgotten."
+        )
+        error = LockServerUnavailableError(
+            f"Only {answered} of {servers.count} lock servers gave an answer that counts, and "
+            f"{servers.quorum} have to.{young}"
+        )
+        error.__cause__ = problem
+        return error
+
+
+def _held(refusals: list[list[Any]], keys: tuple[str, ...]) -> Held:
+    _, number, value, _ = refusals[0]
+    left_ms = max(reply[3] for reply in refusals)
+    return Held(
+        key=keys[number - 1],
+        owner=Owner.parse(value.decode("utf-8", "replace")),
+        remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
+    )
+
+
+def _servers_of(url: str) -> list[str]:
+    """`redlock://user:password@a:1,b:2/0?option=1`: a URL for each."""
+    scheme, _, rest = url.partition("://")
+    kind = {"redlock": "redis", "redlocks": "rediss"}.get(scheme.lower())
+    if kind is None:
+        raise ConfigurationError(
+            "The lock servers' URL reads redlock://[user:password@]host1:port,host2:port,"
+            "host3:port[/database], redlocks:// for TLS."
+        )
+    place, separator, after = rest.partition("/")
+    if not separator:
+        place, separator, after = rest.partition("?")
+    credentials, at, hosts = place.rpartition("@")
+    return [f"{kind}://{credentials}{at}{host}{separator}{after}" for host in hosts.split(",")]
