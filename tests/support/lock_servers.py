@@ -26,3 +26,8 @@ class LockServer:
     leftovers: Callable[[], list[str]]
     url: str | None = None
     deafened: Callable[[], AbstractContextManager[LockProvider]] | None = None
+
+
+def redlock_url(*ports: int) -> str:
+    """Of several servers on this machine."""
+    return "redlock://" + ",".join(f"127.0.0.1:{port}" for port in ports)

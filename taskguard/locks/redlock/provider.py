@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import zlib
 from collections import Counter
@@ -28,6 +29,8 @@ _WAIT_SLICE_S = 1.0
 # Votes that are split are asked for again so often, after pauses that double from the first.
 _ELECTIONS = 7
 _FIRST_PAUSE_S = 0.001
+# Of those that did not get the first server's vote, every third time; else they ask that one alone.
+_FULL_ELECTION = 3
 _MOST_REFUSALS = 1_000
 
 
@@ -119,21 +122,22 @@ class RedlockLocks:
     ) -> Granted | Held:
         start = self._start(keys)
         asked: dict[int, Line] = {}
-        named: tuple[bytes, int] | None = None
+        keeps = False
         for election in range(_ELECTIONS):
+            if election:
+                self._servers.mend(lines)
             asked_at_s = SYSTEM_CLOCK.monotonic_s()
             voters = self._voters(lines, start)
+            if election % _FULL_ELECTION and not keeps:
+                # Not to disturb whoever has it.
+                ask(voters[:1], call)
+                asked[voters[0].index] = voters[0]
+                if _is_no(voters[0].reply):
+                    _pause(election)
+                    continue
             votes = self._vote(voters, call, asked_at_s + self._silence_s)
-            granted = 0
-            refusals: list[list[Any]] = []
-            for line in votes:
-                reply = line.reply
-                asked[line.index] = line
-                if type(reply) is list:
-                    if reply[0] == 1:
-                        granted += 1
-                    else:
-                        refusals.append(reply)
+            asked.update((line.index, line) for line in votes)
+            granted = _granted(votes)
             if granted >= self._quorum:
                 if SYSTEM_CLOCK.monotonic_s() < trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s):
                     self._spread.note(keys, owner, ttl_s, asked_at_s, asked)
@@ -143,49 +147,37 @@ class RedlockLocks:
                     f"The lock servers' votes came too late for a lease of {ttl_s:g} s."
                 )
             lines.forget()
-            if not refusals:
+            holder, count = _named(votes)
+            if not count:
                 gone = any(line.error is not None for line in votes)
                 if gone and not election:
-                    self._servers.mend(lines)  # idle connections that the servers have closed
-                    continue
+                    continue  # idle connections that the servers have closed
                 self._give_back(asked, keys, owner)
                 raise self._too_few(granted, votes)
-            holder, count = Counter(bytes(reply[2]) for reply in refusals).most_common(1)[0]
-            # Enough of them, or the same again: somebody who is only asking would be gone by now.
-            if count >= self._blocking or named == (holder, count) or election == _ELECTIONS - 1:
-                if granted or len(refusals) < len(votes) or election:
+            if count >= self._blocking or election == _ELECTIONS - 1:
+                held = self._held(votes, holder, keys)
+                if election or not all(_is_no(line.reply) for line in votes):
                     self._give_back(asked, keys, owner)
-                held = _held([reply for reply in refusals if reply[2] == holder], keys)
-                self._note_refusal(held.key, votes)
                 return held
-            named = holder, count
-            # Who has the first server's vote asks the others again, who give back meanwhile.
-            first = votes[0].reply
-            if type(first) is not list or first[0] != 1:
+            # Who has the first server's vote keeps what it has; the others give back.
+            keeps = not _is_no(votes[0].reply)
+            if not keeps:
                 self._give_back(asked, keys, owner)
-            pause_s = _FIRST_PAUSE_S * 2**election
-            SYSTEM_CLOCK.sleep(random.uniform(0.5, 1.0) * pause_s)  # noqa: S311  # no secret
+            _pause(election)
         raise AssertionError("unreachable: the last election returns or raises")
 
     def _vote(self, voters: list[Line], call: Call, until_s: float) -> list[Line]:
         """Ask the first ones; the rest where that decides nothing. Those that were asked."""
         votes = voters[: self._quorum]
         ask(votes, call)
-        granted = missing = 0
-        for line in votes:
-            reply = line.reply
-            if type(reply) is list:
-                granted += reply[0]
-            else:
-                missing += 1
-        if granted == self._quorum:
+        if all(type(line.reply) is list and line.reply[0] == 1 for line in votes):
             return votes
         rest = voters[self._quorum :]
-        if rest and granted + missing + len(rest) >= self._quorum:
+        if rest and _named(votes)[1] < self._blocking:
             ask(rest, call)
             votes = voters
         while True:
-            granted = sum(line.reply[0] for line in votes if type(line.reply) is list)
+            granted = _granted(votes)
             late = [line for line in votes if line.reply is LATE]
             open_ = granted < self._quorum <= granted + len(late)
             if not late or not open_ or SYSTEM_CLOCK.monotonic_s() >= until_s:
@@ -234,12 +226,26 @@ class RedlockLocks:
         self._longest_s = max(self._longest_s, max(hold.ttl_s for hold in holds))
         calls = self._commands.renew(holds)
         letters = [b"".join(texts) for texts in self._pipelined(calls)]
-        return [self._renewal(Counter(column)) for column in zip(*letters, strict=True)]
+        columns = [bytes(column) for column in zip(*letters, strict=True)]
+        answers = [self._renewal(column) for column in columns]
+        lost = [
+            hold for hold, answer in zip(holds, answers, strict=True) if answer != Renewal.RENEWED
+        ]
+        if lost:
+            self._give_up(lost)
+        return answers
 
-    def _renewal(self, votes: Counter[int]) -> str:
-        if votes[ord("R")] >= self._quorum:
+    def _renewal(self, votes: bytes) -> str:
+        if votes.count(b"R") >= self._quorum:
             return Renewal.RENEWED
-        return Renewal.TAKEN if votes[ord("T")] else Renewal.GONE
+        return Renewal.TAKEN if b"T" in votes else Renewal.GONE
+
+    def _give_up(self, lost: Sequence[Hold]) -> None:
+        """What still stands on a minority keeps others out, and is of no use to its owner."""
+        for hold in lost:
+            self._spread.end(hold.owner)
+        with contextlib.suppress(LockServerUnavailableError):
+            self._pipelined([self._commands.release(hold.keys, hold.owner) for hold in lost])
 
     def wait(self, key: str, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
@@ -306,7 +312,7 @@ class RedlockLocks:
             for line in late:
                 read(line, call)
 
-    def _pipelined(self, calls: list[Call]) -> list[list[bytes]]:
+    def _pipelined(self, calls: list[Call]) -> list[list[Any]]:
         """Several commands to every server at once; the replies of those that gave all."""
         packed = b"".join(call.packed for call in calls)
         for last in (False, True):
@@ -329,31 +335,39 @@ class RedlockLocks:
                 raise self._too_few(len(found), asked)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _hear_all(self, asked: list[Line], calls: list[Call]) -> list[list[bytes]]:
-        found: list[list[bytes]] = []
+    def _hear_all(self, asked: list[Line], calls: list[Call]) -> list[list[Any]]:
+        found: list[list[Any]] = []
         until_s = SYSTEM_CLOCK.monotonic_s() + self._silence_s
         waiting = asked
         while waiting:
             for line in waiting:
                 replies = hear(line, calls)
                 if replies is not None:
-                    if all(type(reply) is bytes for reply in replies):
+                    refused = next((r for r in replies if type(r) is Refusal), None)
+                    if refused is None:
                         found.append(replies)
                     else:
-                        line.reply = next(r for r in replies if type(r) is not bytes)
+                        line.reply = refused
             waiting = [line for line in waiting if line.reply is LATE]
-            enough = len(found) >= self._quorum
+            # Where all that answered agree, it does not matter what the others say.
+            enough = len(found) >= self._quorum and found.count(found[0]) >= self._quorum
             if enough or SYSTEM_CLOCK.monotonic_s() >= until_s:
                 break
         return found
 
     # -- what is said -------------------------------------------------------------------------
 
-    def _note_refusal(self, key: str, votes: list[Line]) -> None:
+    def _held(self, votes: list[Line], holder: bytes, keys: tuple[str, ...]) -> Held:
+        said = [line for line in votes if _is_no(line.reply) and line.reply[2] == holder]
+        key = keys[said[0].reply[1] - 1]
+        left_ms = max(line.reply[3] for line in said)
         if len(self._refused_at) >= _MOST_REFUSALS:
             self._refused_at.clear()
-        self._refused_at[key] = next(
-            line.index for line in votes if type(line.reply) is list and line.reply[0] == 0
+        self._refused_at[key] = said[0].index
+        return Held(
+            key=key,
+            owner=Owner.parse(holder.decode("utf-8", "replace")),
+            remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
         )
 
     def _start(self, keys: tuple[str, ...]) -> int:
@@ -361,41 +375,46 @@ class RedlockLocks:
 
     def _too_few(self, answered: int, asked: list[Line]) -> LockServerUnavailableError:
         servers = self._servers
-        problem: Exception | None = None
-        for line in asked:
-            link = servers.all[line.index].link
-            if type(line.reply) is Refusal:
-                problem = LockServerUnavailableError(
-                    f"The lock server {link.address} refused: {line.reply}"
-                )
-            elif line.reply is LATE:
-                problem = link.unavailable(TimeoutError("Timeout reading from socket"))
-            elif line.error is not None:
-                problem = link.unavailable(line.error)
-            if problem is not None:
-                break
-        if problem is None:
-            problem = next((s.error for s in servers.all if s.error is not None), None)
-        young = f" {problem}" if problem is not None else (
-            " A server that was started a short while ago has no vote until no lease can be left "
-            "that it has forgotten."
+        cause = next(filter(None, map(self._problem, asked)), None)
+        if cause is None and len(asked) < servers.quorum:
+            cause = next((s.error for s in servers.all if s.error is not None), None)
+        rest = cause or (
+            "One that was started a short while ago does not count until every lease that it may "
+            "have forgotten has run out."
         )
         error = LockServerUnavailableError(
             f"Only {answered} of {servers.count} lock servers gave an answer that counts, and "
-            f"{servers.quorum} have to.{young}"
+            f"{servers.quorum} have to. {rest}"
         )
-        error.__cause__ = problem
+        error.__cause__ = cause
         return error
 
+    def _problem(self, line: Line) -> Exception | None:
+        link = self._servers.all[line.index].link
+        if type(line.reply) is Refusal:
+            return LockServerUnavailableError(f"The lock server {link.address} said {line.reply}.")
+        if line.reply is LATE:
+            return link.unavailable(TimeoutError("Timeout reading from socket"))
+        return None if line.error is None else link.unavailable(line.error)
 
-def _held(refusals: list[list[Any]], keys: tuple[str, ...]) -> Held:
-    _, number, value, _ = refusals[0]
-    left_ms = max(reply[3] for reply in refusals)
-    return Held(
-        key=keys[number - 1],
-        owner=Owner.parse(value.decode("utf-8", "replace")),
-        remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
-    )
+
+def _is_no(reply: Any) -> bool:
+    return type(reply) is list and reply[0] == 0
+
+
+def _pause(election: int) -> None:
+    longest_s = _FIRST_PAUSE_S * 2**election
+    SYSTEM_CLOCK.sleep(random.uniform(0.5, 1.0) * longest_s)  # noqa: S311  # no secret
+
+
+def _granted(votes: list[Line]) -> int:
+    return sum(line.reply[0] for line in votes if type(line.reply) is list)
+
+
+def _named(votes: list[Line]) -> tuple[bytes, int]:
+    """Whom the most servers name as the holder, and how many do."""
+    names = Counter(line.reply[2] for line in votes if _is_no(line.reply))
+    return names.most_common(1)[0] if names else (b"", 0)
 
 
 def _servers_of(url: str) -> list[str]:

@@ -3,9 +3,9 @@
 A majority has been asked when a lock is granted. As long as these all remember it, nobody else gets
 it; on the rest it stands so that some of them may forget.
 
-Guarantees: a lock that is released before its turn costs the rest nothing; what was taken for it
-there is freed with it, also where both happen at once. Does not guarantee a time, and tells nobody
-of a failure: the lock stands by its majority.
+Guarantees: a lock that is released before its turn costs the rest nothing; one that is released in
+its turn is released on all. Does not guarantee a time, and tells nobody of a failure: the lock
+stands by its majority.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
@@ -38,7 +37,7 @@ _MOST_AT_ONCE = 200
 class _Stand:
     """Where a lock stands."""
 
-    __slots__ = ("asked_at_s", "ended", "everywhere", "keys", "only", "owner", "ttl_s")
+    __slots__ = ("asked_at_s", "ended", "everywhere", "keys", "only", "owner", "told", "ttl_s")
 
     def __init__(
         self,
@@ -55,6 +54,7 @@ class _Stand:
         self.only = only
         self.ended = False
         self.everywhere = False
+        self.told = False
 
 
 class Spread:
@@ -67,7 +67,7 @@ class Spread:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._mutex = threading.Lock()
+        self._mutex = threading.Condition()
         self._stands: dict[str, _Stand] = {}
         self._due: deque[_Stand] = deque()
         self._runs = False
@@ -108,6 +108,8 @@ class Spread:
             stand = self._stands.pop(owner.nonce, None)
             if stand is None:
                 return None
+            while stand.told:  # just now, which takes a few milliseconds
+                self._mutex.wait()
             stand.ended = True
             return None if stand.everywhere else stand.only
 
@@ -125,7 +127,7 @@ class Spread:
                     return
             if batch:
                 try:
-                    self._tell(batch, now_s)
+                    self._tell(batch)
                 except LockServerUnavailableError as error:
                     logger.debug("%d locks stand on a majority alone: %s", len(batch), error)
 
@@ -140,35 +142,39 @@ class Spread:
                 batch.append(stand)
         return batch
 
-    def _tell(self, batch: list[_Stand], now_s: float) -> None:
-        def left_s(stand: _Stand) -> float:
-            return stand.ttl_s - (now_s - stand.asked_at_s)
-
-        commands = self._commands
+    def _tell(self, batch: list[_Stand]) -> None:
         lines = self._servers.take()
         known = False
         try:
-            self._ask(lines, batch, lambda s: commands.acquire(s.keys, s.owner, left_s(s), 0.0))
             with self._mutex:
+                batch = [stand for stand in batch if not stand.ended]
                 for stand in batch:
-                    stand.everywhere = True
-                ended = [stand for stand in batch if stand.ended]
-            self._ask(lines, ended, lambda s: commands.release(s.keys, s.owner))
+                    stand.told = stand.everywhere = True
+            self._ask(lines, batch)
             known = True
         finally:
+            with self._mutex:
+                for stand in batch:
+                    stand.told = False
+                self._mutex.notify_all()
             if known:
                 self._servers.put(lines)
             else:
                 lines.close()
 
-    def _ask(self, lines: Lines, batch: list[_Stand], make: Callable[[_Stand], Call]) -> None:
-        """Each lock's call at the servers that it was not asked of yet."""
-        todo = [(line, [make(s) for s in batch if line.index not in s.only]) for line in lines.there()]
-        for line, calls in todo:
+    def _ask(self, lines: Lines, batch: list[_Stand]) -> None:
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        todo: list[tuple[Line, list[Call]]] = []
+        for line in lines.there():
             if line.late_at_s:
-                calls.clear()  # what it is told it may do much later
-            elif calls:
-                line.send(b"".join(call.packed for call in calls), len(calls))
-        for line, calls in todo:
+                continue  # what it is told now it may do much later
+            calls = [
+                self._commands.acquire(s.keys, s.owner, s.ttl_s - (now_s - s.asked_at_s), 0.0)
+                for s in batch
+                if line.index not in s.only
+            ]
             if calls:
-                hear(line, calls)
+                line.send(b"".join(call.packed for call in calls), len(calls))
+                todo.append((line, calls))
+        for line, calls in todo:
+            hear(line, calls)

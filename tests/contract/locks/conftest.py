@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
+from taskguard.locks.redlock import RedlockLocks
 from taskguard_sandbox.servers import RedisServer
 
 KINDS = [
@@ -25,6 +26,7 @@ KINDS = [
     "valkey",
     "redis62",
     pytest.param("debian_redis", marks=pytest.mark.debian),
+    "redlock",
 ]
 
 
@@ -40,6 +42,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 
         fake = FakeRedis()
         yield _redis_kind(fake, lambda: RedisLocks(fake))
+    elif request.param == "redlock":
+        yield _redlock_kind(request.getfixturevalue("five_valkeys"))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:
@@ -55,6 +59,45 @@ def _deafened(port: int) -> Iterator[LockProvider]:
         locks = RedisLocks(f"redis://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0)
         locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
         proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
+
+
+def _redlock_kind(servers: Sequence[RedisServer]) -> LockServer:
+    """Several servers as if they were one: what stands in one of them is left over."""
+    url = redlock_url(*(server.port for server in servers))
+
+    def forget() -> None:
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                client.flushall()
+
+    def leftovers() -> list[str]:
+        found: set[str] = set()
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                keys: Any = client.keys("*")
+                found |= {key.decode() for key in keys}
+        return sorted(found)
+
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+            client.script_flush()
+    return LockServer(
+        lambda: RedlockLocks(url), forget, leftovers, url, lambda: _all_deafened(servers)
+    )
+
+
+@contextmanager
+def _all_deafened(servers: Sequence[RedisServer]) -> Iterator[LockProvider]:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(server.port)) for server in servers]
+        url = redlock_url(*(proxy.port for proxy in proxies))
+        locks = RedlockLocks(url, socket_timeout_s=0.3)
+        locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+        for proxy in proxies:
+            proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()
 

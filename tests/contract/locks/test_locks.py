@@ -106,7 +106,7 @@ class TestAcquire:
     def test_any_key(self, locks: LockProvider, key: str) -> None:
         """A key is only text: no character of it means anything to the server."""
         owner = new_owner("m")
-        assert token(locks, (key,), owner) > 0
+        token(locks, (key,), owner)
         answer = take(locks, (key,), new_owner("n"))
         assert isinstance(answer, Held)
         assert answer.key == key
@@ -115,6 +115,12 @@ class TestAcquire:
 
 
 class TestTokens:
+    @pytest.fixture(autouse=True)
+    def issued(self, locks: LockProvider) -> None:
+        """Only a provider that issues tokens has any."""
+        if not locks.traits.tokens:
+            pytest.skip("it issues no tokens")
+
     def test_grow(self, locks: LockProvider) -> None:
         """Each grant of a key has a higher token than the one before, however fast they come."""
         tokens = []
