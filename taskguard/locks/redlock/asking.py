@@ -31,11 +31,10 @@ def read(line: Line, call: Call) -> None:
 def hear(line: Line, calls: Sequence[Call]) -> list[Any] | None:
     """The replies to all these calls; None where the line is LATE or AWAY."""
     replies = line.read_last(len(calls))
-    if replies is not None:
-        for number, reply in enumerate(replies):
-            if _is_unknown(reply):
-                line.send(calls[number].by_source)
-                replies[number] = line.read()
+    if replies is not None and any(map(_is_unknown, replies)):
+        # All again: each may be asked twice, and what is late then is late as a whole.
+        line.send(b"".join(call.by_source for call in calls), len(calls))
+        replies = line.read_last(len(calls))
     return replies
 
 

@@ -278,7 +278,7 @@ class RedlockLocks:
     ) -> tuple[list[int], int]:
         """The replies, and how many there may be besides. Waits for no minority that is late."""
         for last in (False, True):
-            lines = self._servers.take()
+            lines = self._servers.take(all_of_them=True)
             known = False
             try:
                 asked = [line for line in lines.there() if only is None or line.index in only]
@@ -316,7 +316,7 @@ class RedlockLocks:
         """Several commands to every server at once; the replies of those that gave all."""
         packed = b"".join(call.packed for call in calls)
         for last in (False, True):
-            lines = self._servers.take()
+            lines = self._servers.take(all_of_them=True)
             known = False
             try:
                 asked = lines.there()

@@ -36,6 +36,8 @@ _ASKED = (
     pack(b"INFO", b"persistence"),
     pack(b"CONFIG", b"GET", b"appendfsync"),
 )
+# So long those that a lock may stand on are waited for, once there are enough of them.
+_OTHERS_S = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
 
@@ -70,6 +72,11 @@ class Server:
         if _field(persistence, b"aof_enabled") == b"1" and _keeps_everything(policy):
             age_s = float("inf")
         return Line(self.index, connection, SYSTEM_CLOCK.monotonic_s() - age_s)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is known against it."""
+        return not self._failures
 
     def note_failure(self, error: Exception) -> None:
         """Leave it alone for a while, each time for longer."""
@@ -171,7 +178,7 @@ class Servers:
         for server in self.all:
             server.spare, server.dials = deque(), 0
 
-    def take(self) -> Lines:
+    def take(self, *, all_of_them: bool = False) -> Lines:
         """Connections for one call: those that there are, and at least a majority if possible."""
         if self._pid != os.getpid():
             self._begin()
@@ -181,7 +188,7 @@ class Servers:
             lines = Lines(self.count)
         if not lines.whole:
             try:
-                self.mend(lines)
+                self.mend(lines, all_of_them=all_of_them)
             except BaseException:
                 lines.close()
                 raise
@@ -196,25 +203,27 @@ class Servers:
         else:
             lines.close()
 
-    def mend(self, lines: Lines) -> None:
-        """Replace what is broken; wait for it only where a majority is not there."""
+    def mend(self, lines: Lines, *, all_of_them: bool = False) -> None:
+        """Replace what is broken; wait for it where a majority is not there.
+
+        `all_of_them`: wait for the others, too, unless they are known to be in trouble.
+        """
         missing = self._missing(lines)
         now_s = SYSTEM_CLOCK.monotonic_s()
         due = [server for server in missing if server.away_until_s <= now_s]
-        if self._prompt(lines) >= self.quorum:
-            for server in due:
-                with self._changed:
-                    if server.dials or server.spare:
-                        continue
-                    server.dials += 1
-                self._dial(server)
-        elif due:
+        alone = self._prompt(lines) >= self.quorum
+        for server in due:
             with self._changed:
-                for server in due:
-                    server.dials += 1
-            for server in due:
+                # By one thread at a time where nobody waits for it.
+                dials = not (alone and (server.dials or server.spare))
+                server.dials += dials
+            if dials:
                 self._dial(server)
-            self._await(lines, due)
+        if not alone:
+            self._await(lines, due, self.quorum, float("inf"))
+        if all_of_them:
+            well = [server for server in due if server.is_well]
+            self._await(lines, well, self.count, _OTHERS_S)
         lines.settle()
 
     def close(self) -> None:
@@ -264,18 +273,19 @@ class Servers:
     def _prompt(self, lines: Lines) -> int:
         return sum(line is not None and not line.late_at_s for line in lines.by_server)
 
-    def _await(self, lines: Lines, due: list[Server]) -> None:
-        """Until a majority is there, or all that was tried has ended."""
+    def _await(self, lines: Lines, due: list[Server], enough: int, timeout_s: float) -> None:
+        """Until so many are there, or all that was tried has ended."""
+        until_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
         with self._changed:
             while True:
                 for server in due:
                     if lines.by_server[server.index] is None and server.spare:
                         lines.by_server[server.index] = server.spare.pop()
-                if self._prompt(lines) >= self.quorum:
+                left_s = until_s - SYSTEM_CLOCK.monotonic_s()
+                dials = any(s.dials for s in due if lines.by_server[s.index] is None)
+                if not dials or left_s <= 0.0 or self._prompt(lines) >= enough:
                     return
-                if not any(s.dials for s in due if lines.by_server[s.index] is None):
-                    return
-                self._changed.wait(1.0)
+                self._changed.wait(min(left_s, 1.0))
 
     def _dial(self, server: Server) -> None:
         threading.Thread(
