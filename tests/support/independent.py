@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from support import clock_shim
 from support.lock_servers import redlock_url
@@ -55,10 +57,13 @@ class Independent:
 
 
 def _owner(server: RedisServer, key: str) -> str | None:
-    with redis.Redis(port=server.port, socket_timeout=2.0, decode_responses=True) as client:
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(
+        port=server.port, socket_timeout=1.0, retry=once, protocol=2, decode_responses=True
+    ) as client:
         try:
             found: Any = client.get(f"taskguard:{{{key}}}")
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return None
         return None if found is None else str(found)
 

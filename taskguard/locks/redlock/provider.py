@@ -421,13 +421,15 @@ def _servers_of(url: str) -> list[str]:
     """`redlock://user:password@a:1,b:2/0?option=1`: a URL for each."""
     scheme, _, rest = url.partition("://")
     kind = {"redlock": "redis", "redlocks": "rediss"}.get(scheme.lower())
-    if kind is None:
-        raise ConfigurationError(
-            "The lock servers' URL reads redlock://[user:password@]host1:port,host2:port,"
-            "host3:port[/database], redlocks:// for TLS."
-        )
     place, separator, after = rest.partition("/")
     if not separator:
         place, separator, after = rest.partition("?")
     credentials, at, hosts = place.rpartition("@")
-    return [f"{kind}://{credentials}{at}{host}{separator}{after}" for host in hosts.split(",")]
+    named = [host.strip() for host in hosts.split(",")]
+    if kind is None or not all(named):
+        raise ConfigurationError(
+            "The lock servers' URL cannot be read. It reads redlock://[user:password@]host1:port,"
+            "host2:port,host3:port[/database], redlocks:// for TLS; characters such as / # ? @ : , "
+            "in a password are percent-encoded (urllib.parse.quote)."
+        )
+    return [f"{kind}://{credentials}{at}{host}{separator}{after}" for host in named]
