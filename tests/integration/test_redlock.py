@@ -21,11 +21,12 @@ from support.needs import missing, need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Level
 from taskguard.lease import Owner, new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redlock import RedlockLocks, servers
-from taskguard_sandbox.servers import Valkey
+from taskguard_sandbox.servers import Valkey, free_port
 
 # Each has an order of the servers of its own.
 KEYS = [f"order:{number}" for number in range(8)]
@@ -541,3 +542,67 @@ print(len(done))
             for key in KEYS:
                 cycle(locks, key)
             locks.close()
+
+
+class TestFindings:
+    def names(self, locks: RedlockLocks) -> list[str]:
+        found = locks.check()
+        assert all(str(finding) and SECRET not in str(finding) for finding in found)
+        return [finding.name for finding in found]
+
+    def test_none(self, five: Independent) -> None:
+        """Five servers that are one another's equals and forget nothing."""
+        assert self.names(five.connect()) == []
+
+    def test_the_same_server_twice(self, five: Independent) -> None:
+        """By whatever name."""
+        ports = [server.port for server in five.servers[:2]]
+        url = f"redlock://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]},localhost:{ports[0]}"
+        assert self.names(RedlockLocks(url)) == ["redlock_same_server"]
+
+    @pytest.mark.parametrize("count", [1, 2, 4])
+    def test_too_few_or_even(self, five: Independent, count: int) -> None:
+        """Two and four bear no more failures than one and three."""
+        ports = [server.port for server in five.servers[:count]]
+        assert self.names(RedlockLocks(redlock_url(*ports))) == ["redlock_count"]
+
+    def test_a_replica(self, five: Independent) -> None:
+        """Of one of the others, for example: it has no vote of its own."""
+        need(Valkey)
+        master = five.servers[0].port
+        with independent(1, replicaof=f"127.0.0.1 {master}") as replica:
+            ports = [master, five.servers[1].port, replica.servers[0].port]
+            assert self.names(RedlockLocks(redlock_url(*ports))) == ["redlock_replica"]
+
+    def test_clocks(self, five: Independent, clock: ServerClock) -> None:
+        """One is a minute ahead; leases end there by its own clock."""
+        with independent(1, clock=clock, appendonly="yes", appendfsync="always") as ahead:
+            ports = [ahead.servers[0].port, *(server.port for server in five.servers[:2])]
+            (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert found.name == "redlock_clock"
+        assert "ahead" in found.what
+        assert str(ports[0]) in found.where
+
+    def test_persistence(self, five: Independent, valkey: Valkey) -> None:
+        """One that may forget has no vote for a while after a restart."""
+        ports = [valkey.port, *(server.port for server in five.servers[:2])]
+        (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert (found.name, found.level) == ("redlock_persistence", Level.NOTE)
+        assert str(valkey.port) in found.what
+
+    def test_one_that_is_away(self, five: Independent) -> None:
+        """It is named; where all of them are, that is an error as everywhere."""
+        nobody = free_port()
+        ports = [nobody, *(server.port for server in five.servers[:2])]
+        (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert found.name == "redlock_away"
+        assert str(nobody) in found.where
+        with pytest.raises(LockServerUnavailableError):
+            RedlockLocks(redlock_url(nobody, nobody, nobody)).check()
+
+    def test_eviction(self, five: Independent) -> None:
+        """Each server for itself."""
+        options = {"maxmemory": "10mb", "maxmemory_policy": "allkeys-lru"}
+        with independent(1, **options) as full:
+            ports = [full.servers[0].port, *(server.port for server in five.servers[:2])]
+            assert self.names(RedlockLocks(redlock_url(*ports))) == ["eviction"]

@@ -32,18 +32,19 @@ class _Report:
 def look_at(links: Sequence[RedisLink]) -> list[Finding]:
     """All that is found. Raises LockServerUnavailableError where no server answers."""
     reports: list[_Report] = []
-    findings: list[Finding] = []
+    silent: list[tuple[RedisLink, LockServerUnavailableError]] = []
     for link in links:
         try:
             reports.append(_report(link))
         except LockServerUnavailableError as error:
-            findings.append(_away(link, error))
-            last = error
+            silent.append((link, error))
     if not reports:
-        raise last
+        raise silent[0][1]
+    findings = [_away(link, error) for link, error in silent]
     findings += _of_their_number(len(links))
     findings += _of_their_identity(reports)
     findings += _of_their_clocks(reports)
+    findings += _of_their_memory(reports)
     for report in reports:
         findings += _of_one(report)
     return findings
@@ -134,6 +135,20 @@ def _of_their_clocks(reports: Sequence[_Report]) -> Iterator[Finding]:
             )
 
 
+def _of_their_memory(reports: Sequence[_Report]) -> Iterator[Finding]:
+    forgetful = [r.where.split()[-1] for r in reports if r.values and not r.forgets_nothing]
+    if forgetful:
+        yield Finding(
+            "redlock_persistence",
+            Level.NOTE,
+            where="the lock servers",
+            what=f"{', '.join(forgetful)} may forget locks when started again.",
+            why="Such a server then has no vote until the longest lease has run out.",
+            mend="Nothing, if the others are enough meanwhile; else appendonly yes and "
+            "appendfsync always, by which each lock waits for its disk.",
+        )
+
+
 def _of_one(report: _Report) -> Iterator[Finding]:
     values = report.values
     if values.get("role") == "slave":
@@ -154,14 +169,4 @@ def _of_one(report: _Report) -> Iterator[Finding]:
             what=f"It has maxmemory-policy {policy}.",
             why="When it is full it throws locks away.",
             mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
-        )
-    if values and not report.forgets_nothing:
-        yield Finding(
-            "redlock_persistence",
-            Level.NOTE,
-            where=report.where,
-            what="It may forget locks when it is started again.",
-            why="It then has no vote until the longest lease has run out.",
-            mend="Nothing, if the others are enough meanwhile; else appendonly yes and "
-            "appendfsync always, which makes each lock wait for its disk.",
         )
