@@ -206,23 +206,30 @@ def _reply(data: bytes, at: int) -> tuple[Any, int]:
     if end < 0:
         return _PART, at
     kind, said, after = data[at : at + 1], data[at + 1 : end], end + 2
+    if kind in b"$*":
+        read = _text if kind == b"$" else _array
+        return read(data, after, int(said))
     if kind == b":":
         return int(said), after
-    if kind == b"+":
-        return said, after
     if kind == b"-":
         return Refusal(said.decode("utf-8", "replace")), after
-    if kind == b"$":
-        last = after + int(said)
-        if last < after:
-            return None, after
-        return (data[after:last], last + 2) if len(data) >= last + 2 else (_PART, at)
-    if kind != b"*":
+    if kind != b"+":
         raise ValueError(f"{kind!r} begins no reply.")
+    return said, after
+
+
+def _text(data: bytes, at: int, length: int) -> tuple[Any, int]:
+    if length < 0:
+        return None, at
+    end = at + length
+    return (data[at:end], end + 2) if len(data) >= end + 2 else (_PART, at)
+
+
+def _array(data: bytes, at: int, length: int) -> tuple[Any, int]:
     values: list[Any] = []
-    for _ in range(int(said)):
-        value, after = _reply(data, after)
+    for _ in range(length):
+        value, at = _reply(data, at)
         if value is _PART:
             return _PART, at
         values.append(value)
-    return values, after
+    return values, at

@@ -99,8 +99,7 @@ class RedlockLocks:
     ) -> Granted | Held:
         """Take all keys at a majority, or none. There is no token: the fence is 0."""
         del with_fence
-        if ttl_s > self._longest_s:
-            self._longest_s = ttl_s
+        self._longest_s = max(self._longest_s, ttl_s)
         call = self._commands.acquire(keys, owner, ttl_s, wait_s)
         lines = self._servers.take()
         known = False
@@ -205,7 +204,7 @@ class RedlockLocks:
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys wherever the lock stands, and wake waiters."""
         only = self._spread.end(owner)
-        replies, missing = self._everywhere(self._commands.release(keys, owner), keys, only)
+        replies, missing = self._everywhere(self._commands.release(keys, owner), only)
         freed = sum(reply > 0 for reply in replies)
         if freed:
             return freed + missing >= self._quorum
@@ -215,7 +214,7 @@ class RedlockLocks:
         """Hand the keys over to their true owner, wherever the lock stands."""
         only = self._spread.end(owner)
         call = self._commands.hand_over(keys, owner, to, ttl_s)
-        replies, missing = self._everywhere(call, keys, only)
+        replies, missing = self._everywhere(call, only)
         handed = sum(reply > 0 for reply in replies)
         return handed > 0 and handed + missing >= self._quorum
 
@@ -223,7 +222,7 @@ class RedlockLocks:
         """Renew many leases, some 250 keys in a command; all servers work at the same time."""
         if not holds:
             return []
-        self._longest_s = max(self._longest_s, max(hold.ttl_s for hold in holds))
+        self._longest_s = max(self._longest_s, *(hold.ttl_s for hold in holds))
         calls = self._commands.renew(holds)
         letters = [b"".join(texts) for texts in self._pipelined(calls)]
         columns = [bytes(column) for column in zip(*letters, strict=True)]
@@ -273,9 +272,7 @@ class RedlockLocks:
 
     # -- scatter and gather -------------------------------------------------------------------
 
-    def _everywhere(
-        self, call: Call, keys: tuple[str, ...], only: frozenset[int] | None
-    ) -> tuple[list[int], int]:
+    def _everywhere(self, call: Call, only: frozenset[int] | None) -> tuple[list[int], int]:
         """The replies, and how many there may be besides. Waits for no minority that is late."""
         for last in (False, True):
             lines = self._servers.take(all_of_them=True)

@@ -144,7 +144,9 @@ class Lines:
             if line is not None and line.reply is not AWAY and line.born_s <= born_by_s
         ]
         prompt = [line for line in old if not line.late_at_s]
-        return prompt if len(prompt) >= quorum else prompt + [line for line in old if line.late_at_s]
+        if len(prompt) >= quorum:
+            return prompt
+        return prompt + [line for line in old if line.late_at_s]
 
     def forget(self) -> None:
         """Something is wrong with one of them."""
