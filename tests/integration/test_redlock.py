@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,8 @@ from taskguard.lease import Owner, new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redlock import RedlockLocks, servers
-from taskguard_sandbox.servers import Valkey, free_port
+from taskguard.locks.redlock.election import Election
+from taskguard_sandbox.servers import DebianRedis, Valkey, free_port
 
 # Each has an order of the servers of its own.
 KEYS = [f"order:{number}" for number in range(8)]
@@ -403,7 +406,7 @@ class TestMutants:
 
         def agreeable(self: Independent, **options: Any) -> RedlockLocks:
             locks = connect(self, **options)
-            locks._quorum = locks._servers.quorum = 1
+            locks._servers.quorum = 1
             return locks
 
         monkeypatch.setattr(Independent, "connect", agreeable)
@@ -413,7 +416,7 @@ class TestMutants:
     def test_nothing_is_given_back(
         self, five: Independent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(RedlockLocks, "_give_back", lambda *arguments: None)
+        monkeypatch.setattr(Election, "_give_back", lambda self: None)
         with pytest.raises(AssertionError):
             TestGiveBack().test_after_a_refusal(five)
 
@@ -469,6 +472,41 @@ class TestConnections:
             with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as info:
                 take(RedlockLocks(f"redlock://less:{SECRET}@{hosts}"), "k")
             assert SECRET not in str(info.value)
+
+    @pytest.mark.debian
+    def test_encrypted(self, tmp_path: Path) -> None:
+        """By TLS, with certificates that are checked; replies that come late, too."""
+        need(DebianRedis)
+        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        made = [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", str(key), "-out", str(certificate),
+        ]  # fmt: skip
+        subprocess.run(made, check=True, capture_output=True, timeout=60)
+        options: dict[str, Any] = {
+            "tls_cert_file": str(certificate),
+            "tls_key_file": str(key),
+            "tls_ca_cert_file": str(certificate),
+            "tls_auth_clients": "no",
+            "appendonly": "yes",
+            "appendfsync": "always",
+        }
+        with ExitStack() as stack:
+            ports = [free_port() for _ in range(3)]
+            three = [stack.enter_context(DebianRedis(tls_port=port, **options)) for port in ports]
+            hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+            locks = RedlockLocks(f"redlocks://{hosts}/1?ssl_ca_certs={certificate}")
+            for key_name in KEYS:
+                cycle(locks, key_name)
+            three[1].pause()
+            for key_name in KEYS:
+                cycle(locks, key_name)
+            three[1].resume()
+            holds = [Hold((f"order:{n}",), new_owner("m"), 30.0) for n in range(300)]
+            assert locks.renew(holds) == [Renewal.GONE] * 300
+            cycle(locks, "k")
+            locks.close()
 
     def test_idle_connections_that_the_servers_closed(self, five: Independent) -> None:
         """Are replaced within the call, on all servers at once."""

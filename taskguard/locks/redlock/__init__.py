@@ -25,8 +25,8 @@ The way of a lock (https://redis.io/docs/latest/develop/use/patterns/distributed
 What stands in each server is what stands in a single one: `taskguard.locks.redis`, whose scripts
 these are. The user needs the same rights, and +info (and +config|get, where appendfsync is always).
 
-Read next: `provider.py`, the steps; `servers.py`, who is asked, and who is away; `line.py`, one
-connection; `spread.py`, the rest of the servers; `checks.py`, what `check()` looks at.
+Read next: `provider.py`, the steps; `election.py`, how a lock is granted; `servers.py`, who is
+there; `line.py`, one connection; `spread.py`, the rest of the servers; `checks.py`, the findings.
 """
 
 from taskguard.locks.redlock.provider import RedlockLocks

@@ -20,7 +20,7 @@ __all__ = ["AWAY", "LATE", "Line", "Refusal"]
 
 # So long a reply is waited for before others are asked instead. A server that is only busy costs
 # two more messages.
-PATIENCE_S = 0.005
+PATIENCE_S = 0.01
 _KERNEL_PATIENCE = struct.pack("ll", 0, int(PATIENCE_S * 1e6))
 _MOST_BYTES = 65536
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)

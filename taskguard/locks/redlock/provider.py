@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner, trusted_until_s
+from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redlock.asking import ask, hear, read
 from taskguard.locks.redlock.checks import look_at
 from taskguard.locks.redlock.commands import Call, Commands
+from taskguard.locks.redlock.election import Election
 from taskguard.locks.redlock.line import LATE, Line, Refusal
-from taskguard.locks.redlock.servers import Lines, Servers
+from taskguard.locks.redlock.servers import Servers
 from taskguard.locks.redlock.spread import Spread
 from taskguard.policy import DAY_S, check_number
 
 __all__ = ["RedlockLocks"]
 
 _WAIT_SLICE_S = 1.0
-# Votes that are split are asked for again so often, after pauses that double from the first.
-_ELECTIONS = 7
-_FIRST_PAUSE_S = 0.001
-# Of those that did not get the first server's vote, every third time; else they ask that one alone.
-_FULL_ELECTION = 3
 _MOST_REFUSALS = 1_000
 
 
@@ -76,8 +70,6 @@ class RedlockLocks:
         self._commands = Commands(namespace)
         self._servers = Servers(links, silence_s=socket_timeout_s)
         self._quorum = self._servers.quorum
-        self._blocking = self._servers.count - self._quorum + 1
-        self._silence_s = socket_timeout_s
         self._longest_s = longest_ttl_s
         # Where a key's last refusal came from: there a release finds that somebody waits.
         self._refused_at: dict[str, int] = {}
@@ -100,11 +92,13 @@ class RedlockLocks:
         """Take all keys at a majority, or none. There is no token: the fence is 0."""
         del with_fence
         self._longest_s = max(self._longest_s, ttl_s)
-        call = self._commands.acquire(keys, owner, ttl_s, wait_s)
         lines = self._servers.take()
+        election = Election(
+            self._servers, lines, self._commands, keys=keys, owner=owner, ttl_s=ttl_s, wait_s=wait_s
+        )
         known = False
         try:
-            answer = self._elect(lines, call, keys, owner, ttl_s)
+            refusals = election.run(self._start(keys[0]), longest_s=self._longest_s)
             known = True
         except LockServerUnavailableError:
             known = True
@@ -114,90 +108,26 @@ class RedlockLocks:
                 self._servers.put(lines)
             else:
                 lines.close()
-        return answer
+        if refusals is not None:
+            return self._held(refusals, keys)
+        self._spread.note(keys, owner, ttl_s, election.asked_at_s, election.asked)
+        return Granted(0, ttl_s)
 
-    def _elect(
-        self, lines: Lines, call: Call, keys: tuple[str, ...], owner: Owner, ttl_s: float
-    ) -> Granted | Held:
-        start = self._start(keys)
-        asked: dict[int, Line] = {}
-        keeps = False
-        for election in range(_ELECTIONS):
-            if election:
-                self._servers.mend(lines)
-            asked_at_s = SYSTEM_CLOCK.monotonic_s()
-            voters = self._voters(lines, start)
-            if election % _FULL_ELECTION and not keeps:
-                # Not to disturb whoever has it.
-                ask(voters[:1], call)
-                asked[voters[0].index] = voters[0]
-                if _is_no(voters[0].reply):
-                    _pause(election)
-                    continue
-            votes = self._vote(voters, call, asked_at_s + self._silence_s)
-            asked.update((line.index, line) for line in votes)
-            granted = _granted(votes)
-            if granted >= self._quorum:
-                if SYSTEM_CLOCK.monotonic_s() < trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s):
-                    self._spread.note(keys, owner, ttl_s, asked_at_s, asked)
-                    return Granted(0, ttl_s)
-                self._give_back(asked, keys, owner)
-                raise LockServerUnavailableError(
-                    f"The lock servers' votes came too late for a lease of {ttl_s:g} s."
-                )
-            lines.forget()
-            holder, count = _named(votes)
-            if not count:
-                gone = any(line.error is not None for line in votes)
-                if gone and not election:
-                    continue  # idle connections that the servers have closed
-                self._give_back(asked, keys, owner)
-                raise self._too_few(granted, votes)
-            if count >= self._blocking or election == _ELECTIONS - 1:
-                held = self._held(votes, holder, keys)
-                if election or not all(_is_no(line.reply) for line in votes):
-                    self._give_back(asked, keys, owner)
-                return held
-            # Who has the first server's vote keeps what it has; the others give back.
-            keeps = not _is_no(votes[0].reply)
-            if not keeps:
-                self._give_back(asked, keys, owner)
-            _pause(election)
-        raise AssertionError("unreachable: the last election returns or raises")
+    def _held(self, refusals: dict[int, list[Any]], keys: tuple[str, ...]) -> Held:
+        index, (_, number, holder, _) = next(iter(refusals.items()))
+        left_ms = max(reply[3] for reply in refusals.values())
+        key = keys[number - 1]
+        if len(self._refused_at) >= _MOST_REFUSALS:
+            self._refused_at.clear()
+        self._refused_at[key] = index
+        return Held(
+            key=key,
+            owner=Owner.parse(holder.decode("utf-8", "replace")),
+            remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
+        )
 
-    def _vote(self, voters: list[Line], call: Call, until_s: float) -> list[Line]:
-        """Ask the first ones; the rest where that decides nothing. Those that were asked."""
-        votes = voters[: self._quorum]
-        ask(votes, call)
-        if all(type(line.reply) is list and line.reply[0] == 1 for line in votes):
-            return votes
-        rest = voters[self._quorum :]
-        if rest and _named(votes)[1] < self._blocking:
-            ask(rest, call)
-            votes = voters
-        while True:
-            granted = _granted(votes)
-            late = [line for line in votes if line.reply is LATE]
-            open_ = granted < self._quorum <= granted + len(late)
-            if not late or not open_ or SYSTEM_CLOCK.monotonic_s() >= until_s:
-                return votes
-            for line in late:
-                read(line, call)
-
-    def _voters(self, lines: Lines, start: int) -> list[Line]:
-        voters = lines.voters(start, longest_s=self._longest_s, quorum=self._quorum)
-        if len(voters) < self._quorum:
-            raise self._too_few(0, voters)
-        return voters
-
-    def _give_back(self, asked: dict[int, Line], keys: tuple[str, ...], owner: Owner) -> None:
-        """Free what was taken, everywhere: an answer may have been no, or have got lost."""
-        call = self._commands.release(keys, owner)
-        prompt = [line for line in asked.values() if not line.late_at_s]
-        for line in asked.values():
-            if line.late_at_s:
-                line.send(call.by_source)  # nobody waits to hear that the script is not known
-        ask(prompt, call)
+    def _start(self, key: str) -> int:
+        return zlib.crc32(key.encode("utf-8", "surrogatepass")) % self._servers.count
 
     # -- all others ---------------------------------------------------------------------------
 
@@ -252,7 +182,7 @@ class RedlockLocks:
             return
         slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
         now_s = SYSTEM_CLOCK.monotonic_s()
-        start, servers = self._refused_at.get(key, self._start((key,))), self._servers.all
+        start, servers = self._refused_at.get(key, self._start(key)), self._servers.all
         order = servers[start:] + servers[:start]
         chosen = min(order, key=lambda server: server.away_until_s > now_s)
         try:
@@ -292,14 +222,15 @@ class RedlockLocks:
                     lines.close()
             replies = [line.reply for line in asked if type(line.reply) is int]
             wanted = self._servers.count if only is None else len(only)
-            if len(replies) >= min(self._quorum, wanted) or any(replies):
-                return replies, wanted - len(replies)
+            missing = wanted - len(replies)
+            if any(replies) or missing < self._quorum:
+                return replies, missing
             if last or not any(line.error is not None for line in asked):
-                raise self._too_few(len(replies), asked)
+                raise self._servers.too_few(len(replies), asked)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _hear(self, asked: list[Line], call: Call) -> None:
-        until_s = SYSTEM_CLOCK.monotonic_s() + self._silence_s
+        until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
         while True:
             late = [line for line in asked if line.reply is LATE]
             if len(late) <= self._servers.count - self._quorum and len(late) < len(asked):
@@ -329,12 +260,12 @@ class RedlockLocks:
             if len(found) >= self._quorum:
                 return found
             if last or not any(line.error is not None for line in asked):
-                raise self._too_few(len(found), asked)
+                raise self._servers.too_few(len(found), asked)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _hear_all(self, asked: list[Line], calls: list[Call]) -> list[list[Any]]:
         found: list[list[Any]] = []
-        until_s = SYSTEM_CLOCK.monotonic_s() + self._silence_s
+        until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
         waiting = asked
         while waiting:
             for line in waiting:
@@ -351,67 +282,6 @@ class RedlockLocks:
             if enough or SYSTEM_CLOCK.monotonic_s() >= until_s:
                 break
         return found
-
-    # -- what is said -------------------------------------------------------------------------
-
-    def _held(self, votes: list[Line], holder: bytes, keys: tuple[str, ...]) -> Held:
-        said = [line for line in votes if _is_no(line.reply) and line.reply[2] == holder]
-        key = keys[said[0].reply[1] - 1]
-        left_ms = max(line.reply[3] for line in said)
-        if len(self._refused_at) >= _MOST_REFUSALS:
-            self._refused_at.clear()
-        self._refused_at[key] = said[0].index
-        return Held(
-            key=key,
-            owner=Owner.parse(holder.decode("utf-8", "replace")),
-            remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
-        )
-
-    def _start(self, keys: tuple[str, ...]) -> int:
-        return zlib.crc32(keys[0].encode("utf-8", "surrogatepass")) % self._servers.count
-
-    def _too_few(self, answered: int, asked: list[Line]) -> LockServerUnavailableError:
-        servers = self._servers
-        cause = next(filter(None, map(self._problem, asked)), None)
-        if cause is None and len(asked) < servers.quorum:
-            cause = next((s.error for s in servers.all if s.error is not None), None)
-        rest = cause or (
-            "One that was started a short while ago does not count until every lease that it may "
-            "have forgotten has run out."
-        )
-        error = LockServerUnavailableError(
-            f"Only {answered} of {servers.count} lock servers gave an answer that counts, and "
-            f"{servers.quorum} have to. {rest}"
-        )
-        error.__cause__ = cause
-        return error
-
-    def _problem(self, line: Line) -> Exception | None:
-        link = self._servers.all[line.index].link
-        if type(line.reply) is Refusal:
-            return LockServerUnavailableError(f"The lock server {link.address} said {line.reply}.")
-        if line.reply is LATE:
-            return link.unavailable(TimeoutError("Timeout reading from socket"))
-        return None if line.error is None else link.unavailable(line.error)
-
-
-def _is_no(reply: Any) -> bool:
-    return type(reply) is list and reply[0] == 0
-
-
-def _pause(election: int) -> None:
-    longest_s = _FIRST_PAUSE_S * 2**election
-    SYSTEM_CLOCK.sleep(random.uniform(0.5, 1.0) * longest_s)  # noqa: S311  # no secret
-
-
-def _granted(votes: list[Line]) -> int:
-    return sum(line.reply[0] for line in votes if type(line.reply) is list)
-
-
-def _named(votes: list[Line]) -> tuple[bytes, int]:
-    """Whom the most servers name as the holder, and how many do."""
-    names = Counter(line.reply[2] for line in votes if _is_no(line.reply))
-    return names.most_common(1)[0] if names else (b"", 0)
 
 
 def _servers_of(url: str) -> list[str]:

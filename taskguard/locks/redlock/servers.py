@@ -26,7 +26,7 @@ from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
-from taskguard.locks.redlock.line import AWAY, Line
+from taskguard.locks.redlock.line import AWAY, LATE, Line, Refusal
 
 __all__ = ["Lines", "Server", "Servers"]
 
@@ -161,13 +161,20 @@ class Lines:
 
 
 class Servers:
-    """All of them. Thread-safe."""
+    """All of them. Thread-safe.
+
+    Attributes:
+        quorum: a majority of those that are configured.
+        blocking: so many in another's name leave no majority to anybody else.
+        silence_s: a server that is late for so long is away.
+    """
 
     def __init__(self, links: Sequence[RedisLink], *, silence_s: float) -> None:
         self.all = [Server(index, link) for index, link in enumerate(links)]
         self.count = len(self.all)
         self.quorum = self.count // 2 + 1
-        self._silence_s = silence_s
+        self.blocking = self.count - self.quorum + 1
+        self.silence_s = silence_s
         self._begin()
 
     def _begin(self) -> None:
@@ -246,6 +253,30 @@ class Servers:
         for server in self.all:
             server.link.close()
 
+    def too_few(self, answered: int, asked: Sequence[Line]) -> LockServerUnavailableError:
+        """The error where no majority gave an answer that counts, with a reason of one server."""
+        cause = next(filter(None, map(self._problem, asked)), None)
+        if cause is None and len(asked) < self.quorum:
+            cause = next((server.error for server in self.all if server.error is not None), None)
+        reason = cause or (
+            "One that was started a short while ago does not count until every lease that it may "
+            "have forgotten has run out."
+        )
+        error = LockServerUnavailableError(
+            f"Only {answered} of {self.count} lock servers gave an answer that counts, and "
+            f"{self.quorum} have to. {reason}"
+        )
+        error.__cause__ = cause
+        return error
+
+    def _problem(self, line: Line) -> Exception | None:
+        link = self.all[line.index].link
+        if type(line.reply) is Refusal:
+            return LockServerUnavailableError(f"The lock server {link.address} said {line.reply}.")
+        if line.reply is LATE:
+            return link.unavailable(TimeoutError("Timeout reading from socket"))
+        return None if line.error is None else link.unavailable(line.error)
+
     def _missing(self, lines: Lines) -> list[Server]:
         """The servers without a connection, after spare ones were taken."""
         missing = []
@@ -265,7 +296,7 @@ class Servers:
         if line.reply is AWAY:
             server.error = line.error
             return False
-        if line.late_at_s and SYSTEM_CLOCK.monotonic_s() - line.late_at_s > self._silence_s:
+        if line.late_at_s and SYSTEM_CLOCK.monotonic_s() - line.late_at_s > self.silence_s:
             error = TimeoutError("timed out")
             line.close(error)
             server.note_failure(server.link.unavailable(error))
@@ -290,12 +321,14 @@ class Servers:
                 self._changed.wait(min(left_s, 1.0))
 
     def _dial(self, server: Server) -> None:
-        threading.Thread(
-            target=self._dial_now,
-            args=(server, self._generation, self._changed),
-            name="taskguard-redlock",
-            daemon=True,
-        ).start()
+        what = server, self._generation, self._changed
+        dialing = threading.Thread(
+            target=self._dial_now, args=what, name="taskguard-redlock", daemon=True
+        )
+        try:
+            dialing.start()
+        except RuntimeError:  # the interpreter is about to end, or there are too many threads
+            self._dial_now(*what)
 
     def _dial_now(self, server: Server, generation: object, changed: threading.Condition) -> None:
         line = None
@@ -304,6 +337,8 @@ class Servers:
             server.note_success()
         except LockServerUnavailableError as error:
             server.note_failure(error)
+        except Exception as error:  # noqa: BLE001  # a name that is none, for example
+            server.note_failure(server.link.unavailable(error))
         finally:
             with changed:
                 server.dials -= 1

@@ -98,7 +98,11 @@ class Spread:
             self._due.append(stand)
             start, self._runs = not self._runs, True
         if start:
-            threading.Thread(target=self._run, name="taskguard-redlock", daemon=True).start()
+            running = threading.Thread(target=self._run, name="taskguard-redlock", daemon=True)
+            try:
+                running.start()
+            except RuntimeError:  # the interpreter is about to end, or there are too many threads
+                self._runs = False
 
     def end(self, owner: Owner) -> frozenset[int] | None:
         """The servers on which the lock of an owner stands; None: on all, for what is known."""
