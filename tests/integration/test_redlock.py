@@ -508,16 +508,27 @@ class TestConnections:
             cycle(locks, "k")
             locks.close()
 
-    def test_idle_connections_that_the_servers_closed(self, five: Independent) -> None:
-        """Are replaced within the call, on all servers at once."""
+    @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [0, 1, 2], [3]])
+    def test_idle_connections_that_the_servers_closed(
+        self, five: Independent, numbers: list[int]
+    ) -> None:
+        """Are replaced within the call: nothing is lost, and nothing left."""
         locks, owner = five.connect(), new_owner("m")
+
+        def close() -> None:
+            for number in numbers:
+                with redis.Redis(port=five.servers[number].port) as client:
+                    client.client_kill_filter(_type="normal", skipme=True)
+
         take(locks, "k", owner)
         wait_until(lambda: everywhere(five, "k", owner))
-        for server in five.servers:
-            with redis.Redis(port=server.port) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
+        close()
+        assert locks.renew([Hold(("k",), owner, 30.0)]) == [Renewal.RENEWED]
+        close()
         assert locks.release(("k",), owner) is True
         assert five.owners("k") == [None] * 5
+        close()
+        cycle(locks, "k")
 
     def test_forks(self, five: Independent) -> None:
         """A child has connections of its own; parent and child exclude each other."""

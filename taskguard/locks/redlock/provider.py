@@ -204,11 +204,13 @@ class RedlockLocks:
 
     def _everywhere(self, call: Call, only: frozenset[int] | None) -> tuple[list[int], int]:
         """The replies, and how many there may be besides. Waits for no minority that is late."""
+        wanted = frozenset(range(self._servers.count)) if only is None else only
+        heard: dict[int, int] = {}
         for last in (False, True):
             lines = self._servers.take(all_of_them=True)
             known = False
             try:
-                asked = [line for line in lines.there() if only is None or line.index in only]
+                asked = [line for line in lines.there() if line.index in wanted - heard.keys()]
                 for line in asked:
                     if line.late_at_s:
                         line.send(call.by_source)
@@ -220,14 +222,13 @@ class RedlockLocks:
                     self._servers.put(lines)
                 else:
                     lines.close()
-            replies = [line.reply for line in asked if type(line.reply) is int]
-            wanted = self._servers.count if only is None else len(only)
-            missing = wanted - len(replies)
-            if any(replies) or missing < self._quorum:
-                return replies, missing
-            if last or not any(line.error is not None for line in asked):
-                raise self._servers.too_few(len(replies), asked)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            heard |= {line.index: line.reply for line in asked if type(line.reply) is int}
+            if last or not _has_broken(asked):
+                break
+        missing = len(wanted) - len(heard)
+        if not any(heard.values()) and missing >= self._quorum:
+            raise self._servers.too_few(len(heard), asked)
+        return list(heard.values()), missing
 
     def _hear(self, asked: list[Line], call: Call) -> None:
         until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
@@ -243,28 +244,28 @@ class RedlockLocks:
     def _pipelined(self, calls: list[Call]) -> list[list[Any]]:
         """Several commands to every server at once; the replies of those that gave all."""
         packed = b"".join(call.packed for call in calls)
+        heard: dict[int, list[Any]] = {}
         for last in (False, True):
             lines = self._servers.take(all_of_them=True)
             known = False
             try:
-                asked = lines.there()
+                asked = [line for line in lines.there() if line.index not in heard]
                 for line in asked:
                     line.send(packed, len(calls))
-                found = self._hear_all(asked, calls)
+                self._hear_all(asked, calls, heard)
                 known = True
             finally:
                 if known:
                     self._servers.put(lines)
                 else:
                     lines.close()
-            if len(found) >= self._quorum:
-                return found
-            if last or not any(line.error is not None for line in asked):
-                raise self._servers.too_few(len(found), asked)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            if last or not _has_broken(asked):
+                break
+        if len(heard) < self._quorum:
+            raise self._servers.too_few(len(heard), asked)
+        return list(heard.values())
 
-    def _hear_all(self, asked: list[Line], calls: list[Call]) -> list[list[Any]]:
-        found: list[list[Any]] = []
+    def _hear_all(self, asked: list[Line], calls: list[Call], heard: dict[int, list[Any]]) -> None:
         until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
         waiting = asked
         while waiting:
@@ -273,15 +274,20 @@ class RedlockLocks:
                 if replies is not None:
                     refused = next((r for r in replies if type(r) is Refusal), None)
                     if refused is None:
-                        found.append(replies)
+                        heard[line.index] = replies
                     else:
                         line.reply = refused
             waiting = [line for line in waiting if line.reply is LATE]
             # Where all that answered agree, it does not matter what the others say.
-            enough = len(found) >= self._quorum and found.count(found[0]) >= self._quorum
-            if enough or SYSTEM_CLOCK.monotonic_s() >= until_s:
+            said = list(heard.values())
+            agreed = len(said) >= self._quorum and said.count(said[0]) >= self._quorum
+            if agreed or SYSTEM_CLOCK.monotonic_s() >= until_s:
                 break
-        return found
+
+
+def _has_broken(asked: Sequence[Line]) -> bool:
+    """An idle connection that its server has closed: another one may do."""
+    return any(line.error is not None for line in asked)
 
 
 def _servers_of(url: str) -> list[str]:

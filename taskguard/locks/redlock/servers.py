@@ -220,15 +220,15 @@ class Servers:
         missing = self._missing(lines)
         now_s = SYSTEM_CLOCK.monotonic_s()
         due = [server for server in missing if server.away_until_s <= now_s]
-        alone = self._prompt(lines) >= self.quorum
+        enough = self._prompt(lines) >= self.quorum
         for server in due:
             with self._changed:
                 # By one thread at a time where nobody waits for it.
-                dials = not (alone and (server.dials or server.spare))
+                dials = not (enough and (server.dials or server.spare))
                 server.dials += dials
             if dials:
                 self._dial(server)
-        if not alone:
+        if not enough:
             self._await(lines, due, self.quorum, float("inf"))
         if all_of_them:
             well = [server for server in due if server.is_well]

@@ -16,7 +16,6 @@ import threading
 from collections import deque
 
 from taskguard.clock import SYSTEM_CLOCK
-from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import Owner
 from taskguard.locks.redlock.asking import hear
 from taskguard.locks.redlock.commands import Call, Commands
@@ -132,7 +131,7 @@ class Spread:
             if batch:
                 try:
                     self._tell(batch)
-                except LockServerUnavailableError as error:
+                except Exception as error:  # noqa: BLE001  # the others' turn has to come
                     logger.debug("%d locks stand on a majority alone: %s", len(batch), error)
 
     def _take(self, now_s: float) -> list[_Stand]:
