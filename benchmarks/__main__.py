@@ -24,7 +24,7 @@ ALL = (
 )
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
-    "python-redis-lock", "mithril-locks", "fencekit",
+    "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py",
 )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ _PROVIDERS = {
     "rediss+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
     "valkey+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
     "valkeys+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
+    "redlock": ("taskguard.locks.redlock", "RedlockLocks"),
+    "redlocks": ("taskguard.locks.redlock", "RedlockLocks"),
 }
 
 

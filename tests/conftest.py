@@ -149,6 +149,16 @@ def valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
+def five_valkeys() -> Iterator[list[Valkey]]:
+    """Independent ones, for Redlock. They write each change to the disk first: others would have no
+    vote for as long as a lease may last."""
+    need(Valkey)
+    with contextlib.ExitStack() as stack:
+        durable = {"appendonly": "yes", "appendfsync": "always"}
+        yield [stack.enter_context(Valkey(**durable)) for _ in range(5)]
+
+
+@pytest.fixture(scope="session")
 def redis62() -> Iterator[Redis62]:
     yield from started(Redis62())
 

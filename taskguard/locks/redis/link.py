@@ -175,6 +175,27 @@ class RedisLink:
                 raise self.unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def connect(self, *commands: bytes) -> tuple[Any, list[Any]]:
+        """A connection of the caller's own, and what it answers; refusals are among the answers."""
+        try:
+            connection = self._prompt.connected()
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        answers: list[Any] = []
+        try:
+            connection.send_packed_command(list(commands), check_health=False)
+            while len(answers) < len(commands):
+                try:
+                    answers.append(connection.read_response(disable_decoding=True))
+                except self._errors.ResponseError as error:
+                    answers.append(self.unavailable(error))
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        finally:
+            if len(answers) < len(commands):
+                connection.disconnect()
+        return connection, answers
+
     def block(self, name: bytes, timeout_s: float) -> None:
         """Until the list of this name has an element, which is taken off it."""
         self.ask(pack(b"BLPOP", name, b"%.3f" % timeout_s), blocks=True)
@@ -423,10 +444,14 @@ class Connections:
         try:
             return self._lane().pop()
         except IndexError:
-            connection = self._make()
-            # Named, since sending connects by itself, but past Sentinel.
-            connection.connect()
-            return connection
+            return self.connected()
+
+    def connected(self) -> Any:
+        """A new connection that is connected."""
+        connection = self._make()
+        # Named, since sending connects by itself, but past Sentinel.
+        connection.connect()
+        return connection
 
     def put(self, connection: Any) -> None:
         """Keep a connection for the next call, unless a burst of calls left enough of them."""

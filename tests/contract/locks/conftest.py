@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
 from support.sentinel import Group
@@ -20,6 +20,7 @@ from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.locks.redlock import RedlockLocks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.servers import RedisServer, SentinelOf
 
@@ -32,6 +33,7 @@ KINDS = [
     "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
+    "redlock",
 ]
 
 
@@ -57,6 +59,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
             yield replace(kind, deafened=lambda: _deafened_behind_sentinel(group))
     elif request.param == "cluster":
         yield _cluster_kind(request.getfixturevalue("cluster"))
+    elif request.param == "redlock":
+        yield _redlock_kind(request.getfixturevalue("five_valkeys"))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:
@@ -88,6 +92,45 @@ def _goes_deaf(url: str, proxy: Proxy) -> Iterator[LockProvider]:
     proxy.mode = Mode.SWALLOW
     yield locks
     locks.close()
+
+
+def _redlock_kind(servers: Sequence[RedisServer]) -> LockServer:
+    """Several servers as if they were one: what stands in one of them is left over."""
+    url = redlock_url(*(server.port for server in servers))
+
+    def forget() -> None:
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                client.flushall()
+
+    def leftovers() -> list[str]:
+        found: set[str] = set()
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                keys: Any = client.keys("*")
+                found |= {key.decode() for key in keys}
+        return sorted(found)
+
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+            client.script_flush()
+    return LockServer(
+        lambda: RedlockLocks(url), forget, leftovers, url, lambda: _all_deafened(servers)
+    )
+
+
+@contextmanager
+def _all_deafened(servers: Sequence[RedisServer]) -> Iterator[LockProvider]:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(server.port)) for server in servers]
+        url = redlock_url(*(proxy.port for proxy in proxies))
+        locks = RedlockLocks(url, socket_timeout_s=0.3)
+        locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+        for proxy in proxies:
+            proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
 
 
 def _redis_kind(
