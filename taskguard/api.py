@@ -131,9 +131,9 @@ class TaskGuard:
         if by is not None:
             return self._runner_on(by)
         if self._runner is None:
-            self._runner = self._make(
-                make_locks(self._locks), make_ledger(self._ledger), self.events, self._clock
-            )
+            ledger = make_ledger(self._ledger)
+            locks = make_locks(self._locks, ledger=ledger)
+            self._runner = self._make(locks, ledger, self.events, self._clock)
         return self._runner
 
     @property

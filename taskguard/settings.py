@@ -39,7 +39,12 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "postgresql+psycopg": ("taskguard.lock_table", "TableLocks"),
+    "mariadb+pymysql": ("taskguard.lock_table", "TableLocks"),
+    "mysql+pymysql": ("taskguard.lock_table", "TableLocks"),
 }
+# Beside the ledger's tables, whatever that is made of.
+_BESIDE_LEDGER = "ledger://"
 
 
 class _Unset:
@@ -85,9 +90,11 @@ def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | No
 
 
 def make_locks(
-    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+    given: Any = UNSET, *, ledger: Any = None, environ: Mapping[str, str] | None = None
 ) -> LockProvider | None:
     """The lock provider for a URL, a redis-py client or a provider; None for None.
+
+    `ledger`: in whose database the locks of `ledger://` are.
 
     Raises:
         ConfigurationError: nothing was given, or what was given is no lock server.
@@ -102,6 +109,10 @@ def make_locks(
             f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
             "the ledger alone."
         )
+    if chosen == _BESIDE_LEDGER:
+        from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+
+        return TableLocks.beside(ledger)
     if isinstance(chosen, str):
         return _locks_for_url(chosen)
     if isinstance(chosen, LockProvider):
@@ -127,10 +138,11 @@ def _locks_for_url(url: str) -> LockProvider:
         provider: LockProvider = getattr(importlib.import_module(module), name)(url)
         return provider
     # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
-    start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
+    looks_like_one = separator and scheme.replace("+", "").isalpha()
+    start = f"starts with {scheme}://" if looks_like_one else "has no scheme"
     raise ConfigurationError(
-        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)} and memory, as in "
-        "redis://localhost/1."
+        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)}, ledger and memory, as "
+        "in redis://localhost/1."
     )
 
 

@@ -208,7 +208,14 @@ class Database:
                 connection.rollback()  # one that was killed ran none of its handlers
                 raise
 
-    def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
+    def ask(
+        self,
+        statement: str,
+        values: dict[str, Any],
+        *,
+        renewal: bool = False,
+        longest_s: float = _LONGEST_ANSWER_S,
+    ) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
 
         Its connection is from a pool that bodies do not use; with `renewal` from one that only
@@ -217,7 +224,7 @@ class Database:
         share = self.pools.renewals if renewal else self.pools.ledgers
         with (
             share as engine,
-            _Taken(self, engine, _LONGEST_ANSWER_S) as pooled,
+            _Taken(self, engine, longest_s) as pooled,
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
             if self.begins_itself:
