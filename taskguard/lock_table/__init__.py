@@ -1,12 +1,12 @@
 """Locks in a table of PostgreSQL, MariaDB or MySQL: no further server is needed.
 
-Guarantees, while the database keeps its rows: a key has one owner at a time; only its owner renews,
-frees or hands it on; every call may be asked twice, is one transaction that begins and ends with it,
-and goes by the database's clock. Keys are locked in their order, so that callers wait for each other
-and never in a ring. Tokens are max(last + 1, the clock in µs), as on Redis: they grow also
-where the kind of lock server is changed. It works behind a pooler of transactions.
-Does not guarantee: exclusion where the database loses rows (an UNLOGGED table after a crash, a replica
-that lacked the last ones), nor against a paused holder. That is the ledger's part.
+Guarantees, while the database keeps its rows: a key has one owner at a time; only its owner
+renews, frees or hands it on; every call may be asked twice, is one transaction that begins and ends
+with it, and goes by the database's clock. Keys are locked in their order, so that callers wait for
+each other and never in a ring. Tokens are max(last + 1, the clock in µs), as on Redis: they grow
+also where the kind of lock server is changed. It works behind a pooler of transactions.
+Does not guarantee: exclusion where the database loses rows (an UNLOGGED table after a crash, a
+replica that lacked the last ones), nor against a paused holder. That is the ledger's part.
 
 What stands in the table `taskguard_locks`, one row for a key. It is no part of the ledger's
 tables, and has no version: what changes in it is made beside the old by `taskguard locks create`.

@@ -179,9 +179,7 @@ class _Ear:
     def _listen(self, connection: Any) -> None:
         connection.execute(f"listen {CHANNEL}")
         proof = f" {os.urandom(12).hex()}"  # no name of a key has a blank at its start
-        self._database.ask(
-            f"select pg_notify('{CHANNEL}', %(proof)s::text)", {"proof": proof}
-        )
+        self._database.ask(f"select pg_notify('{CHANNEL}', %(proof)s::text)", {"proof": proof})
         while not self._is_over():
             for note in connection.notifies(timeout=_LOOK_EVERY_S, stop_after=1):
                 if note.payload == proof:

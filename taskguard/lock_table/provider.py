@@ -75,6 +75,7 @@ class TableLocks:
         if self._owns_database:
             database = Database(database, lock_timeout_s=answer_s)
         self._database: Database = database
+        self._answer_s = answer_s
         kind = database.engine.dialect.name
         table.refuse_other_kinds(kind)
         self._listener: Listener | None = None
@@ -238,8 +239,12 @@ class TableLocks:
     # -- answers ------------------------------------------------------------------------------
 
     def _ask(self, ask: Callable[[], _T], *, on_retry: Callable[[], None] = lambda: None) -> _T:
-        """The answer; asked once more where there was none, some times where it was refused."""
+        """The answer; asked once more after a connection that was dead, some times if refused.
+
+        Not after one that did not answer in time: the database is frozen, or far too busy.
+        """
         lost = refused = 0
+        asked_at_s = time.monotonic()
         while True:
             try:
                 return ask()
@@ -249,9 +254,9 @@ class TableLocks:
                     raise self._unavailable(error) from error
             except LedgerUnavailableError as error:
                 lost += 1
-                on_retry()
-                if lost > 1:
+                if lost > 1 or time.monotonic() - asked_at_s >= self._answer_s:
                     raise self._unavailable(error) from error
+                on_retry()
             except LedgerSchemaError as error:
                 raise self._unavailable(error) from error
             except self._database.engine.dialect.loaded_dbapi.Error as error:
@@ -276,8 +281,8 @@ class TableLocks:
         )
         if missing:
             return (
-                "the table taskguard_locks, or a function of it, is not there. Run `taskguard locks "
-                "create`."
+                "the table taskguard_locks, or a function of it, is not there. Run "
+                "`taskguard locks create`."
             )
         said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
         return (

@@ -20,8 +20,7 @@ _TRIES = 5
 def make(database: Database, *, unlogged: bool = False) -> None:
     """Create what is missing; see `TableLocks.create_table`."""
     kind = database.engine.dialect.name
-    mariadb = kind == "mariadb" or (kind == "mysql" and database.is_mariadb())
-    statements = _statements(kind, unlogged=unlogged, mariadb=mariadb)
+    statements = _statements(kind, unlogged=unlogged)
     for left in range(_TRIES, -1, -1):
         with contextlib.suppress(*([TransactionRetryError] if left else [])):
             with database.transaction(bounded=False) as db:
@@ -42,23 +41,21 @@ def ddl_statements(url: str, *, unlogged: bool = False) -> list[str]:
         ConfigurationError: the URL cannot be read, or is of a database without such a table.
     """
     kind = read_url(url).get_backend_name()
-    return _statements(kind, unlogged=unlogged, mariadb=kind == "mariadb")
+    return _statements(kind, unlogged=unlogged)
 
 
 def refuse_other_kinds(kind: str) -> None:
     """Raise ConfigurationError for a database that has no table of locks."""
     if kind not in ("postgresql", "mysql", "mariadb"):
-        raise ConfigurationError(
-            f"There are no locks in a table of {kind}: set locks=None, and the ledger alone decides."
-            if kind == "sqlite"
-            else f"There are no locks in a table of {kind}: PostgreSQL, MariaDB and MySQL have them."
-        )
+        instead = "set locks=None, and the ledger alone decides" if kind == "sqlite" else ""
+        others = "PostgreSQL, MariaDB and MySQL have such a table"
+        raise ConfigurationError(f"There is no table of locks in {kind}: {instead or others}.")
 
 
-def _statements(kind: str, *, unlogged: bool, mariadb: bool) -> list[str]:
+def _statements(kind: str, *, unlogged: bool) -> list[str]:
     refuse_other_kinds(kind)
     if kind == "postgresql":
         return postgresql.ddl_statements(unlogged=unlogged)
     if unlogged:
         raise ConfigurationError(f"A table without a log is PostgreSQL's alone, not {kind}'s.")
-    return mysql.ddl_statements(mariadb=mariadb)
+    return mysql.ddl_statements()

@@ -74,8 +74,6 @@ if __name__ == "__main__":
     url, path, thread_count, round_count = sys.argv[1:]
     locks = make_locks(url)
     assert locks is not None
-    done = count_in_threads(
-        locks, Path(path), threads=int(thread_count), rounds=int(round_count)
-    )
+    done = count_in_threads(locks, Path(path), threads=int(thread_count), rounds=int(round_count))
     locks.close()
     print(json.dumps([asdict(grant) for grant in done]))

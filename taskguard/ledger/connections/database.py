@@ -208,6 +208,19 @@ class Database:
                 connection.rollback()  # one that was killed ran none of its handlers
                 raise
 
+    @contextmanager
+    def locking(self, longest_s: float) -> Iterator[tuple[Any, dict[Any, Any]]]:
+        """The driver's own connection for locks in a table, and what is kept with it.
+
+        Its session is of a pool that nobody else has. What the block begins it has to end.
+        """
+        with (
+            self.pools.locks as engine,
+            _Taken(self, engine, longest_s) as pooled,
+            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+        ):
+            yield connection, pooled.info
+
     def ask(
         self,
         statement: str,

@@ -5,23 +5,27 @@ create or replace function taskguard_locks_free_1(asked text[], me text) returns
 language plpgsql as $body$
 declare
     now_us bigint := extract(epoch from clock_timestamp()) * 1000000;
-    freed bigint := 0; lock record;
+    freed bigint; wanted text[];
 begin
-    for lock in
-        select l.key, l.fence, l.wanted_until from taskguard_locks l
-        where l.key = any (asked) and l.owner = me and l.until > now_us
-        order by l.key for update
-    loop
-        if lock.fence = 0 then
-            delete from taskguard_locks l where l.key = lock.key;
-        else
-            update taskguard_locks l set owner = '', until = 0 where l.key = lock.key;
-        end if;
-        if lock.wanted_until > now_us then
-            perform pg_notify('taskguard_locks', left(lock.key, 1000));
-        end if;
-        freed := freed + 1;
-    end loop;
+    if cardinality(asked) > 1 then  -- in the order in which everybody locks them
+        perform from taskguard_locks l where l.key = any (asked) order by l.key for update;
+    end if;
+    with gone as (
+        delete from taskguard_locks l
+        where l.key = any (asked) and l.owner = me and l.until > now_us and l.fence = 0
+        returning l.key, l.wanted_until
+    ),
+    kept as (
+        update taskguard_locks l set owner = '', until = 0
+        where l.key = any (asked) and l.owner = me and l.until > now_us and l.fence > 0
+        returning l.key, l.wanted_until
+    )
+    select count(*), array_agg(l.key) filter (where l.wanted_until > now_us)
+    into freed, wanted
+    from (select * from gone union all select * from kept) l;
+    if wanted is not null then
+        perform pg_notify('taskguard_locks', left(l.key, 1000)) from unnest(wanted) l (key);
+    end if;
     return freed;
 end
 $body$

@@ -1,9 +1,9 @@
 -- Takes all keys for one owner or none of them; the same owner gets the same grant again.
 -- Answers its token, or the key that is taken, by whom and for how long. One call: one transaction.
 create or replace function taskguard_locks_take_1(
-    asked text[], me text, ttl_us bigint, fenced boolean, waits_us bigint
-) returns table (token bigint, taken text, holder text, left_us bigint)
-language plpgsql as $body$
+    asked text[], me text, ttl_us bigint, fenced boolean, waits_us bigint,
+    out token bigint, out taken text, out holder text, out left_us bigint
+) language plpgsql as $body$
 declare
     now_us bigint; wanted bigint; there integer; mine integer; last bigint; is_taken boolean;
 begin
@@ -22,7 +22,6 @@ begin
                 where l.key = taken and l.owner = holder and l.until > now_us;
                 continue when not found;
             end if;
-            return next;
             return;
         end if;
 
@@ -40,7 +39,6 @@ begin
             where l.owner = me or l.until <= now_us
             returning l.fence into token;
             continue when not found;  -- another came in between
-            return next;
             return;
         end if;
 
@@ -68,7 +66,6 @@ begin
         update taskguard_locks l
         set owner = me, until = now_us + ttl_us, fence = greatest(l.fence, token)
         where l.key = any (asked);
-        return next;
         return;
     end loop;
 end

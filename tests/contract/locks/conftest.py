@@ -28,6 +28,8 @@ KINDS = [
     "redis62",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     "pg_table",
+    pytest.param("mariadb_table", marks=pytest.mark.debian),
+    pytest.param("mysql_table", marks=pytest.mark.debian),
 ]
 # The fixtures of their databases.
 TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
@@ -87,7 +89,10 @@ def _table_kind(url: str) -> Iterator[LockServer]:
 @contextmanager
 def _deafened_table(url: sa.URL) -> Iterator[LockProvider]:
     assert url.port is not None
-    with Proxy(url.port) as proxy, closing(TableLocks(url.set(port=proxy.port), answer_s=0.3)) as locks:
+    with (
+        Proxy(url.port) as proxy,
+        closing(TableLocks(url.set(port=proxy.port), answer_s=0.3)) as locks,
+    ):
         locks.release(("none",), new_owner())  # it is connected
         proxy.mode = Mode.SWALLOW
         yield locks

@@ -26,6 +26,8 @@ SHARED = [
     "redis62",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     "pg_table",
+    pytest.param("mariadb_table", marks=pytest.mark.debian),
+    pytest.param("mysql_table", marks=pytest.mark.debian),
 ]
 
 
