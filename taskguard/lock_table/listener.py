@@ -20,14 +20,14 @@ from typing import Any
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import on_other_pool
-from taskguard.ledger.connections.sessions import POOLED
+from taskguard.lock_table.findings import is_pooled
 from taskguard.lock_table.postgresql import CHANNEL
 
 __all__ = ["Listener", "Waiter"]
 
 _LOOK_EVERY_S = 0.5
 _LINGER_S = 10.0
-_REST_S = 5.0  # after a connection that could not be made
+_REST_S, _REST_OF_POOLED_S = 5.0, 3_600.0  # after a connection that could not be made, or hears not
 _MOST_OF_NAME = 1_000  # as in free.sql
 _END_S = 5.0
 
@@ -166,14 +166,13 @@ class _Ear:
         connection = pooled.driver_connection
         pooled.detach()
         with self._mutex:
-            wanted = not self._is_closed
-            self._connection = connection if wanted else None
-        if not wanted or vars(connection).get(POOLED):
-            # Behind a pooler of transactions what listens is a session that another has by then.
-            self._rests_until_s = time.monotonic() + (_REST_S if not wanted else 3_600.0)
+            self._connection = connection
+        connection.autocommit = True
+        # Behind a pooler of transactions what listens is a session that another has by then.
+        if self._is_closed or is_pooled(connection):
+            self._rests_until_s = time.monotonic() + _REST_OF_POOLED_S
             connection.close()
             return None
-        connection.autocommit = True
         return connection
 
     def _listen(self, connection: Any) -> None:

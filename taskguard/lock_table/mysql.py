@@ -1,8 +1,8 @@
 """The steps on MariaDB 10.6 and MySQL 8.0 or later, by PyMySQL: one to five statements each.
 
-One key, which is the usual: taken by one statement on MariaDB and two on MySQL, freed by one. Several
-keys are a transaction that locks their rows in order. A thousand renewals are four statements. Nobody
-can be told of a release there: waiters look for themselves.
+One key, which is the usual: taken by one statement on MariaDB and two on MySQL, freed by one.
+Several keys are a transaction that locks their rows in order. A thousand renewals are four
+statements. Nobody can be told of a release there: waiters look for themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ create table if not exists taskguard_locks (
 
 # Of the statement's start. Not UNIX_TIMESTAMP(): local time has an hour twice in autumn.
 _NOW = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
-# Each assignment sees what those before it have made: the owner is new exactly where it was granted.
+# Each assignment sees what those before it have made: the owner is new where it was granted.
 _TAKE = f"""\
 insert into taskguard_locks (`key`, owner, until, fence, wanted_until)
 values (%(key)s, %(owner)s, {_NOW} + %(ttl_us)s, if(%(fenced)s, {_NOW}, 0), 0)
@@ -150,7 +150,9 @@ class MySQLSteps(Steps):
     def renew(self, holds: Sequence[tuple[list[str], str, int]]) -> str:
         asked = sorted({key for keys, _, _ in holds for key in keys})
         with self._transaction() as cursor:
-            locked = {row.key: row for row in _rows(cursor, f"{_LOCK_ROWS} skip locked", keys=asked)}
+            locked = {
+                row.key: row for row in _rows(cursor, f"{_LOCK_ROWS} skip locked", keys=asked)
+            }
             others = [key for key in asked if key not in locked]
             seen = {row.key: row for row in _rows(cursor, _LOOK, keys=others)} if others else {}
             answers, renewed = [], []
@@ -187,14 +189,16 @@ class MySQLSteps(Steps):
     @contextmanager
     def _session(self) -> Iterator[Any]:
         """A cursor whose statements each commit."""
-        with self._database.locking(self._answer_s) as (connection, kept):
-            with connection.cursor() as cursor:
-                if _TUNED not in kept:
-                    connection.autocommit(True)
-                    cursor.execute("set session transaction isolation level read committed")
-                    cursor.execute("set session innodb_lock_wait_timeout = 1")
-                    kept[_TUNED] = True
-                yield cursor
+        with (
+            self._database.locking(self._answer_s) as (connection, kept),
+            connection.cursor() as cursor,
+        ):
+            if _TUNED not in kept:
+                connection.autocommit(True)
+                cursor.execute("set session transaction isolation level read committed")
+                cursor.execute("set session innodb_lock_wait_timeout = 1")
+                kept[_TUNED] = True
+            yield cursor
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:

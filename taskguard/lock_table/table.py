@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 
+import sqlalchemy as sa
+
 from taskguard.errors import ConfigurationError, TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table import mysql, postgresql
 
-__all__ = ["ddl_statements", "make", "refuse_other_kinds"]
+__all__ = ["ddl_statements", "is_there", "make", "refuse_other_kinds"]
 
 _TRIES = 5
 
@@ -42,6 +44,12 @@ def ddl_statements(url: str, *, unlogged: bool = False) -> list[str]:
     """
     kind = read_url(url).get_backend_name()
     return _statements(kind, unlogged=unlogged)
+
+
+def is_there(database: Database) -> bool:
+    """Whether the database has a table of locks."""
+    with database.transaction() as db:
+        return sa.inspect(db).has_table("taskguard_locks")
 
 
 def refuse_other_kinds(kind: str) -> None:
