@@ -119,8 +119,8 @@ class TestMaking:
 
     def test_at_once(self, url: str) -> None:
         """Several that create it make it once."""
-        code = f"from taskguard.cli import main; raise SystemExit(main(['locks','create','--url',{url!r}]))"
-        processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+        command = [sys.executable, "-m", "taskguard", "locks", "create", "--url", url]
+        processes = [subprocess.Popen(command) for _ in range(3)]
         assert [process.wait(60) for process in processes] == [0, 0, 0]
 
     def test_alembic_leaves_it_alone(self) -> None:
@@ -498,7 +498,8 @@ def test_a_plain_redis_url_loads_none_of_it() -> None:
     """Neither SQLAlchemy nor the table: a process is to start as fast as before."""
     code = (
         "import sys; from taskguard.settings import make_locks; make_locks('redis://localhost/1');"
-        "print([name for name in sys.modules if name.startswith(('sqlalchemy', 'taskguard.lock_table'))])"
+        "print([name for name in sys.modules"
+        " if name.startswith(('sqlalchemy', 'taskguard.lock_table'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

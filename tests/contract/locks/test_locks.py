@@ -295,6 +295,13 @@ class TestRenew:
         assert server.leftovers() == []
         assert isinstance(take(locks, TWO, new_owner("n")), Granted)
 
+    def test_after_its_end(self, locks: LockProvider) -> None:
+        """A lease that ran out is gone, also where nobody has taken the key since."""
+        owner = new_owner("m")
+        take(locks, KEY, owner, ttl_s=0.05)
+        time.sleep(0.1)
+        assert renewed(locks, KEY, owner) == Renewal.GONE
+
     def test_none(self, locks: LockProvider) -> None:
         """No leases, no answers."""
         assert locks.renew([]) == []
