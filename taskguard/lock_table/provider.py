@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +74,8 @@ class TableLocks:
         check_number("answer_s", answer_s, at_least=0.001, at_most=DAY_S)
         self._owns_database = not isinstance(database, Database)
         if self._owns_database:
-            database = Database(database, lock_timeout_s=answer_s)
+            connect_s = max(2, math.ceil(answer_s))  # libpq takes no less
+            database = Database(database, lock_timeout_s=answer_s, connect_timeout_s=connect_s)
         self._database: Database = database
         self._answer_s = answer_s
         kind = database.engine.dialect.name

@@ -26,7 +26,13 @@ from taskguard.errors import (
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.dialects.postgresql import bounds
-from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.engine import (
+    CONNECT_TIMEOUT_S,
+    LEVEL,
+    READ_COMMITTED,
+    begins_itself,
+    make_engine,
+)
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
@@ -65,6 +71,7 @@ class Database:
     Args:
         pooled: False: connections are closed after each use, unless the engine is the user's own.
         pools: the pools of the same database by another Engine; None: pools of its own.
+        connect_timeout_s: how long one connection may take, but on an Engine of the user's own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
@@ -81,8 +88,14 @@ class Database:
         lock_timeout_s: float,
         pooled: bool = True,
         pools: Pools | None = None,
+        connect_timeout_s: int = CONNECT_TIMEOUT_S,
     ) -> None:
-        self.engine = make_engine(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
+        self.engine = make_engine(
+            database,
+            lock_timeout_s=lock_timeout_s,
+            pooled=pooled,
+            connect_timeout_s=connect_timeout_s,
+        )
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
         self.dialect = dialect_of(self.engine, own=own)
