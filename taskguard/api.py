@@ -50,8 +50,9 @@ def connect(
     """Locks and guarded functions on a lock server and a ledger.
 
     Args:
-        locks: a URL (`redis://…`, `valkey://…`, `memory://`), a redis-py client or a provider;
-            None: the ledger alone. By default the environment's TASKGUARD_LOCKS_URL.
+        locks: a URL (`redis://…`, `valkey://…`, `memory://`, a database's, or `ledger://` for
+            the ledger's own), a redis-py client or a provider; None: the ledger alone. By
+            default the environment's TASKGUARD_LOCKS_URL.
         ledger: a SQLAlchemy URL, an Engine or a ledger; None: locks only, nothing refuses a
             stale write. By default the environment's TASKGUARD_LEDGER_URL.
         namespace: what every key and work of this application begins with, so that several can

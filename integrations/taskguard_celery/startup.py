@@ -16,7 +16,7 @@ from typing import Any
 from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
-from taskguard import GuardedFunction, LockProvider, errors
+from taskguard import GuardedFunction, Level, LockProvider, errors
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -145,7 +145,8 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
 def _check_locks(locks: LockProvider) -> None:
     try:
         for finding in locks.check():
-            logger.warning("%s", finding)
+            if finding.level is not Level.NOTE:
+                logger.warning("%s", finding)
     except errors.LockServerUnavailableError as error:
         logger.warning("the lock server is away; until it answers: %s", error)
 
