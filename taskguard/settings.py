@@ -17,6 +17,7 @@ from taskguard.locks.base import LockProvider
 from taskguard.policy import check_namespace
 
 __all__ = [
+    "BESIDE_LEDGER",
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
     "NAMESPACE_VARIABLE",
@@ -44,7 +45,7 @@ _PROVIDERS = {
     "mysql+pymysql": ("taskguard.lock_table", "TableLocks"),
 }
 # Beside the ledger's tables, whatever that is made of.
-_BESIDE_LEDGER = "ledger://"
+BESIDE_LEDGER = "ledger://"
 
 
 class _Unset:
@@ -109,7 +110,7 @@ def make_locks(
             f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
             "the ledger alone."
         )
-    if chosen == _BESIDE_LEDGER:
+    if chosen == BESIDE_LEDGER:
         from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
 
         return TableLocks.beside(ledger)

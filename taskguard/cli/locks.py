@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from taskguard.errors import ConfigurationError
-from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE
+from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE
 
 __all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_sql"]
 
@@ -75,8 +75,8 @@ def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
         print(locks_sql(arguments.url or "postgresql+psycopg://", unlogged=arguments.unlogged))
         return
-    url = arguments.url or os.environ.get(LOCKS_VARIABLE, "")
-    if not url or url == "ledger://":
+    url = arguments.url or os.environ.get(LOCKS_VARIABLE) or BESIDE_LEDGER
+    if url == BESIDE_LEDGER:
         url = os.environ.get(LEDGER_VARIABLE, "")
     if not url:
         raise ConfigurationError(
