@@ -26,6 +26,7 @@ from taskguard.findings import Finding
 from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.dialects import Fault
+from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table import table
 from taskguard.lock_table.findings import findings
 from taskguard.lock_table.listener import Listener
@@ -73,6 +74,8 @@ class TableLocks:
     def __init__(self, database: Any, *, answer_s: float = 2.0) -> None:
         check_number("answer_s", answer_s, at_least=0.001, at_most=DAY_S)
         self._owns_database = not isinstance(database, Database)
+        if isinstance(database, str):
+            table.refuse_other_kinds(read_url(database).get_backend_name())
         if self._owns_database:
             connect_s = max(2, math.ceil(answer_s))  # libpq takes no less
             database = Database(database, lock_timeout_s=answer_s, connect_timeout_s=connect_s)

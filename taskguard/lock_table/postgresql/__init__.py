@@ -1,7 +1,8 @@
-"""The steps on PostgreSQL 14 or later, by psycopg: each is one call of a function, one round trip.
+"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip.
 
-A function and not a statement: what it reads after it waited for a row is what stands there by
-then. Functions have a number in their names, so that a new version's can stand beside the old.
+Most call a function: what that reads after it waited for a row is what stands there by then, which
+a statement alone may not see. Functions have a number in their names, so that a new version's can
+stand beside the old.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.statements.stored import statement
 from taskguard.lock_table.steps import Found, Steps
 
 __all__ = ["CHANNEL", "PostgreSQLSteps", "ddl_statements"]
@@ -31,13 +33,13 @@ create {unlogged}table if not exists taskguard_locks (
     fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 )"""
-_FUNCTIONS = ("take", "free", "hand_over", "renew", "forget")
+_FUNCTIONS = ("take", "hand_over", "renew", "forget")
 
 _TAKE = """\
 select token, taken, holder, left_us from taskguard_locks_take_1(
     %(keys)s::text[], %(owner)s::text, %(ttl_us)s::bigint, %(fenced)s::boolean, %(waits_us)s::bigint
 )"""
-_FREE = "select taskguard_locks_free_1(%(keys)s::text[], %(owner)s::text)"
+_FREE = statement(__package__, "free")
 _HAND_OVER = """\
 select taskguard_locks_hand_over_1(
     %(keys)s::text[], %(owner)s::text, %(to)s::text, %(ttl_us)s::bigint
@@ -88,7 +90,8 @@ class PostgreSQLSteps(Steps):
         return Found(*row)
 
     def free(self, keys: list[str], owner: str) -> int:
-        return self._number(_FREE, keys=_array(keys), owner=owner)
+        [[freed, _]] = self._ask(_FREE, keys=_array(keys), owner=owner)
+        return int(freed)
 
     def hand_over(self, keys: list[str], owner: str, *, to: str, ttl_us: int) -> int:
         return self._number(_HAND_OVER, keys=_array(keys), owner=owner, to=to, ttl_us=ttl_us)

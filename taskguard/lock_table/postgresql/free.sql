@@ -1,31 +1,26 @@
--- Frees the keys that are still the owner's, and answers how many those were. Only where somebody
--- waits it sends a notification: one in every commit would let them pass one after the other.
--- A row with a token stays, for the next one has to be higher.
-create or replace function taskguard_locks_free_1(asked text[], me text) returns bigint
-language plpgsql as $body$
-declare
-    now_us bigint := extract(epoch from clock_timestamp()) * 1000000;
-    freed bigint; wanted text[];
-begin
-    if cardinality(asked) > 1 then  -- in the order in which everybody locks them
-        perform from taskguard_locks l where l.key = any (asked) order by l.key for update;
-    end if;
-    with gone as (
-        delete from taskguard_locks l
-        where l.key = any (asked) and l.owner = me and l.until > now_us and l.fence = 0
-        returning l.key, l.wanted_until
-    ),
-    kept as (
-        update taskguard_locks l set owner = '', until = 0
-        where l.key = any (asked) and l.owner = me and l.until > now_us and l.fence > 0
-        returning l.key, l.wanted_until
-    )
-    select count(*), array_agg(l.key) filter (where l.wanted_until > now_us)
-    into freed, wanted
-    from (select * from gone union all select * from kept) l;
-    if wanted is not null then
-        perform pg_notify('taskguard_locks', left(l.key, 1000)) from unnest(wanted) l (key);
-    end if;
-    return freed;
-end
-$body$
+-- Frees the keys that are still the owner's, and answers how many those were. Nobody else changes
+-- such a row but to leave a waiter's mark, which a change that met it reads anew: so one statement is
+-- enough, and no function. Only where somebody waits it sends a notification: one in every
+-- commit would let them pass one after the other. A row with a token stays, for the next one has to be
+-- higher. The commit waits for no disk: a release that a crash undoes ends with its lease.
+with asked as materialized (
+    select
+        (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
+        set_config('synchronous_commit', 'off', true)
+),
+gone as (
+    delete from taskguard_locks l using asked
+    where l.key = any (%(keys)s::text[]) and l.owner = %(owner)s::text
+        and l.until > asked.now_us and l.fence = 0
+    returning l.key, l.wanted_until > asked.now_us as is_wanted
+),
+kept as (
+    update taskguard_locks l set owner = '', until = 0 from asked
+    where l.key = any (%(keys)s::text[]) and l.owner = %(owner)s::text
+        and l.until > asked.now_us and l.fence > 0
+    returning l.key, l.wanted_until > asked.now_us as is_wanted
+)
+select
+    count(*),
+    count(case when l.is_wanted then pg_notify('taskguard_locks', left(l.key, 1000))::text end)
+from (select * from gone union all select * from kept) l

@@ -92,13 +92,13 @@ POSTGRESQL: list[tuple[str, Changes, Test]] = [
     ),
     (
         "free",
-        [("and l.owner = me and l.until > now_us and l.fence = 0", "and l.fence = 0")],
+        [("and l.owner = %(owner)s::text", "")],
         lambda locks, _: suite.TestRelease().test_by_another(locks),
     ),
-    ("free", [("and l.until > now_us and l.fence = 0", "")], tokens_beyond_the_clock),
+    ("free", [("and l.fence = 0", ""), ("and l.fence > 0", "and false")], tokens_beyond_the_clock),
     (
         "free",
-        [("if wanted is not null then", "if false then")],
+        [("when l.is_wanted then", "when false then")],
         lambda locks, server: suite.TestWait().test_woken(locks, server),
     ),
     (
@@ -189,19 +189,28 @@ def locks(server: LockServer) -> Iterator[Any]:
 @pytest.mark.parametrize("server", ["pg_table"], indirect=True)
 @pytest.mark.parametrize(("name", "changes", "test"), POSTGRESQL)
 def test_on_postgresql(
-    server: LockServer, locks: TableLocks, name: str, changes: Changes, test: Test
+    server: LockServer,
+    locks: TableLocks,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    changes: Changes,
+    test: Test,
 ) -> None:
     """The test of the suite that is about it passes, and fails with the mutant."""
     test(locks, server)
     server.forget()
     _, *functions = postgresql.ddl_statements(unlogged=False)
-    (text,) = [each for each in functions if f"function taskguard_locks_{name}_1(" in each]
+    texts = [postgresql._FREE] if name == "free" else functions
+    (text,) = [each for each in texts if name == "free" or f"taskguard_locks_{name}_1(" in each]
     for old, new in changes:
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)
     assert server.url is not None
-    with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
-        db.exec_driver_sql(text.replace("%", "%%"))
+    if name == "free":
+        monkeypatch.setattr(postgresql, "_FREE", text)
+    else:
+        with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
+            db.exec_driver_sql(text.replace("%", "%%"))
     with pytest.raises(ASSERTIONS):
         test(locks, server)
 
