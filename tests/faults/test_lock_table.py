@@ -17,6 +17,7 @@ import taskguard
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.rivals import expect_one_effect
+from support.standby import Standby
 from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LockServerUnavailableError
 from taskguard.lease import new_owner
@@ -212,3 +213,57 @@ class TestReplyLost:
             assert take(locks, owner) == granted
             db.execute(end)
             assert locks.release(KEY, owner) is True
+
+
+class TestStandby:
+    """Fault 14."""
+
+    @pytest.mark.parametrize("unlogged", [True, False])
+    def test_it_takes_no_locks_and_says_so(
+        self, server: Postgres, connect: Any, make_rivals: Any, unlogged: bool
+    ) -> None:
+        """Promoted in the middle of a body it does, and the ledger keeps the key."""
+        locks = connect(server.url, unlogged=unlogged)
+        with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
+            names = {finding.name for finding in there.check()}
+            assert names - {"locks-unlogged"} == {"locks-read-only"}
+            with pytest.raises(LockServerUnavailableError):
+                take(there)
+            before = take(locks, held := new_owner("m"))
+            if not unlogged:
+                wait_until(lambda: not there._steps.is_free(KEY[0]), timeout_s=60)
+
+            def fault() -> None:
+                server.kill()
+                standby.promote()
+
+            if unlogged:
+                fault()
+                after = take(there)
+                assert isinstance(after, Granted)
+                assert after.fence > before.fence
+            else:
+                locks.release(KEY, held)
+                rivals = make_rivals(
+                    locks=lambda: TableLocks(server.url),
+                    second_locks=lambda: TableLocks(standby.url),
+                )
+                expect_one_effect(rivals, fault)
+
+    def test_what_it_had_not_got_is_lost(self, server: Postgres, connect: Any) -> None:
+        """With locks only another gets the key; its token is higher all the same."""
+        locks = connect(server.url, unlogged=False)
+        with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
+            with sa.create_engine(
+                standby.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
+            ).connect() as db:
+                db.exec_driver_sql("alter system set primary_conninfo = ''")
+                db.exec_driver_sql("select pg_reload_conf()")
+                streams = sa.text("select count(*) from pg_stat_wal_receiver")
+                wait_until(lambda: db.execute(streams).scalar() == 0, timeout_s=60)
+            before = take(locks)
+            server.kill()
+            standby.promote()
+            after = take(there)
+            assert isinstance(after, Granted)
+            assert after.fence > before.fence
