@@ -151,6 +151,7 @@ FAULTS = (
             "faults/test_lock_table.py": (
                 "TestOfTheLedger::test_the_table_is_emptied",
                 "TestOfTheLedger::test_the_table_is_dropped",
+                "TestOfTheLedger::test_a_rival_costs_the_ledger_no_claim",
             ),
         },
     ),
