@@ -27,7 +27,11 @@ from support.pgbouncer import PgBouncer
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.cli import main
-from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.errors import (
+    ConfigurationError,
+    LockServerUnavailableError,
+    TransactionRetryError,
+)
 from taskguard.findings import Level
 from taskguard.lease import new_owner
 from taskguard.ledger.connections.database import Database
@@ -483,6 +487,26 @@ class TestGrowth:
 
         assert left_behind() == 0
         assert left_behind() == 1
+
+
+def test_a_deadlock_is_asked_again(
+    url: str, make_locks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few times: nothing of what the database rolled back stays."""
+    locks = make_locks(url)
+    locks.create_table()
+    asked: list[None] = []
+    once = locks._steps.take
+
+    def rolled_back(*args: Any, **options: Any) -> Any:
+        asked.append(None)
+        if len(asked) < 3:
+            raise TransactionRetryError("deadlock")
+        return once(*args, **options)
+
+    monkeypatch.setattr(locks._steps, "take", rolled_back)
+    assert isinstance(take(locks), Granted)
+    assert len(asked) == 3
 
 
 def test_tokens_grow_where_the_kind_of_server_is_changed(
