@@ -1,5 +1,6 @@
-"""Acquire and release of one free lock: on one server, beside other libraries and two PINGs, and
-on five independent ones, beside other libraries for Redlock.
+"""Acquire and release of one free lock: on one server, beside other libraries and two PINGs; on
+five independent ones, beside other libraries for Redlock; and in a table of PostgreSQL, beside
+what people write there by hand: an advisory lock, and a row that says who has it.
 
 Five servers on one machine share its processors with the client and each other, which five
 machines would not: the client's own processor time is told apart from the time that passes.
@@ -10,10 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
+from typing import Any
 
 import pottery
+import psycopg
 import redis
 import redis_lock
 import redlock
@@ -26,12 +29,14 @@ from redis.sentinel import Sentinel
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import new_owner
+from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redlock import RedlockLocks
-from taskguard_sandbox.servers import DebianRedis, SentinelOf, Valkey
+from taskguard_sandbox.servers import DebianRedis, Postgres, SentinelOf, Valkey
 
 PEER = "redis-py Lock"
+BY_HAND = "an advisory lock, and a row with its holder"
 
 
 def main(*, quick: bool) -> None:
@@ -48,6 +53,56 @@ def main(*, quick: bool) -> None:
         )
     show("Lock cycle: acquire and release, nobody else there", "µs", found, notes=trips)
     _several(quick=quick)
+    for unlogged in (True, False):
+        _in_a_table(unlogged=unlogged, quick=quick)
+
+
+def _in_a_table(*, unlogged: bool, quick: bool) -> None:
+    with Postgres() as server, closing(TableLocks(server.create_database("locks"))) as ours:
+        ours.create_table(unlogged=unlogged)
+        with psycopg.connect(
+            f"host=127.0.0.1 port={server.port} user=postgres dbname=locks", autocommit=True
+        ) as connection:
+            kind = "unlogged" if unlogged else ""
+            connection.execute(f"create {kind} table holders (key bigint primary key, owner text)")
+            cases = _table_cases(ours, connection)
+            found = in_turns(
+                cases, reference=BY_HAND, rounds=5 if quick else 25, repeats=50 if quick else 200
+            )
+    title = "Lock cycle in a table of PostgreSQL, " + ("UNLOGGED" if unlogged else "with a log")
+    show(title, "µs", found)
+
+
+def _table_cases(ours: TableLocks, connection: Any) -> dict[str, Callable[[], object]]:
+    cursor = connection.cursor()
+
+    def cycle(*, with_fence: bool) -> None:
+        owner = new_owner("message")
+        ours.acquire(("order:42",), owner, ttl_s=30, with_fence=with_fence, wait_s=0)
+        ours.release(("order:42",), owner)
+
+    def by_hand() -> None:
+        key, owner = 42, str(new_owner("message"))
+        for statement, values in (
+            ("select pg_try_advisory_lock(%s)", [key]),
+            ("insert into holders values (%s, %s)", [key, owner]),
+            ("delete from holders where key = %s", [key]),
+            ("select pg_advisory_unlock(%s)", [key]),
+        ):
+            cursor.execute(statement, values, prepare=True)
+
+    held = new_owner("holder")
+    ours.acquire(("held",), held, ttl_s=3_600, with_fence=False, wait_s=0)
+
+    def refused() -> None:
+        ours.acquire(("held",), new_owner("message"), ttl_s=30, with_fence=False, wait_s=0)
+
+    return {
+        "taskguard, with a token": lambda: cycle(with_fence=True),
+        "taskguard, beside a ledger": lambda: cycle(with_fence=False),
+        BY_HAND: by_hand,
+        "taskguard: refused": refused,
+    }
 
 
 def _cases(url: str, client: redis.Redis) -> dict[str, Callable[[], object]]:

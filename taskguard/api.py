@@ -50,8 +50,9 @@ def connect(
     """Locks and guarded functions on a lock server and a ledger.
 
     Args:
-        locks: a URL (`redis://…`, `valkey://…`, `memory://`), a redis-py client or a provider;
-            None: the ledger alone. By default the environment's TASKGUARD_LOCKS_URL.
+        locks: a URL (`redis://…`, `valkey://…`, `memory://`, a database's, or `ledger://` for
+            the ledger's own), a redis-py client or a provider; None: the ledger alone. By
+            default the environment's TASKGUARD_LOCKS_URL.
         ledger: a SQLAlchemy URL, an Engine or a ledger; None: locks only, nothing refuses a
             stale write. By default the environment's TASKGUARD_LEDGER_URL.
         namespace: what every key and work of this application begins with, so that several can
@@ -131,9 +132,9 @@ class TaskGuard:
         if by is not None:
             return self._runner_on(by)
         if self._runner is None:
-            self._runner = self._make(
-                make_locks(self._locks), make_ledger(self._ledger), self.events, self._clock
-            )
+            ledger = make_ledger(self._ledger)
+            locks = make_locks(self._locks, ledger=ledger)
+            self._runner = self._make(locks, ledger, self.events, self._clock)
         return self._runner
 
     @property

@@ -17,6 +17,7 @@ from taskguard.locks.base import LockProvider
 from taskguard.policy import check_namespace
 
 __all__ = [
+    "BESIDE_LEDGER",
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
     "NAMESPACE_VARIABLE",
@@ -48,7 +49,12 @@ _PROVIDERS = {
     "valkeys+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
     "redlock": ("taskguard.locks.redlock", "RedlockLocks"),
     "redlocks": ("taskguard.locks.redlock", "RedlockLocks"),
+    "postgresql+psycopg": ("taskguard.lock_table", "TableLocks"),
+    "mariadb+pymysql": ("taskguard.lock_table", "TableLocks"),
+    "mysql+pymysql": ("taskguard.lock_table", "TableLocks"),
 }
+# Beside the ledger's tables, whatever that is made of.
+BESIDE_LEDGER = "ledger://"
 
 
 class _Unset:
@@ -99,9 +105,11 @@ def is_set(variable: str) -> bool:
 
 
 def make_locks(
-    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+    given: Any = UNSET, *, ledger: Any = None, environ: Mapping[str, str] | None = None
 ) -> LockProvider | None:
     """The lock provider for a URL, a redis-py client or a provider; None for None.
+
+    `ledger`: in whose database the locks of `ledger://` are.
 
     Raises:
         ConfigurationError: nothing was given, or what was given is no lock server.
@@ -116,6 +124,10 @@ def make_locks(
             f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
             "the ledger alone."
         )
+    if chosen == BESIDE_LEDGER:
+        from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+
+        return TableLocks.beside(ledger)
     if isinstance(chosen, str):
         return _locks_for_url(chosen)
     if isinstance(chosen, LockProvider):
@@ -141,10 +153,11 @@ def _locks_for_url(url: str) -> LockProvider:
         provider: LockProvider = getattr(importlib.import_module(module), name)(url)
         return provider
     # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
-    start = f"starts with {scheme}://" if separator and scheme.isalpha() else "has no scheme"
+    looks_like_one = separator and scheme.replace("+", "").isalpha()
+    start = f"starts with {scheme}://" if looks_like_one else "has no scheme"
     raise ConfigurationError(
-        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)} and memory, as in "
-        "redis://localhost/1."
+        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)}, ledger and memory, as "
+        "in redis://localhost/1."
     )
 
 

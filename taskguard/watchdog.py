@@ -342,7 +342,7 @@ class Watchdog:
             if answer == Renewal.RENEWED:
                 if not tracked.decided_by_ledger:
                     self._extend(tracked, asked_at_s)
-            elif tracked.ended or answer == Renewal.UNANSWERED:
+            elif tracked.ended or answer in (Renewal.UNANSWERED, Renewal.SKIPPED):
                 continue
             elif not tracked.decided_by_ledger:
                 tracked.at_lock_server = False

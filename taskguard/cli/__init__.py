@@ -2,6 +2,7 @@
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
 taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version, or print the SQL
+taskguard locks create [--url URL] [--unlogged] make the table of locks, or print its SQL
 taskguard purge [--older-than 30d] [--url URL]  forget work that ended so long ago
 taskguard sweep --celery shop:app               send the messages of overdue work again
 taskguard relay --celery shop:app               the same every second, until it is stopped
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskguard.cli.doctor import add_doctor
+from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.work import CommandError, add_url, add_work, count
@@ -42,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     create = actions.add_parser("create", help="create the tables that are missing")
     add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    create.add_argument(
+        "--locks", action="store_true", help="the table of locks, too: for locks=ledger://"
+    )
+    add_unlogged(create)
     create.set_defaults(run_alone=_create)
     upgrade = actions.add_parser(
         "upgrade",
@@ -69,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD work, too")
     purge.set_defaults(run=_purge)
+    add_locks(commands)
     add_sweep(commands, _duration_s)
     add_work(commands)
     add_doctor(commands)
@@ -101,11 +108,14 @@ def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
         from taskguard.ledger.schema.creation import ddl
 
-        print(ddl(arguments.url or "postgresql+psycopg://"))
+        url = arguments.url or "postgresql+psycopg://"
+        print(ddl(url) + (locks_sql(url, unlogged=arguments.unlogged) if arguments.locks else ""))
         return
     with contextlib.closing(_ledger(arguments.url)) as ledger:
         ledger.create_schema()
         print(f"created: {ledger!r}")
+        if arguments.locks:
+            create_locks(ledger.database, unlogged=arguments.unlogged)
 
 
 def _upgrade(arguments: argparse.Namespace) -> None:
@@ -123,8 +133,10 @@ def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     gone = ledger.purge(
         older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
     )
+    locks = forget_locks(ledger)
     print(
         f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, {gone.keys:,} keys"
+        + ("" if locks is None else f", {locks:,} locks")
     )
 
 

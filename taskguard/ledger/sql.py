@@ -106,6 +106,11 @@ class SqlLedger:
     def __repr__(self) -> str:
         return f"<SqlLedger {self._database.place}>"
 
+    @property
+    def database(self) -> Database:
+        """Its connections, for what else stands in the same database."""
+        return self._database
+
     # -- claims -------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:

@@ -85,7 +85,7 @@ class Renewal:
     GONE = "gone"  # no owner at all: the server forgot, or the lease ran out
     TAKEN = "taken"  # another owner holds at least one of the keys
     UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
-    SKIPPED = "skipped"  # ledgers only: the row is locked, or completed by this very claim
+    SKIPPED = "skipped"  # its row is locked by somebody, or completed by this very claim: ask again
 
 
 @runtime_checkable

@@ -126,11 +126,17 @@ def shop(
 
 @pytest.mark.parametrize("command", of_program("taskguard"))
 def test_the_command_does_as_a_page_says(
-    command: str, shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    shop: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Each succeeds, on a ledger with one DEAD work; `relay` is stopped after its first round."""
     words = shlex.split(command)[1:]
     words = [shop if word == "redis://localhost" else word for word in words]
+    if words[0] == "locks":
+        monkeypatch.setenv("TASKGUARD_LOCKS_URL", request.getfixturevalue("pg_url"))
     # What was asked first in this process is its setting of the signals that stop a relay.
     monkeypatch.setattr("taskguard.cli.sweep.signal.signal", lambda *_: None)
     monkeypatch.setattr("taskguard.cli.sweep.threading.Event", _SetAfterOne)

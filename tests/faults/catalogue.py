@@ -115,6 +115,10 @@ FAULTS = (
                 "TestSilence::test_paused_server",
                 "TestSilence::test_done_later",
             ),
+            "faults/test_lock_table.py": (
+                "TestFrozen::test_the_ledger_decides_and_work_goes_on",
+                "TestFrozen::test_with_locks_only_the_lease_is_lost",
+            ),
         },
     ),
     Fault(
@@ -131,6 +135,10 @@ FAULTS = (
             "unit/test_watchdog.py": (
                 "test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again",
             ),
+            "faults/test_lock_table.py": (
+                "TestReplyLost::test_a_release_that_was_not_answered",
+                "TestReplyLost::test_of_a_dead_connection_it_is_asked_again",
+            ),
         },
     ),
     Fault(
@@ -140,6 +148,11 @@ FAULTS = (
             "celery/test_outages.py": ("test_an_emptied_lock_server_changes_nothing",),
             "rq/test_rq_outages.py": ("test_an_emptied_lock_server_lets_nobody_in",),
             "contract/locks/test_locks.py": ("TestTokens::test_after_memory_loss",),
+            "faults/test_lock_table.py": (
+                "TestOfTheLedger::test_the_table_is_emptied",
+                "TestOfTheLedger::test_the_table_is_dropped",
+                "TestOfTheLedger::test_a_rival_costs_the_ledger_no_claim",
+            ),
         },
     ),
     Fault(
@@ -179,6 +192,12 @@ FAULTS = (
                 "TestKilled::test_with_an_append_only_file_nothing_is_lost",
             ),
             "celery/test_outages.py": ("test_work_goes_on_while_the_spare_valkey_is_away",),
+            "faults/test_lock_table.py": (
+                "TestKilled::test_the_ledger_keeps_the_key",
+                "TestKilled::test_a_table_with_a_log_loses_nothing",
+                "TestKilled::test_a_table_without_a_log_loses_all",
+                "TestKilled::test_mariadb_loses_nothing",
+            ),
         },
     ),
     Fault(
@@ -203,6 +222,10 @@ FAULTS = (
             "celery/test_outages.py": ("test_a_failover_of_the_lock_server_changes_nothing",),
             "rq/test_rq_outages.py": ("test_a_failover_of_its_lock_server_changes_nothing",),
             "integration/test_redis_connections.py": ("TestSentinel::test_failover",),
+            "faults/test_lock_table.py": (
+                "TestStandby::test_it_takes_no_locks_and_says_so",
+                "TestStandby::test_what_it_had_not_got_is_lost",
+            ),
         },
     ),
     Fault(
@@ -428,6 +451,10 @@ FAULTS = (
                 "TestPooler::test_the_ledger_works",
                 "TestPooler::test_leases_are_renewed_and_stale_holders_refused",
                 "TestPooler::test_transactions_are_bounded_and_sessions_are_not",
+            ),
+            "integration/test_lock_table.py": (
+                "TestPooled::test_locks_are_as_ever",
+                "TestPooled::test_waiters_look_for_themselves",
             ),
         },
         Reason("Advisory locks as a lock server do not exist yet: they would have to refuse it."),

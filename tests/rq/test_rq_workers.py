@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import rq
+import sqlalchemy as sa
 from rq import Retry
 
 import taskguard_rq
 from support.invoices import charge, charge_patiently, decorated, die, is_driver_loaded
+from support.office import Office
+from taskguard.lock_table import TableLocks
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker
 
 
@@ -39,6 +44,29 @@ def test_every_invoice_is_charged_once_and_every_job_is_answered(
         {"invoice": number} for number in range(4) for _ in range(3)
     ]
     assert office.effects() == Counter({str(number): 1 for number in range(4)})
+
+
+@pytest.fixture
+def beside(valkey: Any, redis_url: str, pg_url: str, tmp_path: Path) -> Iterator[Office]:
+    """An office that has no Redis for locks: those are in the ledger's database."""
+    made = Office(broker=valkey.url_of(2), locks="ledger://", database=pg_url, folder=tmp_path)
+    TableLocks.beside(made.ledger).create_table(unlogged=True)
+    yield made
+    made.close()
+
+
+def test_locks_in_the_ledgers_database(beside: Any) -> None:
+    """Each invoice is charged once, a horse makes its own connections, and no lock is left."""
+    jobs = [beside.queue.enqueue(charge, number, 0.2) for number in range(3) for _ in range(3)]
+    beside.worker()
+    beside.worker("rq.SimpleWorker", "--with-scheduler")
+    beside.wait_for(
+        lambda: all(job.get_status(refresh=True) == "finished" for job in jobs), "all finished"
+    )
+    assert beside.effects() == Counter({str(number): 1 for number in range(3)})
+    with beside.engine.connect() as db:
+        assert db.execute(sa.text("select count(*) from taskguard_locks")).scalar() == 0
+    assert "no answer" not in beside.logs()
 
 
 @pytest.mark.parametrize(

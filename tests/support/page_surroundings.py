@@ -171,6 +171,13 @@ def one_at_a_time(place: Place) -> Iterator[None]:
     assert place.events()["completed"] == 2
 
 
+@around("docs/how-to/without-redis.md")
+def without_redis(place: Place) -> Iterator[None]:
+    yield
+    with place.tg.lock("order:1") as lease:
+        lease.check()
+
+
 @around("docs/how-to/enqueue.md")
 def enqueue(place: Place) -> Iterator[None]:
     place.order_and_ship()

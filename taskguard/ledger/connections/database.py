@@ -26,7 +26,13 @@ from taskguard.errors import (
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
 from taskguard.ledger.connections.dialects.postgresql import bounds
-from taskguard.ledger.connections.engine import LEVEL, READ_COMMITTED, begins_itself, make_engine
+from taskguard.ledger.connections.engine import (
+    CONNECT_TIMEOUT_S,
+    LEVEL,
+    READ_COMMITTED,
+    begins_itself,
+    make_engine,
+)
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
 from taskguard.ledger.connections.lifo import Lifo
@@ -65,6 +71,7 @@ class Database:
     Args:
         pooled: False: connections are closed after each use, unless the engine is the user's own.
         pools: the pools of the same database by another Engine; None: pools of its own.
+        connect_timeout_s: how long one connection may take, but on an Engine of the user's own.
 
     Attributes:
         dialect: what is peculiar to this kind of database.
@@ -81,8 +88,14 @@ class Database:
         lock_timeout_s: float,
         pooled: bool = True,
         pools: Pools | None = None,
+        connect_timeout_s: int = CONNECT_TIMEOUT_S,
     ) -> None:
-        self.engine = make_engine(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
+        self.engine = make_engine(
+            database,
+            lock_timeout_s=lock_timeout_s,
+            pooled=pooled,
+            connect_timeout_s=connect_timeout_s,
+        )
         self.lock_timeout_s = lock_timeout_s
         own = not isinstance(database, sa.Engine)
         self.dialect = dialect_of(self.engine, own=own)
@@ -220,7 +233,27 @@ class Database:
                 connection.rollback()  # one that was killed ran none of its handlers
                 raise
 
-    def ask(self, statement: str, values: dict[str, Any], *, renewal: bool = False) -> list[Any]:
+    @contextmanager
+    def locking(self, longest_s: float) -> Iterator[tuple[Any, dict[Any, Any]]]:
+        """The driver's own connection for locks in a table, and what is kept with it.
+
+        Its session is of a pool that nobody else has. What the block begins it has to end.
+        """
+        with (
+            self.pools.locks as engine,
+            _Taken(self, engine, longest_s) as pooled,
+            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+        ):
+            yield connection, pooled.info
+
+    def ask(
+        self,
+        statement: str,
+        values: dict[str, Any],
+        *,
+        renewal: bool = False,
+        longest_s: float = _LONGEST_ANSWER_S,
+    ) -> list[Any]:
         """The rows of one statement that commits by itself: one round trip.
 
         Its connection is from a pool that bodies do not use; with `renewal` from one that only
@@ -229,7 +262,7 @@ class Database:
         share = self.pools.renewals if renewal else self.pools.ledgers
         with (
             share as engine,
-            _Taken(self, engine, _LONGEST_ANSWER_S) as pooled,
+            _Taken(self, engine, longest_s) as pooled,
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
             if self.begins_itself:

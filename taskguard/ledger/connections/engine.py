@@ -21,6 +21,7 @@ from taskguard.ledger.connections import sessions
 from taskguard.ledger.connections.lifo import Lifo, end_transaction, end_unless_committed
 
 __all__ = [
+    "CONNECT_TIMEOUT_S",
     "LEVEL",
     "READ_COMMITTED",
     "begins_itself",
@@ -33,17 +34,14 @@ __all__ = [
 LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lone statements
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
-_CONNECT_TIMEOUT_S = 5
+CONNECT_TIMEOUT_S = 5
 _POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
-    "connect_args": {
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "keepalives": 1,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 15_000,
-    },
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
 }
 _MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
 _NO_LIMIT = 2**64 - 1  # sql_select_limit as the server has it; DEFAULT is what was set globally
@@ -63,7 +61,13 @@ _engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 _listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDictionary()
 
 
-def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) -> sa.Engine:
+def make_engine(
+    database: Any,
+    *,
+    lock_timeout_s: float,
+    pooled: bool = True,
+    connect_timeout_s: int = CONNECT_TIMEOUT_S,
+) -> sa.Engine:
     """An Engine for a URL; an Engine stays as it is. Not `pooled`: it keeps no idle connections."""
     if isinstance(database, sa.Engine):
         _refuse_async(database.url, database.dialect)
@@ -80,7 +84,7 @@ def make_engine(database: Any, *, lock_timeout_s: float, pooled: bool = True) ->
         )
     try:
         _refuse_async(url, url.get_dialect())
-        engine = _create(url, lock_timeout_s, pooled=pooled)
+        engine = _create(url, lock_timeout_s, pooled=pooled, connect_timeout_s=connect_timeout_s)
     except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
         raise MissingDriverError(
             f"The driver of {url.drivername!r} is not installed: pip install "
@@ -165,7 +169,9 @@ def begins_itself(url: sa.URL) -> bool:
     return url.get_backend_name() == "postgresql" and url.get_driver_name() == "psycopg"
 
 
-def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
+def _create(
+    url: sa.URL, lock_timeout_s: float, *, pooled: bool, connect_timeout_s: int
+) -> sa.Engine:
     unpooled: dict[str, Any] = {"poolclass": sa.NullPool}
     if url.get_backend_name() == "sqlite":
         connect: dict[str, Any] = {
@@ -177,8 +183,10 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
         sa.event.listen(engine, "begin", _begin_immediate)
         return engine
     if url.get_backend_name() in ("mysql", "mariadb"):
-        return _create_mysql(url, {"poolclass": Lifo, **_POOL} if pooled else unpooled)
-    options = {**_POSTGRESQL, **(_POOL if pooled else unpooled)}
+        pool = {"poolclass": Lifo, **_POOL} if pooled else unpooled
+        return _create_mysql(url, pool, connect_timeout_s)
+    connect = {**_POSTGRESQL, "connect_timeout": connect_timeout_s}
+    options = {"connect_args": connect, **(_POOL if pooled else unpooled)}
     if not begins_itself(url):
         engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
@@ -186,21 +194,21 @@ def _create(url: sa.URL, lock_timeout_s: float, *, pooled: bool) -> sa.Engine:
     # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
     # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
     psycopg: Any = url.get_dialect().import_dbapi()
-    connect = {**_POSTGRESQL["connect_args"], "cursor_factory": sessions.noting(psycopg.Cursor)}
+    connect["cursor_factory"] = sessions.noting(psycopg.Cursor)
     engine = sa.create_engine(
         url,
         isolation_level="AUTOCOMMIT",
         pool_reset_on_return=None,
-        **{**({"poolclass": Lifo} if pooled else {}), **options, "connect_args": connect},
+        **{**({"poolclass": Lifo} if pooled else {}), **options},
     )
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", end_transaction)
     return engine
 
 
-def _create_mysql(url: sa.URL, pool: dict[str, Any]) -> sa.Engine:
+def _create_mysql(url: sa.URL, pool: dict[str, Any], connect_timeout_s: int) -> sa.Engine:
     by_pymysql = url.get_driver_name() == "pymysql"
-    limits = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _CONNECT_TIMEOUT_S}
+    limits = {"connect_timeout": connect_timeout_s, "read_timeout": connect_timeout_s}
     limits = {name: limit for name, limit in limits.items() if name not in url.query}
     connect: dict[str, Any] = dict(limits)
     if by_pymysql:

@@ -7,7 +7,8 @@ seconds gets an error; and a process has at most so many:
 * bodies' transactions: 50; on an Engine of the user's own, what its pool has;
 * the ledger itself, for moments: 20;
 * for each level of guarded bodies within others' transactions: 10;
-* renewals: one, on a pool of their own, for their thread is a native one.
+* renewals: one, on a pool of their own, for their thread is a native one;
+* locks in a table of MariaDB or MySQL, for moments: 20, on a pool of their own.
 
 On an Engine of the user's own all but the first come from further pools of the same kind, each of
 no more connections than the Engine's. On SQLite there is one pool: an open transaction stops the
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
+import threading
 import weakref
 from typing import Any
 
@@ -32,7 +35,8 @@ __all__ = ["Pools", "Share"]
 
 _MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
 _LONGEST_WAIT_S = 10.0
-_LEDGERS, _RENEWALS = -1, -2  # numbers of shares; the others are those of bodies, by depth
+# Numbers of shares; the others are those of bodies, by depth.
+_LEDGERS, _RENEWALS, _LOCKS = -1, -2, -3
 
 
 class Share:
@@ -114,6 +118,15 @@ class Pools:
         """For the ledger's own statements."""
         return self._share(_LEDGERS)
 
+    @property
+    def locks(self) -> Share:
+        """For locks in a table, whose sessions are theirs alone.
+
+        Sockets of gevent and eventlet belong to the native thread that made them.
+        """
+        plain = socket.socket.__module__ == "socket"
+        return self._share(_LOCKS if plain else _LOCKS - threading.get_native_id())
+
     def of_body(self, depth: int) -> Share:
         """For the transaction of a body that runs within `depth` others' transactions."""
         return self._share(depth)
@@ -135,9 +148,11 @@ class Pools:
         if number == 0:
             most = _MOST_OF_BODIES if self._own else None  # the user's pool has a limit of its own
             return Share(self._engine, most, whose="a body's transaction")
-        most = _MOST_OF_LEDGER if number == _LEDGERS else _MOST_WITHIN
+        most = _MOST_WITHIN if number > 0 else _MOST_OF_LEDGER
         if not self._own:
             most = min(most, _room(self._engine.pool))
+        if number <= _LOCKS:
+            return Share(self._other(f"locks {number}"), most, whose="locks")
         if number == _LEDGERS:
             engine = self._other("ledger") if self._apart else self._engine
             return Share(engine, most, whose="the ledger")

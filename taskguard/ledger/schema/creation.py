@@ -19,6 +19,7 @@ from taskguard.ledger.tables import METADATA, SCHEMA, SCHEMA_VERSION
 
 __all__ = ["create", "ddl", "ddl_statements", "include_name"]
 
+_OF_LOCKS = "taskguard_locks"  # taskguard/lock_table makes it
 _TRIES = 5  # if several processes create tables at once, MySQL refuses all but one
 
 
@@ -79,10 +80,10 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """False for the ledger's tables: `context.configure(include_name=taskguard.include_name)`.
+    """False for taskguard's tables: `context.configure(include_name=taskguard.include_name)`.
 
-    For Alembic. The ledger's tables are no part of an application's models: `alembic revision
+    For Alembic. taskguard's tables are no part of an application's models: `alembic revision
     --autogenerate` would drop them. Everything else is included.
     """
     del parent_names
-    return type_ != "table" or name not in METADATA.tables
+    return type_ != "table" or not (name in METADATA.tables or name == _OF_LOCKS)

@@ -1,8 +1,9 @@
 """One election: a majority of the configured servers grants the keys, or what was taken goes back.
 
 Guarantees: granted only by a majority, in time; whatever comes of it else, whoever was asked is
-told to free the keys, also where the answer was no or has not come. Does not guarantee a winner:
-where votes stay split, the holder whom the most servers name is told.
+told to free the keys, also where the answer was no or has not come; but not those that the owner
+had before. Does not guarantee a winner: where votes stay split, the holder whom the most servers
+name is told.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Election:
     __slots__ = (
         "_call",
         "_commands",
-        "_keys",
         "_lines",
+        "_new",
         "_owner",
         "_quorum",
         "_servers",
@@ -59,6 +60,7 @@ class Election:
         owner: Owner,
         ttl_s: float,
         wait_s: float,
+        had: frozenset[str],
     ) -> None:
         self.asked: dict[int, Line] = {}
         self.asked_at_s = 0.0
@@ -66,7 +68,7 @@ class Election:
         self._lines = lines
         self._commands = commands
         self._call = commands.acquire(keys, owner, ttl_s, wait_s)
-        self._keys = keys
+        self._new = tuple(key for key in keys if key not in had)
         self._owner = owner
         self._ttl_s = ttl_s
         self._quorum = servers.quorum
@@ -155,9 +157,9 @@ class Election:
 
     def _give_back(self) -> None:
         """Free what was taken, everywhere: an answer may have been no, or have got lost."""
-        if not self.asked:
+        if not self.asked or not self._new:
             return
-        call = self._commands.release(self._keys, self._owner)
+        call = self._commands.release(self._new, self._owner)
         prompt = [line for line in self.asked.values() if not line.late_at_s]
         for line in self.asked.values():
             if line.late_at_s:

@@ -94,7 +94,14 @@ class RedlockLocks:
         self._longest_s = max(self._longest_s, ttl_s)
         lines = self._servers.take()
         election = Election(
-            self._servers, lines, self._commands, keys=keys, owner=owner, ttl_s=ttl_s, wait_s=wait_s
+            self._servers,
+            lines,
+            self._commands,
+            keys=keys,
+            owner=owner,
+            ttl_s=ttl_s,
+            wait_s=wait_s,
+            had=self._spread.held(owner),
         )
         known = False
         try:
@@ -133,7 +140,7 @@ class RedlockLocks:
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         """Free the keys wherever the lock stands, and wake waiters."""
-        only = self._spread.end(owner)
+        only = self._spread.end(keys, owner)
         replies, missing = self._everywhere(self._commands.release(keys, owner), only)
         freed = sum(reply > 0 for reply in replies)
         if freed:
@@ -142,7 +149,7 @@ class RedlockLocks:
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys over to their true owner, wherever the lock stands."""
-        only = self._spread.end(owner)
+        only = self._spread.end(keys, owner)
         call = self._commands.hand_over(keys, owner, to, ttl_s)
         replies, missing = self._everywhere(call, only)
         handed = sum(reply > 0 for reply in replies)
@@ -172,7 +179,7 @@ class RedlockLocks:
     def _give_up(self, lost: Sequence[Hold]) -> None:
         """What still stands on a minority keeps others out, and is of no use to its owner."""
         for hold in lost:
-            self._spread.end(hold.owner)
+            self._spread.end(hold.keys, hold.owner)
         with contextlib.suppress(LockServerUnavailableError):
             self._pipelined([self._commands.release(hold.keys, hold.owner) for hold in lost])
 

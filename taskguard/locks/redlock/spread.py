@@ -34,9 +34,24 @@ _MOST_AT_ONCE = 200
 
 
 class _Stand:
-    """Where a lock stands."""
+    """Where the keys of one owner stand.
 
-    __slots__ = ("asked_at_s", "ended", "everywhere", "keys", "only", "owner", "told", "ttl_s")
+    Attributes:
+        keys: those of its first grant, which are told to the rest.
+        held: all that it was granted, and has not released.
+    """
+
+    __slots__ = (
+        "asked_at_s",
+        "ended",
+        "everywhere",
+        "held",
+        "keys",
+        "only",
+        "owner",
+        "told",
+        "ttl_s",
+    )
 
     def __init__(
         self,
@@ -51,6 +66,7 @@ class _Stand:
         self.ttl_s = ttl_s
         self.asked_at_s = asked_at_s
         self.only = only
+        self.held = set(keys)
         self.ended = False
         self.everywhere = False
         self.told = False
@@ -82,9 +98,8 @@ class Spread:
         """A lock was granted by those that were asked."""
         if self._pid != os.getpid():
             self._begin()
-        if len(asked) == self._servers.count:
-            return
         stand = _Stand(keys, owner, ttl_s, asked_at_s, frozenset(asked))
+        stand.everywhere = len(asked) == self._servers.count
         with self._mutex:
             before = self._stands.get(owner.nonce)
             if before is None and len(self._stands) >= _MOST:
@@ -92,8 +107,11 @@ class Spread:
             if before is not None:
                 # Asked for again: on more servers than these, and some may have it already.
                 before.only |= stand.only
+                before.held |= stand.held
                 return
             self._stands[owner.nonce] = stand
+            if stand.everywhere:
+                return
             self._due.append(stand)
             start, self._runs = not self._runs, True
         if start:
@@ -103,14 +121,27 @@ class Spread:
             except RuntimeError:  # the interpreter is about to end, or there are too many threads
                 self._runs = False
 
-    def end(self, owner: Owner) -> frozenset[int] | None:
-        """The servers on which the lock of an owner stands; None: on all, for what is known."""
+    def held(self, owner: Owner) -> frozenset[str]:
+        """What an owner was granted before, for what is known."""
+        if self._pid != os.getpid():
+            self._begin()
+        stand = self._stands.get(owner.nonce)
+        if stand is None:
+            return frozenset()
+        with self._mutex:
+            return frozenset(stand.held)
+
+    def end(self, keys: tuple[str, ...], owner: Owner) -> frozenset[int] | None:
+        """The servers on which the keys of an owner stand; None: on all, for what is known."""
         if self._pid != os.getpid():
             self._begin()
         with self._mutex:
-            stand = self._stands.pop(owner.nonce, None)
+            stand = self._stands.get(owner.nonce)
             if stand is None:
                 return None
+            stand.held.difference_update(keys)
+            if not stand.held:
+                del self._stands[owner.nonce]
             while stand.told:  # just now, which takes a few milliseconds
                 self._mutex.wait()
             stand.ended = True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+import sqlalchemy as sa
 
 from support.lock_servers import LockServer, redlock_url
 from support.needs import need_redis_in_memory
@@ -16,6 +17,7 @@ from support.proxy import Mode, Proxy
 from support.sentinel import Group
 from support.session_locks import SessionServer, session_kind
 from taskguard.lease import new_owner
+from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
@@ -34,7 +36,12 @@ KINDS = [
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
     "redlock",
+    "pg_table",
+    pytest.param("mariadb_table", marks=pytest.mark.debian),
+    pytest.param("mysql_table", marks=pytest.mark.debian),
 ]
+# The fixtures of their databases.
+TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
 
 
 @pytest.fixture(params=KINDS)
@@ -61,6 +68,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         yield _cluster_kind(request.getfixturevalue("cluster"))
     elif request.param == "redlock":
         yield _redlock_kind(request.getfixturevalue("five_valkeys"))
+    elif request.param in TABLES:
+        with _table_kind(request.getfixturevalue(TABLES[request.param])) as kind:
+            yield kind
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:
@@ -68,6 +78,45 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
             client.script_flush()
             kind = _redis_kind(client, lambda: RedisLocks(real.url), url=real.url)
             yield replace(kind, deafened=lambda: _deafened(real.port))
+
+
+@contextmanager
+def _table_kind(url: str) -> Iterator[LockServer]:
+    """Providers of an empty table, which are closed at the end."""
+    made: list[TableLocks] = []
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+    def connect() -> TableLocks:
+        made.append(TableLocks(url))
+        return made[-1]
+
+    def forget() -> None:
+        with engine.begin() as db:
+            db.exec_driver_sql("delete from taskguard_locks")
+
+    def leftovers() -> list[str]:
+        with engine.begin() as db:
+            held = db.exec_driver_sql("select owner from taskguard_locks where owner <> ''")
+            return sorted(str(row.owner) for row in held)
+
+    connect().create_table()
+    try:
+        yield LockServer(connect, forget, leftovers, url, lambda: _deafened_table(engine.url))
+    finally:
+        for each in made:
+            each.close()
+
+
+@contextmanager
+def _deafened_table(url: sa.URL) -> Iterator[LockProvider]:
+    assert url.port is not None
+    with (
+        Proxy(url.port) as proxy,
+        closing(TableLocks(url.set(port=proxy.port), answer_s=0.3)) as locks,
+    ):
+        locks.release(("none",), new_owner())  # it is connected
+        proxy.mode = Mode.SWALLOW
+        yield locks
 
 
 @contextmanager

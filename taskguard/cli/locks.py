@@ -1,0 +1,86 @@
+"""`taskguard locks`: the table of locks in a database, for those who have no other lock server.
+
+Guarantees: asked again it changes no row. Does not know locks on other servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from typing import Any
+
+from taskguard.errors import ConfigurationError
+from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE
+
+__all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_sql"]
+
+
+def add_locks(commands: Any) -> None:
+    """`locks` with its actions."""
+    locks = commands.add_parser("locks", help="the table of locks in a database")
+    create = locks.add_subparsers(dest="action", required=True).add_parser(
+        "create", help="create the table, and on PostgreSQL its functions, if they are missing"
+    )
+    create.add_argument(
+        "--url",
+        help=f"SQLAlchemy URL; by default ${LOCKS_VARIABLE}, or ${LEDGER_VARIABLE} where that is "
+        "ledger:// or not set",
+    )
+    create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    add_unlogged(create)
+    create.set_defaults(run_alone=_create)
+
+
+def add_unlogged(parser: argparse.ArgumentParser) -> None:
+    """`--unlogged`."""
+    parser.add_argument(
+        "--unlogged",
+        action="store_true",
+        help="the table of locks without a log: faster, and empty after a crash of "
+        "PostgreSQL; what to choose where there is a ledger",
+    )
+
+
+def create_locks(database: Any, *, unlogged: bool) -> None:
+    """Create the table in a URL's database, or a ledger's."""
+    from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+
+    with contextlib.closing(TableLocks(database)) as locks:
+        locks.create_table(unlogged=unlogged)
+        print(f"created: {locks!r}")
+
+
+def locks_sql(url: str, *, unlogged: bool) -> str:
+    """What `create_locks()` would run."""
+    from taskguard.lock_table.table import ddl_statements  # SQLAlchemy is optional
+
+    return "".join(f"{each};\n\n" for each in ddl_statements(url, unlogged=unlogged))
+
+
+def forget_locks(ledger: Any) -> int | None:
+    """Delete old rows in the ledger's database; None if it has no such table."""
+    from taskguard.lock_table.table import is_there  # SQLAlchemy is optional
+
+    database = getattr(ledger, "database", None)
+    if database is None or not is_there(database):
+        return None
+    from taskguard.lock_table import TableLocks
+
+    with contextlib.closing(TableLocks(database)) as locks:
+        return locks.forget()
+
+
+def _create(arguments: argparse.Namespace) -> None:
+    if arguments.sql:
+        print(locks_sql(arguments.url or "postgresql+psycopg://", unlogged=arguments.unlogged))
+        return
+    url = arguments.url or os.environ.get(LOCKS_VARIABLE) or BESIDE_LEDGER
+    if url == BESIDE_LEDGER:
+        url = os.environ.get(LEDGER_VARIABLE, "")
+    if not url:
+        raise ConfigurationError(
+            f"No database is configured for locks: give --url, or set {LOCKS_VARIABLE}, for "
+            'example to "postgresql+psycopg://shop@localhost/shop".'
+        )
+    create_locks(url, unlogged=arguments.unlogged)

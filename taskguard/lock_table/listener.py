@@ -1,0 +1,213 @@
+"""Who waits for a key hears of its release: by LISTEN, on one connection for all of a process.
+
+Guarantees: nobody depends on it. It says that it hears only after it has heard a notification which
+it had sent by another connection; until then, and where sessions are pooled, waiters look for
+themselves. The connection is there while somebody waits, and a while after. A fork has none
+of its parent's; under gevent and eventlet each native thread has one of its own, as its
+greenlets share no socket with another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.engine import on_other_pool
+from taskguard.lock_table.findings import is_pooled
+from taskguard.lock_table.postgresql import CHANNEL
+
+__all__ = ["Listener", "Waiter"]
+
+_LOOK_EVERY_S = 0.5
+_LINGER_S = 10.0
+_REST_S, _REST_OF_POOLED_S = 5.0, 3_600.0  # after a connection that could not be made, or hears not
+_MOST_OF_NAME = 1_000  # as in free.sql
+_END_S = 5.0
+
+
+class Waiter:
+    """One caller that waits."""
+
+    def __init__(self, ear: _Ear) -> None:
+        self._ear = ear
+        self._woken = threading.Event()
+
+    @property
+    def hears(self) -> bool:
+        """Whether a release from now on would wake it."""
+        return self._ear.hears
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it was woken, within so long."""
+        return self._woken.wait(timeout_s)
+
+    def wake(self) -> None:
+        """It need not wait any longer."""
+        self._woken.set()
+
+
+class Listener:
+    """For the waiters of this process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._ears: dict[int, _Ear] = {}
+        self._pid = os.getpid()
+        self._parents: list[Any] = []
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[Waiter]:
+        """In the block a release of that key wakes the waiter."""
+        ear = self._ear()
+        waiter = Waiter(ear)
+        ear.add(name[:_MOST_OF_NAME], waiter)
+        try:
+            yield waiter
+        finally:
+            ear.remove(name[:_MOST_OF_NAME], waiter)
+
+    def close(self) -> None:
+        """Close the connection; the next waiter opens another."""
+        if self._pid != os.getpid():
+            return
+        for ear in list(self._ears.values()):
+            ear.close()
+        self._ears.clear()
+
+    def _ear(self) -> _Ear:
+        if self._pid != os.getpid():
+            # The parent's: kept, for to forget a connection is to close it.
+            self._parents.append(self._ears)
+            self._ears, self._pid = {}, os.getpid()
+        plain = socket.socket.__module__ == "socket"
+        lane = 0 if plain else threading.get_native_id()
+        ear = self._ears.get(lane)
+        return ear if ear is not None else self._ears.setdefault(lane, _Ear(self._database))
+
+
+class _Ear:
+    """One connection that listens, and the thread that has it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._mutex = threading.Lock()
+        self._waiters: dict[str, set[Waiter]] = {}
+        self._thread: threading.Thread | None = None
+        self._connection: Any = None
+        self._rests_until_s = 0.0
+        self._idle_since_s = 0.0
+        self._is_closed = False
+        self.hears = False
+
+    def add(self, name: str, waiter: Waiter) -> None:
+        with self._mutex:
+            self._waiters.setdefault(name, set()).add(waiter)
+            wanted = self._thread is None and time.monotonic() >= self._rests_until_s
+            if wanted and not self._is_closed:
+                thread = threading.Thread(
+                    target=self._run, name="taskguard-lock-waiters", daemon=True
+                )
+                try:
+                    thread.start()
+                except RuntimeError:  # there can be no more threads
+                    return
+                self._thread = thread
+
+    def remove(self, name: str, waiter: Waiter) -> None:
+        with self._mutex:
+            waiters = self._waiters[name]
+            waiters.discard(waiter)
+            if not waiters:
+                del self._waiters[name]
+            if not self._waiters:
+                self._idle_since_s = time.monotonic()
+
+    def close(self) -> None:
+        """End the thread, and with it the connection."""
+        with self._mutex:
+            self._is_closed = True
+            thread, connection = self._thread, self._connection
+        if thread is None:
+            return
+        if connection is not None:
+            _shut(connection)
+        thread.join(_END_S)
+
+    def _run(self) -> None:
+        connection = None
+        try:
+            connection = self._connect()
+            if connection is not None:
+                self._listen(connection)
+        except Exception:  # noqa: BLE001  # waiters look for themselves until it works again
+            self._rests_until_s = time.monotonic() + _REST_S
+        finally:
+            self.hears = False
+            with self._mutex:
+                self._thread = self._connection = None
+                waiters = [each for several in self._waiters.values() for each in several]
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
+            for waiter in waiters:
+                waiter.wake()  # to look, and to wait anew
+
+    def _connect(self) -> Any:
+        """A connection that is in no pool; None: it would hear nothing, or is not wanted."""
+        engine = on_other_pool(self._database.engine)
+        pooled: Any = engine.raw_connection()
+        connection = pooled.driver_connection
+        pooled.detach()
+        with self._mutex:
+            self._connection = connection
+        connection.autocommit = True
+        # Behind a pooler of transactions what listens is a session that another has by then.
+        if self._is_closed or is_pooled(connection):
+            self._rests_until_s = time.monotonic() + _REST_OF_POOLED_S
+            connection.close()
+            return None
+        return connection
+
+    def _listen(self, connection: Any) -> None:
+        connection.execute(f"listen {CHANNEL}")
+        proof = f" {os.urandom(12).hex()}"  # no name of a key has a blank at its start
+        self._database.ask(f"select pg_notify('{CHANNEL}', %(proof)s::text)", {"proof": proof})
+        while not self._is_over():
+            for note in connection.notifies(timeout=_LOOK_EVERY_S, stop_after=1):
+                if note.payload == proof:
+                    self.hears = True
+                else:
+                    self._wake(note.payload)
+
+    def _is_over(self) -> bool:
+        """Whether nobody has waited for a while. Those who come now start anew."""
+        with self._mutex:
+            if self._waiters and not self._is_closed:
+                return False
+            over = self._is_closed or time.monotonic() - self._idle_since_s > _LINGER_S
+            if over:
+                self.hears = False
+            return over
+
+    def _wake(self, name: str) -> None:
+        with self._mutex:
+            waiters = list(self._waiters.get(name, ()))
+        for waiter in waiters:
+            waiter.wake()
+
+
+def _shut(connection: Any) -> None:
+    """End what waits on this connection's socket, in whatever thread."""
+    with contextlib.suppress(Exception):  # closed already
+        shared = socket.socket(fileno=os.dup(connection.fileno()))
+        try:
+            shared.shutdown(socket.SHUT_RDWR)
+        finally:
+            shared.close()

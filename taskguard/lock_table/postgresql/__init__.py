@@ -1,0 +1,134 @@
+"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip.
+
+Most call a function: what that reads after it waited for a row is what stands there by then, which
+a statement alone may not see. Functions have a number in their names, so that a new version's can
+stand beside the old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.statements.stored import statement
+from taskguard.lock_table.steps import Found, Steps
+
+__all__ = ["CHANNEL", "PostgreSQLSteps", "ddl_statements"]
+
+CHANNEL = "taskguard_locks"
+
+# Rows are small and change all the time: room beside them for their next versions, so that no index
+# is written, and a vacuum for a table that has few rows and many changes.
+_TABLE = """\
+create {unlogged}table if not exists taskguard_locks (
+    key text collate "C" primary key,
+    owner text collate "C" not null,
+    until bigint not null,
+    fence bigint not null,
+    wanted_until bigint not null
+) with (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+)"""
+_FUNCTIONS = ("take", "hand_over", "renew", "forget")
+
+_TAKE = """\
+select token, taken, holder, left_us from taskguard_locks_take_1(
+    %(keys)s::text[], %(owner)s::text, %(ttl_us)s::bigint, %(fenced)s::boolean, %(waits_us)s::bigint
+)"""
+_FREE = statement(__package__, "free")
+_HAND_OVER = """\
+select taskguard_locks_hand_over_1(
+    %(keys)s::text[], %(owner)s::text, %(to)s::text, %(ttl_us)s::bigint
+)"""
+_RENEW = """\
+select taskguard_locks_renew_1(
+    %(holds)s::integer[], %(keys)s::text[], %(owners)s::text[], %(ttls_us)s::bigint[]
+)"""
+_FORGET = """\
+select taskguard_locks_forget_1(%(older_us)s::bigint, %(every_us)s::bigint, %(most)s::integer)"""
+_IS_FREE = """\
+select not exists (
+    select from taskguard_locks
+    where key = %(key)s::text and until > extract(epoch from clock_timestamp()) * 1000000
+)"""
+
+
+def ddl_statements(*, unlogged: bool) -> list[str]:
+    """The table and its functions."""
+    texts = [(files(__package__) / f"{name}.sql").read_text("utf-8") for name in _FUNCTIONS]
+    table = _TABLE.format(unlogged="unlogged " if unlogged else "")
+    return [table, *(text.strip() for text in texts)]
+
+
+class PostgreSQLSteps(Steps):
+    """By functions."""
+
+    def __init__(self, database: Database, *, answer_s: float) -> None:
+        if database.engine.dialect.driver != "psycopg":
+            raise ConfigurationError(
+                f"Locks in a table of PostgreSQL go by psycopg 3, not {database.engine.driver}: "
+                "write postgresql+psycopg:// in their URL."
+            )
+        self._database = database
+        self._answer_s = answer_s
+
+    def take(
+        self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
+    ) -> Found:
+        [row] = self._ask(
+            _TAKE,
+            keys=_array(keys),
+            owner=owner,
+            ttl_us=ttl_us,
+            fenced=fenced,
+            waits_us=waits_us,
+        )
+        return Found(*row)
+
+    def free(self, keys: list[str], owner: str) -> int:
+        [[freed, _]] = self._ask(_FREE, keys=_array(keys), owner=owner)
+        return int(freed)
+
+    def hand_over(self, keys: list[str], owner: str, *, to: str, ttl_us: int) -> int:
+        return self._number(_HAND_OVER, keys=_array(keys), owner=owner, to=to, ttl_us=ttl_us)
+
+    def renew(self, holds: Sequence[tuple[list[str], str, int]]) -> str:
+        rows = [
+            (number, key, owner, ttl_us)
+            for number, (keys, owner, ttl_us) in enumerate(holds)
+            for key in keys
+        ]
+        numbers, keys, owners, ttls_us = zip(*rows, strict=True)
+        [[answers]] = self._ask(
+            _RENEW,
+            renewal=True,
+            holds=_array(numbers),
+            keys=_array(keys),
+            owners=_array(owners),
+            ttls_us=_array(ttls_us),
+        )
+        return str(answers)
+
+    def is_free(self, key: str) -> bool:
+        [[free]] = self._ask(_IS_FREE, key=key)
+        return bool(free)
+
+    def forget(self, *, older_us: int, every_us: int, most: int) -> int:
+        return self._number(_FORGET, older_us=older_us, every_us=every_us, most=most)
+
+    def _number(self, statement: str, **values: Any) -> int:
+        [[number]] = self._ask(statement, **values)
+        return int(number)
+
+    def _ask(self, statement: str, *, renewal: bool = False, **values: Any) -> list[Any]:
+        return self._database.ask(statement, values, renewal=renewal, longest_s=self._answer_s)
+
+
+def _array(elements: Sequence[str | int]) -> str:
+    """As PostgreSQL writes an array."""
+    quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in elements)
+    return '{"' + '","'.join(quoted) + '"}'

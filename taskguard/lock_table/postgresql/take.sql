@@ -1,0 +1,72 @@
+-- Takes all keys for one owner or none of them; the same owner gets the same grant again.
+-- Answers its token, or the key that is taken, by whom and for how long. One call: one transaction.
+create or replace function taskguard_locks_take_1(
+    asked text[], me text, ttl_us bigint, fenced boolean, waits_us bigint,
+    out token bigint, out taken text, out holder text, out left_us bigint
+) language plpgsql as $body$
+declare
+    now_us bigint; wanted bigint; there integer; mine integer; last bigint; is_taken boolean;
+begin
+    loop
+        now_us := extract(epoch from clock_timestamp()) * 1000000;
+        -- Most refusals are seen here, without a lock on a row. A waiter leaves its mark in the
+        -- holder's row, unless that was released meanwhile: then it is asked for once more.
+        select l.key, l.owner, l.until - now_us, l.wanted_until
+        into taken, holder, left_us, wanted
+        from taskguard_locks l
+        where l.key = any (asked) and l.owner <> me and l.until > now_us
+        order by l.key limit 1;
+        if found then
+            if waits_us > 0 and wanted < now_us + waits_us / 2 then
+                update taskguard_locks l set wanted_until = now_us + waits_us
+                where l.key = taken and l.owner = holder and l.until > now_us;
+                continue when not found;
+            end if;
+            return;
+        end if;
+
+        if cardinality(asked) = 1 then
+            insert into taskguard_locks as l (key, owner, until, fence, wanted_until)
+            values (asked[1], me, now_us + ttl_us, case when fenced then now_us else 0 end, 0)
+            on conflict (key) do update set
+                owner = excluded.owner,
+                until = excluded.until,
+                fence = case
+                    when not fenced then l.fence
+                    when l.owner = me and l.until > now_us and l.fence > 0 then l.fence
+                    else greatest(l.fence + 1, now_us)
+                end
+            where l.owner = me or l.until <= now_us
+            returning l.fence into token;
+            continue when not found;  -- another came in between
+            return;
+        end if;
+
+        -- Everybody locks rows in the order of their keys, those that are new included.
+        insert into taskguard_locks (key, owner, until, fence, wanted_until)
+        select k, '', 0, 0, 0 from unnest(asked) k order by k collate "C"
+        on conflict do nothing;
+        select
+            count(*),
+            count(*) filter (where l.owner = me and l.until > now_us),
+            max(l.fence),
+            bool_or(l.owner <> me and l.until > now_us)
+        into there, mine, last, is_taken
+        from (
+            select * from taskguard_locks k where k.key = any (asked) order by k.key for update
+        ) l;
+        continue when is_taken or there < cardinality(asked);
+        if not fenced then
+            token := 0;
+        elsif mine = there and last > 0 then
+            token := last;
+        else
+            token := greatest(last + 1, now_us);
+        end if;
+        update taskguard_locks l
+        set owner = me, until = now_us + ttl_us, fence = greatest(l.fence, token)
+        where l.key = any (asked);
+        return;
+    end loop;
+end
+$body$

@@ -1,0 +1,327 @@
+"""The steps of a lock in a table: names and numbers for the database, second tries, waiting.
+
+Guarantees: whatever goes wrong comes out as LockServerUnavailableError, which says what to do and
+never a password; a call ends within a few seconds, also on a database that is frozen. Where nobody
+can be told of a release (no LISTEN), waiters look for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    TransactionRetryError,
+)
+from taskguard.findings import Finding
+from taskguard.lease import Owner
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.dialects import Fault
+from taskguard.ledger.connections.engine import read_url
+from taskguard.lock_table import table
+from taskguard.lock_table.findings import findings
+from taskguard.lock_table.listener import Listener
+from taskguard.lock_table.mysql import MySQLSteps
+from taskguard.lock_table.postgresql import PostgreSQLSteps
+from taskguard.lock_table.steps import Steps
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.policy import DAY_S, check_number
+
+__all__ = ["TableLocks"]
+
+logger = logging.getLogger("taskguard")
+
+_T = TypeVar("_T")
+
+# One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost, or a
+# lease that ran out, costs a second and no more.
+_WAIT_SLICE_S = 1.0
+# A waiter's mark outlives the slice by what a slow caller needs to ask again.
+_WANTED_US = 3_000_000
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.25
+_KEYS_PER_RENEWAL = 1_000
+_DAY_US = 86_400_000_000
+# One release in so many asks whether it is time to delete what is of no use any more.
+_RELEASES_PER_LOOK = 200
+_FORGET_EVERY_US = 600_000_000
+_MOST_FORGOTTEN = 10_000
+_RETRIES = 3
+_RENEWALS = {
+    "R": Renewal.RENEWED,
+    "G": Renewal.GONE,
+    "T": Renewal.TAKEN,
+    "S": Renewal.SKIPPED,
+}
+
+
+class TableLocks:
+    """A `LockProvider` in the table `taskguard_locks` of a PostgreSQL, MariaDB or MySQL.
+
+    Args:
+        database: a SQLAlchemy URL, an Engine of the user's own, or the ledger's `Database`.
+        answer_s: how many seconds one answer may take.
+    """
+
+    def __init__(self, database: Any, *, answer_s: float = 2.0) -> None:
+        check_number("answer_s", answer_s, at_least=0.001, at_most=DAY_S)
+        self._owns_database = not isinstance(database, Database)
+        if isinstance(database, str):
+            table.refuse_other_kinds(read_url(database).get_backend_name())
+        if self._owns_database:
+            connect_s = max(2, math.ceil(answer_s))  # libpq takes no less
+            database = Database(database, lock_timeout_s=answer_s, connect_timeout_s=connect_s)
+        self._database: Database = database
+        self._answer_s = answer_s
+        kind = database.engine.dialect.name
+        table.refuse_other_kinds(kind)
+        self._listener: Listener | None = None
+        self._steps: Steps
+        if kind == "postgresql":
+            self._steps = PostgreSQLSteps(database, answer_s=answer_s)
+            self._listener = Listener(database)
+        else:
+            self._steps = MySQLSteps(database, answer_s=answer_s)
+
+    @classmethod
+    def beside(cls, ledger: Any) -> TableLocks:
+        """Locks in the database of a ledger, by its connections."""
+        database = getattr(ledger, "database", None)
+        if not isinstance(database, Database):
+            raise ConfigurationError(
+                "locks=ledger:// are locks in the ledger's database, and there is no ledger that "
+                "has one. Set a ledger, or write the database's URL in the place of ledger://."
+            )
+        return cls(database)
+
+    def __repr__(self) -> str:
+        return f"<TableLocks {self._database.place}>"
+
+    @property
+    def traits(self) -> Traits:
+        """Leases with tokens."""
+        return Traits()
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none."""
+        names = {_text(key): key for key in keys}
+        found = self._ask(
+            lambda: self._steps.take(
+                list(names),
+                _text(str(owner)),
+                ttl_us=_us(ttl_s),
+                fenced=with_fence,
+                waits_us=_WANTED_US if wait_s > 0 and self._listener is not None else 0,
+            )
+        )
+        if found.taken is None:
+            return Granted((found.token or 0) if with_fence else 0, ttl_s)
+        return Held(
+            key=names[found.taken],
+            owner=Owner.parse(_read(found.holder or "")),
+            remaining_s=(found.left_us or 0) / 1e6,
+        )
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's and wake who waits for them.
+
+        False if none was; True if a first attempt got no answer, for it may have freed them.
+        """
+        again: list[None] = []
+        freed = self._ask(
+            lambda: self._steps.free(_texts(keys), _text(str(owner))),
+            on_retry=lambda: again.append(None),
+        )
+        if random.randrange(_RELEASES_PER_LOOK) == 0:  # noqa: S311 - no secret
+            self._forget_in_passing()
+        return bool(freed or again)
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
+        names, finder, true = _texts(keys), _text(str(owner)), _text(str(to))
+        return bool(
+            self._ask(lambda: self._steps.hand_over(names, finder, to=true, ttl_us=_us(ttl_s)))
+        )
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew many leases, a thousand keys in a statement.
+
+        SKIPPED where somebody has a row locked, which usually takes no longer than a moment: those
+        are asked for once more. Where a later batch gets no answer, the whole call raises: the
+        leases of the earlier ones are renewed all the same.
+        """
+        answers = self._renew(holds)
+        skipped = [at for at, answer in enumerate(answers) if answer == Renewal.SKIPPED]
+        if skipped:
+            again = self._renew([holds[at] for at in skipped])
+            for at, answer in zip(skipped, again, strict=True):
+                answers[at] = answer
+        return answers
+
+    def _renew(self, holds: Sequence[Hold]) -> list[str]:
+        answers: list[str] = []
+        for batch in _batches(holds):
+            asked = [(_texts(each.keys), _text(str(each.owner)), _us(each.ttl_s)) for each in batch]
+            letters = self._ask(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
+            answers += [_RENEWALS[letter] for letter in letters]
+        return answers
+
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key may have been released, a second at most: then ask again."""
+        if timeout_s <= 0:
+            return
+        name, until_s = _text(key), time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
+        look_s = _FIRST_LOOK_S
+        with contextlib.ExitStack() as stack:
+            woken = stack.enter_context(self._listener.waiting(name)) if self._listener else None
+            while True:
+                # In this order: a release after the look is heard, one before it is seen.
+                hears = woken is not None and woken.hears
+                if self._ask(lambda: self._steps.is_free(name)):
+                    return
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                pause_s = left_s if hears else min(look_s, left_s)
+                if woken is None:
+                    time.sleep(pause_s)
+                elif woken.wait(pause_s):
+                    return
+                look_s = min(2 * look_s, _LAST_LOOK_S)
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the database, the table and the way to them."""
+        return self._ask(lambda: findings(self._database))
+
+    def close(self) -> None:
+        """Close idle connections; those of a ledger are the ledger's to close."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._owns_database:
+            self._database.close()
+
+    # -- the table itself ---------------------------------------------------------------------
+
+    def create_table(self, *, unlogged: bool = False) -> None:
+        """Create the table, and its functions, where they are missing.
+
+        Args:
+            unlogged: on PostgreSQL, without a log: no commit waits for a disk, and a crash of the
+                server empties the table. With a ledger that is what to choose.
+        """
+        table.make(self._database, unlogged=unlogged)
+
+    def forget(self, *, older_than_s: float = 86_400.0) -> int:
+        """Delete rows that nobody has held, and tokens that nobody has asked for, since then."""
+        check_number("older_than_s", older_than_s, at_least=3_600.0)
+        gone = 0
+        while True:
+            last = self._ask(
+                lambda: self._steps.forget(
+                    older_us=_us(older_than_s), every_us=0, most=_MOST_FORGOTTEN
+                )
+            )
+            gone += last
+            if last < _MOST_FORGOTTEN:
+                return gone
+
+    def _forget_in_passing(self) -> None:
+        try:
+            self._steps.forget(older_us=_DAY_US, every_us=_FORGET_EVERY_US, most=_MOST_FORGOTTEN)
+        except Exception as error:  # noqa: BLE001  # the lock is released, and that is what counts
+            logger.debug("%r: old rows stay for now: %s", self, error)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def _ask(self, ask: Callable[[], _T], *, on_retry: Callable[[], None] = lambda: None) -> _T:
+        """The answer; asked once more after a connection that was dead, some times if refused.
+
+        Not after one that did not answer in time: the database is frozen, or far too busy.
+        """
+        lost = refused = 0
+        asked_at_s = time.monotonic()
+        while True:
+            try:
+                return ask()
+            except TransactionRetryError as error:
+                refused += 1
+                if refused > _RETRIES:
+                    raise self._unavailable(error) from error
+            except LedgerUnavailableError as error:
+                lost += 1
+                if lost > 1 or time.monotonic() - asked_at_s >= self._answer_s:
+                    raise self._unavailable(error) from error
+                on_retry()
+            except LedgerSchemaError as error:
+                raise self._unavailable(error) from error
+            except self._database.engine.dialect.loaded_dbapi.Error as error:
+                raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
+        place = self._database.place
+        if isinstance(error, LedgerSchemaError):
+            return LockServerUnavailableError(
+                f"The locks in {place} cannot be used: {self._refusal(error)}"
+            )
+        said = str(error).partition("\n")[0].rstrip(".")
+        return LockServerUnavailableError(f"The locks in {place} gave no answer: {said}.")
+
+    def _refusal(self, error: LedgerSchemaError) -> str:
+        cause: Any = error.__cause__
+        origin = getattr(cause, "orig", None) or cause
+        dialect, driver = self._database.dialect, self._database.engine.dialect.loaded_dbapi
+        missing = (
+            dialect.fault(origin, driver) is Fault.NO_TABLE
+            or getattr(origin, "sqlstate", None) == "42883"  # undefined_function
+        )
+        if missing:
+            return (
+                "the table taskguard_locks, or a function of it, is not there. Run "
+                "`taskguard locks create`."
+            )
+        said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
+        return (
+            f"{said}. Its user needs SELECT, INSERT, UPDATE and DELETE on taskguard_locks; if a "
+            "column or a function is missing, run `taskguard locks create`."
+        )
+
+
+def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
+    batch: list[Hold] = []
+    size = 0
+    for hold in holds:
+        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
+            yield batch
+            batch, size = [], 0
+        batch.append(hold)
+        size += len(hold.keys)
+    if batch:
+        yield batch
+
+
+def _text(text: str) -> str:
+    """As it stands in the table: usual texts as they are, whatever the database can store."""
+    return text.encode("unicode_escape").decode("ascii")
+
+
+def _texts(keys: Sequence[str]) -> list[str]:
+    return sorted(map(_text, keys))
+
+
+def _read(text: str) -> str:
+    """The text that stands so in the table; what somebody else wrote there is no reason to fail."""
+    return text.encode("ascii", "replace").decode("unicode_escape", "replace")
+
+
+def _us(seconds: float) -> int:
+    return max(1, int(seconds * 1e6))

@@ -1,0 +1,66 @@
+"""Celery workers that have no Redis for locks: those are in the ledger's database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.celery_shop import Shop
+from support.waiting import wait_until
+from taskguard.lock_table import TableLocks
+
+
+@pytest.fixture
+def beside(make_shop: Callable[..., Shop]) -> Shop:
+    shop = make_shop(SHOP_LOCKS="ledger://")
+    TableLocks.beside(shop.ledger).create_table(unlogged=True)
+    return shop
+
+
+def locks_left(shop: Any) -> int:
+    with shop.engine.connect() as db:
+        return int(db.execute(sa.text("select count(*) from taskguard_locks")).scalar_one())
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "threads"])
+def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> None:
+    """All answered, one effect, no lock is left, and nothing was said to be away."""
+    task_id = str(uuid.uuid4())
+    beside.publish_raw(beside.tasks.ship, [42, 0.5], times=30, task_id=task_id)
+    others = [beside.tasks.ship.delay(order) for order in range(5)]
+    with beside.worker(pool=pool, concurrency=4) as worker:
+        beside.wait_for_effects(6)
+        assert [each.get(timeout=60) for each in others] == [{"order": n} for n in range(5)]
+        wait_until(lambda: worker.handled() >= 35, timeout_s=60, message="all handled")
+        beside.wait_for_quiet()
+    assert beside.effects() == Counter({"42": 1, **{str(order): 1 for order in range(5)}})
+    assert len(beside.steps("began")) == 6
+    assert locks_left(beside) == 0
+    assert "lock_unavailable" not in beside.logs()
+    assert "no answer" not in beside.logs()
+
+
+def test_a_killed_child_is_followed_within_its_lease(beside: Any) -> None:
+    """Its lock ends with its lease; the redelivered message does the work."""
+    beside.tasks.ship.delay(7, 2.0)
+    with beside.worker():
+        (step,) = beside.wait_for_steps("began")
+        os.kill(step.pid, signal.SIGKILL)
+        beside.wait_for_effects(1)
+        beside.wait_for_quiet()
+    assert beside.effects() == Counter({"7": 1})
+
+
+def test_a_worker_whose_table_is_missing_says_so_and_works(make_shop: Any) -> None:
+    """When it starts, and at each lock; the ledger decides."""
+    shop = make_shop(SHOP_LOCKS="ledger://")
+    with shop.worker():
+        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+    assert shop.logs().count("taskguard locks create") >= 2

@@ -1,0 +1,277 @@
+"""Tables of locks with a check left out: the contract suite finds each of them.
+
+As for ledgers (`tests/contract/ledger/test_mutants.py`): a mutant counts as caught only if an
+assertion failed. One that the server does not understand is the mutant's own mistake, and fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from pytest_taskguard.lock_contract import contention, leases, waits
+from pytest_taskguard.lock_contract.server import KEY, granted, renewed, take
+from support.lock_servers import LockServer
+from taskguard.lease import new_owner
+from taskguard.lock_table import TableLocks, mysql, postgresql
+from taskguard.locks.base import Granted, Renewal
+
+pytestmark = pytest.mark.once
+
+ASSERTIONS = (AssertionError, pytest.fail.Exception)
+Test = Callable[[TableLocks, LockServer], object]
+
+# What a mutant has in the place of what: all of it has to be there.
+Changes = list[tuple[str, str]]
+
+_REFUSAL = "where l.key = any (asked) and l.owner <> me and l.until > now_us"
+
+
+def tokens_beyond_the_clock(locks: TableLocks, server: LockServer) -> None:
+    """A clock that was set back, or a token from elsewhere: the next one is higher all the same."""
+    assert server.url is not None
+    take(locks, ("a",), first := new_owner("m"), with_fence=True)
+    locks.release(("a",), first)
+    ahead = 10**16
+    engine = sa.create_engine(server.url, poolclass=sa.NullPool)
+    with engine.begin() as db:
+        db.exec_driver_sql(f"update taskguard_locks set fence = {ahead}")
+    both = take(locks, ("a", "b"), second := new_owner("n"), with_fence=True)
+    assert isinstance(both, Granted)
+    assert both.fence > ahead
+    server.connect().release(("a", "b"), second)
+    for key in ("a", "b"):
+        alone = take(locks, (key,), third := new_owner("o"), with_fence=True)
+        assert isinstance(alone, Granted)
+        assert alone.fence > both.fence
+        locks.release((key,), third)
+
+
+def asked_twice(locks: TableLocks, server: LockServer) -> None:
+    """Of one key: of several there is another statement."""
+    owner = new_owner("m")
+    first = granted(locks, KEY, owner, with_fence=True)
+    assert first.fence == granted(server.connect(), KEY, owner, with_fence=True).fence
+
+
+def after_its_end(locks: TableLocks, _: LockServer) -> None:
+    """A lease that ran out is gone, also where nobody has taken its key since."""
+    owner = new_owner("m")
+    granted(locks, KEY, owner, ttl_s=0.05)
+    time.sleep(0.1)
+    assert renewed(locks, KEY, owner) == Renewal.GONE
+
+
+def taken(locks: TableLocks, server: LockServer) -> None:
+    leases.TestAcquire().test_taken(locks, server)
+
+
+POSTGRESQL: list[tuple[str, Changes, Test]] = [
+    (
+        "take",
+        [(_REFUSAL, "where false"), ("where l.owner = me or l.until <= now_us", "")],
+        taken,
+    ),
+    (
+        "take",
+        [(_REFUSAL, f"{_REFUSAL} and cardinality(asked) = 1"), ("is_taken or there", "there")],
+        lambda locks, _: leases.TestAcquire().test_all_or_none(locks),
+    ),
+    (
+        "take",
+        [("else greatest(l.fence + 1, now_us)", "else l.fence")],
+        lambda locks, _: leases.TestTokens().test_grow(locks),
+    ),
+    ("take", [("else greatest(l.fence + 1, now_us)", "else now_us")], tokens_beyond_the_clock),
+    ("take", [("greatest(last + 1, now_us)", "now_us")], tokens_beyond_the_clock),
+    ("take", [("max(l.fence)", "min(l.fence)")], tokens_beyond_the_clock),
+    (
+        "take",
+        [("when l.owner = me and l.until > now_us and l.fence > 0 then l.fence", "")],
+        asked_twice,
+    ),
+    (
+        "take",
+        [("set wanted_until = now_us + waits_us", "set wanted_until = 0")],
+        lambda locks, server: waits.TestWait().test_woken(locks, server),
+    ),
+    (
+        "free",
+        [("and l.owner = %(owner)s::text", "")],
+        lambda locks, _: leases.TestRelease().test_by_another(locks),
+    ),
+    ("free", [("and l.fence = 0", ""), ("and l.fence > 0", "and false")], tokens_beyond_the_clock),
+    (
+        "free",
+        [("when l.is_wanted then", "when false then")],
+        lambda locks, server: waits.TestWait().test_woken(locks, server),
+    ),
+    (
+        "hand_over",
+        [("and l.owner = me and", "and")],
+        lambda locks, _: leases.TestHandOver().test_by_another(locks),
+    ),
+    (
+        "hand_over",
+        [("return already + handed", "return handed")],
+        lambda locks, _: leases.TestHandOver().test_twice(locks),
+    ),
+    (
+        "renew",
+        [("when bool_or(l.owner <> m.owner and l.until > now_us) then 'T'", "when false then 'T'")],
+        lambda locks, _: leases.TestRenew().test_answers(locks),
+    ),
+    (
+        "renew",
+        [("bool_or(l.key is null or", "bool_and(l.key is null or")],
+        lambda locks, _: leases.TestRenew().test_answers(locks),
+    ),
+    (
+        "renew",
+        [("l.key is null or l.until <= now_us", "l.key is null")],
+        after_its_end,
+    ),
+    (
+        "renew",
+        [("set until = now_us + m.ttl_us", "set until = l.until")],
+        lambda locks, _: leases.TestRenew().test_extends(locks),
+    ),
+]
+
+
+MYSQL: list[tuple[tuple[str, ...], Changes, Test]] = [
+    (
+        ("_TAKE", "_TAKE_AND_SEE"),
+        [("owner = if(until > {now}, owner, %(owner)s)", "owner = %(owner)s")],
+        taken,
+    ),
+    (
+        ("_TAKE", "_TAKE_AND_SEE"),
+        [("greatest(fence + 1, {now})", "fence")],
+        lambda locks, _: leases.TestTokens().test_grow(locks),
+    ),
+    (
+        ("_TAKE", "_TAKE_AND_SEE"),
+        [("greatest(fence + 1, {now})", "{now}")],
+        tokens_beyond_the_clock,
+    ),
+    (
+        ("_TAKE", "_TAKE_AND_SEE"),
+        [("(owner <> %(owner)s or fence > 0)", "owner <> %(owner)s")],
+        asked_twice,
+    ),
+    (
+        ("_TAKE", "_TAKE_AND_SEE"),
+        [("until = if(owner = %(owner)s, {now} + %(ttl_us)s, until)", "until = until")],
+        lambda locks, _: leases.TestAcquire().test_asked_twice_extends(locks),
+    ),
+    (
+        ("_FREE_AND_KEEP", "_FREE"),
+        [("and owner = %(owner)s", "")],
+        lambda locks, _: leases.TestRelease().test_by_another(locks),
+    ),
+    (("_FREE",), [("and fence = 0", "")], tokens_beyond_the_clock),
+    (
+        ("_HAND_OVER",),
+        [("and owner = %(owner)s", "")],
+        lambda locks, _: leases.TestHandOver().test_by_another(locks),
+    ),
+    (
+        ("_RENEW",),
+        [("until = values(until)", "until = until")],
+        lambda locks, _: leases.TestRenew().test_extends(locks),
+    ),
+    (("_TAKE_ROWS",), [("greatest(fence, %(token)s)", "fence")], tokens_beyond_the_clock),
+]
+
+
+@pytest.fixture
+def locks(server: LockServer) -> Iterator[Any]:
+    with closing(server.connect()) as made:
+        yield made
+
+
+@pytest.mark.parametrize("server", ["pg_table"], indirect=True)
+@pytest.mark.parametrize(("name", "changes", "test"), POSTGRESQL)
+def test_on_postgresql(
+    server: LockServer,
+    locks: TableLocks,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    changes: Changes,
+    test: Test,
+) -> None:
+    """The test of the suite that is about it passes, and fails with the mutant."""
+    test(locks, server)
+    server.forget()
+    _, *functions = postgresql.ddl_statements(unlogged=False)
+    texts = [postgresql._FREE] if name == "free" else functions
+    (text,) = [each for each in texts if name == "free" or f"taskguard_locks_{name}_1(" in each]
+    for old, new in changes:
+        assert old in text, f"{name} has no {old!r}"
+        text = text.replace(old, new)
+    assert server.url is not None
+    if name == "free":
+        monkeypatch.setattr(postgresql, "_FREE", text)
+    else:
+        with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
+            db.exec_driver_sql(text.replace("%", "%%"))
+    with pytest.raises(ASSERTIONS):
+        test(locks, server)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("mariadb_table", marks=pytest.mark.debian),
+        pytest.param("mysql_table", marks=pytest.mark.debian),
+    ],
+    indirect=True,
+)
+@pytest.mark.parametrize(("names", "changes", "test"), MYSQL)
+def test_on_mysql_kinds(
+    server: LockServer,
+    locks: TableLocks,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+    changes: Changes,
+    test: Test,
+) -> None:
+    """The same there."""
+    test(locks, server)
+    server.forget()
+    for name in names:
+        text = getattr(mysql, name)
+        for old, new in changes:
+            found, made = old.replace("{now}", mysql._NOW), new.replace("{now}", mysql._NOW)
+            assert found in text, f"{name} has no {found!r}"
+            text = text.replace(found, made)
+        monkeypatch.setattr(mysql, name, text)
+    with pytest.raises(ASSERTIONS):
+        test(locks, server)
+
+
+@pytest.mark.debian
+@pytest.mark.parametrize("server", ["mariadb_table"], indirect=True)
+def test_without_all_or_none_on_mysql_kinds(
+    server: LockServer, locks: TableLocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several keys whoever comes gets them."""
+    monkeypatch.setattr(mysql._Row, "is_held", property(lambda self: False, lambda self, _: None))
+    with pytest.raises(ASSERTIONS):
+        leases.TestAcquire().test_all_or_none(locks)
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["pg_table", pytest.param("mariadb_table", marks=pytest.mark.debian)],
+    indirect=True,
+)
+def test_sets_of_keys_in_a_ring(server: LockServer, locks: TableLocks) -> None:
+    """As it is, the ring passes; without an order of the rows the database would break it up."""
+    contention.TestContention().test_overlapping_sets(locks)

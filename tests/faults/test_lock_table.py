@@ -1,0 +1,269 @@
+"""The database of a lock table fails while a body runs: frozen, killed, emptied, not heard.
+
+With a ledger, in that database or in another: one effect, and a rival is refused. With locks only:
+what is lost is what `docs/reference/lock-servers.md` says, and tokens grow all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.needs import need
+from support.proxy import Mode, Proxy
+from support.rivals import expect_one_effect
+from support.standby import Standby
+from support.waiting import wait_until
+from taskguard.errors import LeaseLostError, LockServerUnavailableError
+from taskguard.lease import new_owner
+from taskguard.lock_table import TableLocks
+from taskguard.locks.base import Granted, Held
+from taskguard_sandbox.servers import MariaDB, Postgres
+
+KEY = ("order:1",)
+
+
+@pytest.fixture
+def server() -> Iterator[Postgres]:
+    """A PostgreSQL for locks alone; the ledger is elsewhere."""
+    need(Postgres)
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., TableLocks]]:
+    """Makes providers that do not wait for long."""
+    with ExitStack() as stack:
+
+        def make(url: Any, *, unlogged: bool | None = None) -> TableLocks:
+            locks = stack.enter_context(closing(TableLocks(url, answer_s=0.5)))
+            if unlogged is not None:
+                locks.create_table(unlogged=unlogged)
+            return locks
+
+        yield make
+
+
+def take(locks: TableLocks, owner: Any = None, **options: Any) -> Any:
+    options = {"ttl_s": 600.0, "with_fence": True, "wait_s": 0.0, **options}
+    return locks.acquire(KEY, owner or new_owner("m"), **options)
+
+
+class TestFrozen:
+    """Fault 8."""
+
+    def test_the_ledger_decides_and_work_goes_on(
+        self, server: Postgres, make_rivals: Any, connect: Any
+    ) -> None:
+        """A rival is refused, other work is done, and all is well afterwards."""
+        connect(server.url, unlogged=True)
+        rivals = make_rivals(locks=lambda: TableLocks(server.url, answer_s=0.5))
+
+        def fault() -> None:
+            server.pause()
+            assert rivals.ship_too(order=2) == "second"
+
+        expect_one_effect(rivals, fault)
+        assert "lock_unavailable" in rivals.second.happened
+        server.resume()
+        assert rivals.ship_too(order=3) == "second"
+
+    def test_with_locks_only_the_lease_is_lost(self, server: Postgres, connect: Any) -> None:
+        """After its time: renewals got no answer."""
+        tg = taskguard.connect(locks=connect(server.url, unlogged=False), ledger=None)
+        try:
+            with (
+                pytest.raises(LeaseLostError, match="before its block was left"),
+                tg.lock("order:1", ttl_s=4.0) as lease,
+            ):
+                server.pause()
+                wait_until(lease.lost.is_set, timeout_s=60)
+        finally:
+            server.resume()
+            tg.close()
+
+
+class TestKilled:
+    """Fault 13, and 10: a table without a log is empty then."""
+
+    @pytest.mark.parametrize("unlogged", [True, False])
+    def test_the_ledger_keeps_the_key(
+        self, server: Postgres, make_rivals: Any, connect: Any, unlogged: bool
+    ) -> None:
+        """Killed and started in the middle of a body: a rival is refused."""
+        connect(server.url, unlogged=unlogged)
+
+        def fault() -> None:
+            server.kill()
+            server.start()
+
+        expect_one_effect(make_rivals(locks=lambda: TableLocks(server.url)), fault)
+
+    def test_a_table_with_a_log_loses_nothing(self, server: Postgres, connect: Any) -> None:
+        """The holder's lease and its token are there again, and nobody else gets the key."""
+        locks, owner = connect(server.url, unlogged=False), new_owner("m")
+        granted = take(locks, owner)
+        server.kill()
+        server.start()
+        other = take(connect(server.url))
+        assert isinstance(other, Held)
+        assert other.owner == owner
+        assert take(locks, owner) == granted
+
+    def test_a_table_without_a_log_loses_all(self, server: Postgres, connect: Any) -> None:
+        """Another gets the key while its holder trusts its lease; tokens grow over it."""
+        locks, owner = connect(server.url, unlogged=True), new_owner("m")
+        before = take(locks, owner)
+        server.kill()
+        server.start()
+        after = take(connect(server.url))
+        assert isinstance(after, Granted)
+        assert after.fence > before.fence
+
+    @pytest.mark.debian
+    def test_mariadb_loses_nothing(self, connect: Any) -> None:
+        """With its default, which flushes each commit."""
+        need(MariaDB)
+        with MariaDB() as server:
+            url = server.create_database("locks")
+            locks, owner = connect(url, unlogged=False), new_owner("m")
+            granted = take(locks, owner)
+            server.kill()
+            server.start()
+            assert isinstance(take(connect(url)), Held)
+            assert take(locks, owner) == granted
+
+
+class TestOfTheLedger:
+    """Locks and ledger in one database."""
+
+    @pytest.fixture
+    def beside(self, pg_url: str, make_rivals: Any) -> Any:
+        rivals = make_rivals(locks="ledger://")
+        rivals.first.tg.runner.locks.create_table(unlogged=True)
+        return rivals
+
+    def test_the_table_is_emptied(self, beside: Any, pg_url: str) -> None:
+        """The ledger's lease keeps the key, and the rival's lock is handed to its holder."""
+
+        def fault() -> None:
+            with beside.first.engine.begin() as db:
+                assert db.execute(sa.text("delete from taskguard_locks")).rowcount == 1
+
+        expect_one_effect(beside, fault)
+
+    def test_the_table_is_dropped(self, beside: Any) -> None:
+        """Whoever comes is told what is missing, and the ledger decides."""
+
+        def fault() -> None:
+            with beside.first.engine.begin() as db:
+                db.execute(sa.text("drop table taskguard_locks"))
+
+        expect_one_effect(beside, fault)
+        assert "lock_unavailable" in beside.second.happened
+
+    def test_a_rival_costs_the_ledger_no_claim(self, beside: Any) -> None:
+        """It is refused by the lock; nothing is left once all is done."""
+        expect_one_effect(beside, lambda: None)
+        assert "lock_unavailable" not in beside.first.happened + beside.second.happened
+        with beside.first.engine.connect() as db:
+            assert db.execute(sa.text("select count(*) from taskguard_locks")).scalar() == 0
+
+
+class TestReplyLost:
+    """Fault 9."""
+
+    @pytest.mark.parametrize(
+        "kind", ["pg_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
+    )
+    def test_a_release_that_was_not_answered(
+        self, request: pytest.FixtureRequest, connect: Any, kind: str
+    ) -> None:
+        """The key is free, and what came of it is not told; the next call works."""
+        url = sa.make_url(request.getfixturevalue(kind))
+        connect(url, unlogged=False)
+        assert url.port is not None
+        with Proxy(url.port) as proxy:
+            locks, owner = connect(url.set(port=proxy.port)), new_owner("m")
+            assert isinstance(take(locks, owner), Granted)
+            proxy.mode = Mode.SWALLOW
+            with pytest.raises(LockServerUnavailableError, match="no answer"):
+                locks.release(KEY, owner)
+            assert isinstance(take(connect(url)), Granted)
+            proxy.mode = Mode.PASS
+            assert isinstance(take(locks), Held)
+            locks.close()
+
+    def test_of_a_dead_connection_it_is_asked_again(self, pg_url: str, connect: Any) -> None:
+        """As after a restart: the same grant, and a release that may have been one."""
+        locks, owner = connect(pg_url, unlogged=False), new_owner("m")
+        granted = take(locks, owner)
+        with sa.create_engine(pg_url, poolclass=sa.NullPool).begin() as db:
+            end = sa.text(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+            db.execute(end)
+            assert take(locks, owner) == granted
+            db.execute(end)
+            assert locks.release(KEY, owner) is True
+
+
+class TestStandby:
+    """Fault 14."""
+
+    @pytest.mark.parametrize("unlogged", [True, False])
+    def test_it_takes_no_locks_and_says_so(
+        self, server: Postgres, connect: Any, make_rivals: Any, unlogged: bool
+    ) -> None:
+        """Promoted in the middle of a body it does, and the ledger keeps the key."""
+        locks = connect(server.url, unlogged=unlogged)
+        with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
+            names = {finding.name for finding in there.check()}
+            assert names - {"locks_unlogged"} == {"locks_read_only"}
+            with pytest.raises(LockServerUnavailableError):
+                take(there)
+            before = take(locks, held := new_owner("m"))
+            if not unlogged:
+                wait_until(lambda: not there._steps.is_free(KEY[0]), timeout_s=60)
+
+            def fault() -> None:
+                server.kill()
+                standby.promote()
+
+            if unlogged:
+                fault()
+                after = take(there)
+                assert isinstance(after, Granted)
+                assert after.fence > before.fence
+            else:
+                locks.release(KEY, held)
+                rivals = make_rivals(
+                    locks=lambda: TableLocks(server.url),
+                    second_locks=lambda: TableLocks(standby.url),
+                )
+                expect_one_effect(rivals, fault)
+
+    def test_what_it_had_not_got_is_lost(self, server: Postgres, connect: Any) -> None:
+        """With locks only another gets the key; its token is higher all the same."""
+        locks = connect(server.url, unlogged=False)
+        with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
+            with sa.create_engine(
+                standby.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT"
+            ).connect() as db:
+                db.exec_driver_sql("alter system set primary_conninfo = ''")
+                db.exec_driver_sql("select pg_reload_conf()")
+                streams = sa.text("select count(*) from pg_stat_wal_receiver")
+                wait_until(lambda: db.execute(streams).scalar() == 0, timeout_s=60)
+            before = take(locks)
+            server.kill()
+            standby.promote()
+            after = take(there)
+            assert isinstance(after, Granted)
+            assert after.fence > before.fence
