@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
     from taskguard.sweep import Sweeper, Swept
+    from taskguard.ticks import interval_due_at, tick_name
 
 __version__ = "0.1.0"
 
@@ -89,6 +90,8 @@ _HOMES = {
     "set_defaults": "settings",
     "enqueue_in": "outbox",
     "include_name": "ledger.schema.creation",
+    "interval_due_at": "ticks",
+    "tick_name": "ticks",
     "current_guard": "guard",
     "key": "keys",
     "overridden": "overrides",
@@ -139,9 +142,11 @@ __all__ = [
     "events",
     "fenced",
     "include_name",
+    "interval_due_at",
     "key",
     "overridden",
     "set_defaults",
+    "tick_name",
     "upgrade_statements",
 ]
 

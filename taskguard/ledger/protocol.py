@@ -68,12 +68,14 @@ class MessageRef:
         deferrals: how often taskguard has put it off; a retry keeps the number.
         sending: what tells one sending of this id from another, where that is known: senders may
             use one twice, also for the same work. Retries and deferrals are of the same sending.
+        tick: the tick that it was sent for, as `ticks.tick_name()` names it; "" if for none.
     """
 
     id: str
     retries: int = 0
     deferrals: int = 0
     sending: str = ""
+    tick: str = ""
 
     def __post_init__(self) -> None:
         if len(self.id) > _PLAIN_ID_CHARS:
