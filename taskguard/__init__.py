@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
+    from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
     from taskguard.ledger.schema.creation import ddl_statements, include_name
@@ -71,6 +72,8 @@ _HOMES = {
     "Renewal": "locks.base",
     "Traits": "locks.base",
     "Owner": "lease",
+    "Leader": "leader",
+    "Leadership": "leader",
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
@@ -117,6 +120,8 @@ __all__ = [
     "GuardedRow",
     "Held",
     "Hold",
+    "Leader",
+    "Leadership",
     "Lease",
     "Level",
     "LockProvider",

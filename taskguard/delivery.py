@@ -86,6 +86,7 @@ class Delivery:
         call: how this message is sent again, as JSON text, to be stored with the work; None: not.
         row: the user's own row that the work moves, if it is declared with one.
         redelivered: whether the queue says that it has delivered this message before.
+        is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -103,6 +104,7 @@ class Delivery:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
+    is_lock: bool = False
     orders: tuple[type[Exception], ...] = ()
 
     @property

@@ -525,8 +525,8 @@ class Guard:
 
     @property
     def is_lock(self) -> bool:
-        """Whether this is a plain lock's, which has no work."""
-        return self._delivery.work is None
+        """Whether this is a plain lock's or a leader's, and no body's."""
+        return self._delivery.is_lock
 
     @property
     def outer(self) -> Guard | None:

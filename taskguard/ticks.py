@@ -1,7 +1,7 @@
 """Names for the ticks of a schedule, so that a tick that two schedulers sent is one work.
 
-A tick is an entry of a schedule and the time at which it is due. Guarantees: two schedulers name the
-same tick in the same way if both say the same due time, however their clocks differ and whenever
+A tick is an entry of a schedule and the time at which it is due. Guarantees: two schedulers name a
+tick in the same way if both say the same due time, however their clocks differ and whenever
 they send it. An interval has no due times that two schedulers have in common; its ticks are those
 of a clock that began in 1970, and each stands for the time until the next.
 

@@ -51,7 +51,7 @@ def test_sends_that_are_an_interval_apart_have_due_times_of_their_own(seconds: f
         ({"minute": 0, "hour": 4}, "2026-11-23T04:00:00.01", "2026-11-23T04:00"),
         ({"minute": 0, "hour": 4}, "2026-11-23T03:59:59.99", "2026-11-22T04:00"),
         ({"minute": "*/15"}, "2026-11-23T00:14:59", "2026-11-23T00:00"),
-        ({"minute": 30, "hour": 23, "day_of_week": "mon-fri"}, "2026-11-22T12:00", "2026-11-20T23:30"),
+        ({"minute": 30, "hour": 9, "day_of_week": "mon-fri"}, "2026-11-22T12", "2026-11-20T09:30"),
         ({"minute": 0, "hour": 0, "day_of_month": 31}, "2026-11-23T12:00", "2026-10-31T00:00"),
         (
             {"minute": 5, "hour": 0, "day_of_month": 29, "month_of_year": 2},
