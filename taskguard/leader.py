@@ -13,8 +13,8 @@ server that is away for a time does.
 
 Does not guarantee that no two ever work at one time. A process that was frozen for longer than its
 lease does what is left until the interrupt arrives (after the C call that it is in), or until it
-asks `leadership.check()`. Its fence is lower than its follower's, so that what it writes with it can
-be refused.
+asks `leadership.check()`. Its fence is lower than its follower's: what it writes with that can be
+refused.
 
 Read next: `runner.py` (`hold()`), `watchdog.py`.
 """

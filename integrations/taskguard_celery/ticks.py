@@ -1,8 +1,8 @@
 """What beat sends says which tick it is: the schedule's entry, and when it was due.
 
 Beat is left as it is: where it runs with this package imported, its scheduler's `reserve` and
-`apply_async` are looked at, and the message gets a header when it is published. That holds for every
-scheduler that sends by them: Celery's, django-celery-beat's, RedBeat's.
+`apply_async` are looked at, and the message gets a header when it is published. That holds for all
+schedulers that send by them: Celery's, django-celery-beat's, RedBeat's.
 
 Guarantees: for a crontab and a clocked time the due time is that of the schedule, whatever the
 beats' clocks and `last_run_at` are: the last one that had come when the entry was sent. For an

@@ -1,6 +1,6 @@
 """What `rq cron` enqueues says which tick it is: the cron job's name, and when it was due.
 
-`rq cron` is left as it is: once a function with `once_per="tick"` has been decorated in its process,
+`rq cron` is left as it is: where a function with `once_per="tick"` was decorated in its process,
 as importing the configuration does, `CronJob.enqueue` puts the tick's name into the job's meta.
 
 Guarantees: for a cron string the due time is RQ's own; for an interval it is the last multiple of
