@@ -62,12 +62,14 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
         self._tries_since_s: float | None = None
         self._broker_is_away = False
         self._closed = False
+        # Made by the first tick: where beat is told to end before, its handler of the signal makes
+        # a second scheduler within the making of the first, which must not hold anything here.
+        self._leader: Any = None
+        self._ttl_s = float(app.conf.get("taskguard_beat_ttl_s", _TTL_S))
         super().__init__(app, *args, lazy=lazy, **options)
-        self._leader: Any = None if lazy else self._candidate()
 
     def _candidate(self) -> Any:
         """Raises ConfigurationError where locks and ledger are not configured: beat ends."""
-        self._ttl_s = float(self.app.conf.get("taskguard_beat_ttl_s", _TTL_S))
         runtime = runtime_of(self.app)
         if runtime.runner.ledger is None:
             logger.warning(
@@ -89,11 +91,12 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Send what is due if this beat leads; in how many seconds to call again."""
         self._end_if_closed()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._campaign, name="leader", daemon=True)
-            self._thread.start()
         self._tries_since_s = time.monotonic()
         try:
+            if self._thread is None:
+                self._leader = self._candidate()
+                self._thread = threading.Thread(target=self._campaign, name="leader", daemon=True)
+                self._thread.start()
             return self._tick(*args, **kwargs)
         finally:
             self._tries_since_s = None

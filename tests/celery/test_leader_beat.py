@@ -194,7 +194,7 @@ def test_a_beat_that_the_broker_does_not_answer_lets_another_lead(
         assert first.terminate() == 0
 
 
-@pytest.mark.parametrize("state", ["campaigning", "leading"])
+@pytest.mark.parametrize("state", ["starting", "campaigning", "leading"])
 @pytest.mark.parametrize("frozen", ["lock server", "nothing"])
 def test_sigterm_ends_a_beat_whatever_it_is_doing(
     make_shop: Callable[..., Any], spare_valkey: Any, state: str, frozen: str
@@ -202,10 +202,14 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
     """Also while the lock server gives no answer."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     with ExitStack() as stack:
-        leader, other = Beats(shop, stack).pair()
+        beats = Beats(shop, stack)
+        if state == "starting":
+            told = beats.start()
+        else:
+            leader, other = beats.pair()
+            told = leader if state == "leading" else other
         if frozen == "lock server":
             spare_valkey.pause()
-        told = leader if state == "leading" else other
         assert told.terminate(10) == 0
         spare_valkey.resume()
 
