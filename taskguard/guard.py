@@ -359,6 +359,16 @@ class Guard:
         self._progress.committed(progress_json)
         self._call_then()
 
+    def note(self, progress: Any) -> bool:
+        """For a leader: `checkpoint()` without a transaction. False if the claim does not stand."""
+        assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
+        record = self._progress.with_value(progress)
+        progress_json = encode(record, self._codec, what="progress", key=self.key)
+        stored = self._ledger.note(self._standing.claim, progress_json)
+        if stored:
+            self._progress.committed(progress_json)
+        return stored
+
     def step(
         self,
         name: str,

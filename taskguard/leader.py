@@ -33,6 +33,7 @@ from taskguard.errors import (
     LedgerSchemaError,
     LedgerUnavailableError,
     LockServerUnavailableError,
+    StaleTokenError,
     TransactionRetryError,
 )
 from taskguard.guarded import prefix_of, work_id
@@ -126,8 +127,14 @@ class Leadership:
         """
         if self._guard.claim is None:
             return False
-        with self._guard.checkpoint(value):
-            return True
+        if not self._guard.note(value):
+            raise StaleTokenError(
+                f"Somebody else has led {self._name} since fence {self.fence}, so nothing was "
+                "stored. Stop the work: run() waits for its next turn.",
+                key=self._lease.key,
+                fence=self.fence,
+            )
+        return True
 
     def step_down(self) -> None:
         """End the work, then the lease; `Leader.run()` returns None.
@@ -281,6 +288,7 @@ class Leader:
             tracked.lease.check()  # raises: a child that the work forked leads nothing
 
     def _say_away(self, error: Exception) -> None:
-        level = logging.DEBUG if self._said_away else logging.WARNING
+        """Once for as long as it lasts: a candidate asks every second."""
+        if not self._said_away:
+            logger.warning("leader %s: nobody can be asked who leads: %s", self._name, error)
         self._said_away = True
-        logger.log(level, "leader %s: nobody can be asked who leads: %s", self._name, error)

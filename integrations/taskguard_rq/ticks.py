@@ -19,7 +19,7 @@ from typing import Any
 
 from taskguard import interval_due_at, tick_name
 
-__all__ = ["TICK_META", "name_ticks"]
+__all__ = ["TICK_META", "entry_name", "name_ticks"]
 
 logger = logging.getLogger("taskguard")
 
@@ -49,10 +49,14 @@ def name_ticks() -> None:
     CronJob.enqueue = named_enqueue  # type: ignore[method-assign]
 
 
+def entry_name(cron_job: Any) -> str:
+    """What the cron job is called: its name, or its function's before RQ 3, and its queue."""
+    return f"{getattr(cron_job, 'name', cron_job.func_name)}@{cron_job.queue_name}"
+
+
 def _name_of(cron_job: Any) -> str | None:
     try:
-        entry = f"{getattr(cron_job, 'name', cron_job.func_name)}@{cron_job.queue_name}"
-        return tick_name(entry, _due_at(cron_job))
+        return tick_name(entry_name(cron_job), _due_at(cron_job))
     except Exception:
         # Whatever is wrong with one of them: it is enqueued, as it would be without us.
         logger.exception("%s: its tick has no name, so it counts as a message", cron_job.func_name)

@@ -362,6 +362,10 @@ class Ledger(Protocol):
         """Store the result of work that this claim completed; does nothing if it did not."""
         ...
 
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        """Store progress of work that this claim holds, by itself. False if it does not hold it."""
+        ...
+
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED with the attempt's retry number; ends the lease. False if stale."""
         ...

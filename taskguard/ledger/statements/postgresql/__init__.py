@@ -58,6 +58,7 @@ _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
+_NOTE = statement(__package__, "note")
 
 
 class _Found(NamedTuple):
@@ -291,6 +292,12 @@ class PostgreSQLStatements(Statements):
             return
         values = claim.name | {"result": result_json, "lock_timeout": self._lock_timeout}
         self.database.ask(_STORE_RESULT, values)
+
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        if claim.formerly:
+            return super().note(claim, progress_json)
+        values = claim.name | {"progress": progress_json, "lock_timeout": self._lock_timeout}
+        return bool(self.database.ask(_NOTE, values))
 
     # -- leases -------------------------------------------------------------------------------
 
