@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from support.celery_beat import CeleryBeat
+from support.celery_beat import HERE, CeleryBeat
 from support.waiting import wait_until
 
 EVERY_S = 0.5
@@ -29,7 +32,9 @@ class Beats:
         self._stack = stack
         self._number = 0
 
-    def start(self, entries: dict[str, Any] = ENTRIES, **settings: Any) -> CeleryBeat:
+    def start(
+        self, entries: dict[str, Any] = ENTRIES, *, app: str = "support.shop", **settings: Any
+    ) -> CeleryBeat:
         self._number += 1
         told = {
             "beat_schedule": entries,
@@ -41,6 +46,7 @@ class Beats:
             {**self.shop.environment, "SHOP_SETTINGS": json.dumps(told)},
             log=self.shop.folder / f"worker-beat-{self._number}.log",
             scheduler=SCHEDULER,
+            app=app,
         )
         return self._stack.enter_context(beat)
 
@@ -236,3 +242,44 @@ def test_a_scheduler_inside_of_itself_is_refused(beats: Beats) -> None:
     """With what to write instead."""
     with pytest.raises(AssertionError, match="taskguard_beat_scheduler names the scheduler"):
         beats.start(taskguard_beat_scheduler=SCHEDULER)
+
+
+@pytest.fixture
+def django_beats(beats: Beats) -> Beats:
+    """Their schedule is in the database."""
+    pytest.importorskip("django_celery_beat")
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **beats.shop.environment, "PYTHONPATH": path}
+    made = subprocess.run(
+        [sys.executable, "-m", "support.django_beat"],
+        env=environment,
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    return beats
+
+
+def test_around_django_celery_beat_one_sends(django_beats: Beats) -> None:
+    """Frozen, told to stop, campaigning: it neither goes on sending nor stays."""
+    entries = {"entry": {"task": "shop.each", "schedule": 1.0, "args": ["entry"]}}
+    settings = {"entries": entries, "app": "support.django_beat"}
+    leader, other = django_beats.pair(**settings, taskguard_beat_scheduler="django")
+    goes_on(leader)
+    assert not other.sent()
+    leader.pause()
+    follows_s(other, time.monotonic())
+    leader.resume()
+    wait_until(lambda: "leads no more" in leader.text(), message="it has noticed")
+    sent = leader.sent()
+    goes_on(other)
+    assert leader.sent() == sent
+    assert other.terminate() == 0
+    goes_on(leader)
+    third = django_beats.start(**settings, taskguard_beat_scheduler="django")
+    assert third.terminate() == 0
+    assert leader.terminate() == 0
+    assert "Traceback" not in leader.text() + other.text() + third.text()
