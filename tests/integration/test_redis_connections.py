@@ -258,7 +258,7 @@ def work():
         answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
         if isinstance(answer, Granted):
             break
-        locks.wait((answer.key,), timeout_s=10)
+        locks.wait(answer.key, timeout_s=10)
     inside[0] += 1
     gevent.sleep(0.002)
     assert inside[0] == 1
