@@ -11,10 +11,10 @@ that a new leader sends what was due while nobody led, once, and nothing that ha
 a lost lease nor a server that is away ends the process or raises in beat; SIGTERM ends it whatever
 it is doing.
 
-Does not guarantee that no tick is sent twice. A beat that was frozen sends the message that it was
-about to send; one that is killed between a message and its record is followed by one that sends it
-again. Tasks with `once_per="tick"` run once all the same. With locks only nothing is recorded: each
-new leader goes by what it sent itself.
+Does not guarantee that no tick is sent twice. A beat that was frozen in the middle of a message
+sends that one when it wakes; one that ends between a message and its record is followed by one that
+sends it again. Tasks with `once_per="tick"` run once all the same. With locks only nothing is
+recorded: each new leader goes by what it sent itself.
 
 Read next: `ticks.py`.
 """
@@ -141,12 +141,12 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
     def close(self) -> None:
         """Step down and end. A signal's handler calls it, so it neither raises nor waits long."""
         self._closed = True
-        if self._leader is not None:
-            with contextlib.suppress(Exception):
-                self._leader.step_down()
         if self._tries_since_s is not None:
             return  # a handler has interrupted the scheduler inside; beat closes once more
         self._term.end(lost=self._leadership is None)
+        if self._leader is not None:
+            with contextlib.suppress(Exception):
+                self._leader.step_down()
         if self._thread is not None:
             self._thread.join(_LONGEST_END_S)
 
@@ -220,22 +220,30 @@ class _Term:
                 _set_last_run(entry, datetime.fromisoformat(recorded[name]))
             made._sent[name] = _last_run_of(entry)
         made._watch(inner)
+        # For whoever leads next, also if nothing is sent in this term.
+        made._unrecorded = True
+        made._record()
         return made
 
     def _watch(self, inner: Any) -> None:
         reserve, apply_async = inner.reserve, inner.apply_async
+        reserved: dict[str, str] = {}
 
         def noted_reserve(entry: Any) -> Any:
             following = reserve(entry)
-            self._sent[entry.name] = _last_run_of(following)
+            reserved[entry.name] = _last_run_of(following)
             return following
 
         def watched_apply_async(entry: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return apply_async(entry, *args, **kwargs)
+                result = apply_async(entry, *args, **kwargs)
             except Exception as error:
                 self._failed = error  # beat logs it, and would go on to the next entry
                 raise
+            if entry.name in reserved:
+                self._sent[entry.name] = reserved.pop(entry.name)
+                self._unrecorded = True
+            return result
 
         def connect_once() -> Any:
             # Celery tries for the better part of an hour.
@@ -246,19 +254,16 @@ class _Term:
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Send one entry if one is due, and record that. Raises where it could not be sent."""
-        assert self.of is not None  # noqa: S101
-        before = dict(self._sent)
         rest_s = float(self._inner.tick(*args, **kwargs) or 0.0)
         if self._failed is not None:
             raise self._failed
-        self._unrecorded = self._unrecorded or before != self._sent
-        if self._unrecorded:
-            self._record()
+        self._record()
         return rest_s
 
     def _record(self) -> None:
         """Where this fails, the next message's record says it, too."""
-        assert self.of is not None  # noqa: S101
+        if self.of is None or not self._unrecorded:
+            return
         try:
             self.of.remember(self._sent)
             self._unrecorded = False
@@ -267,15 +272,18 @@ class _Term:
 
     def end(self, *, lost: bool) -> None:
         """Close the scheduler; never raises. `lost`: what it has not written stays unwritten."""
-        inner, self._inner, self.of = self._inner, None, None
+        inner, self._inner = self._inner, None
         if inner is None:
             return
         try:
             if lost:
                 getattr(inner, "_dirty", set()).clear()  # django-celery-beat's
+            else:
+                self._record()
             inner.close()
         except Exception:
             logger.exception("beat: its schedule was not closed well")
+        self.of = None
 
 
 def _kind_of(app: Any) -> Any:

@@ -66,6 +66,8 @@ class LeaderCronScheduler(CronScheduler):
             super().start()  # type: ignore[no-untyped-call]  # RQ's
         finally:
             self._stopped = True
+            if self._of is not None and self._of.remaining_s:
+                self._record(self._of)  # the signal may have come before
             leader.step_down()
             thread.join(_LONGEST_END_S)
 

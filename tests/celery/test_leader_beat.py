@@ -50,6 +50,16 @@ class Beats:
         )
         return self._stack.enter_context(beat)
 
+    def wait_for_a_record(self) -> None:
+        """Until a message has been sent and that is on record: the next one is not yet due."""
+
+        def record() -> Any:
+            view = self.shop.ledger.view("leader leader:beat")
+            return view and view.progress_json
+
+        before = record()
+        wait_until(lambda: record() != before, message="a record")
+
     def pair(self, **settings: Any) -> tuple[CeleryBeat, CeleryBeat]:
         """Who leads, and who follows."""
         beats = [self.start(**settings) for _ in range(2)]
@@ -122,16 +132,18 @@ def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
     entries = {"entry": {"task": "shop.tick", "schedule": EVERY_S, "args": ["entry"]}}
     leader, other = beats.pair(entries=entries, taskguard_beat_ttl_s=600.0)
     goes_on(leader)
+    beats.wait_for_a_record()
     assert leader.terminate() == 0
     follows_s(other, time.monotonic())
     goes_on(other)
+    beats.wait_for_a_record()
     assert other.terminate() == 0
-    sent = leader.sent() + other.sent()
+    with beats.shop.broker() as broker:
+        sent = beats.shop.messages(broker)
     with beats.shop.worker():
-        wait_until(lambda: sum(beats.shop.effects().values()) == sent, message="all ran")
         beats.shop.wait_for_quiet()
     # No two of one tick: the second leader knew when the first one sent.
-    assert sum(beats.shop.effects().values()) == sent
+    assert sum(beats.shop.effects().values()) == sent >= 6
 
 
 def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
