@@ -1,22 +1,35 @@
-"""Acquire and release of one free lock on one server, beside other libraries and two PINGs."""
+"""Acquire and release of one free lock: on one server, beside other libraries and two PINGs, and
+on five independent ones, beside other libraries for Redlock.
+
+Five servers on one machine share its processors with the client and each other, which five
+machines would not: the client's own processor time is told apart from the time that passes.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 
+import pottery
 import redis
 import redis_lock
+import redlock
 import structlog
 from fencekit import DistributedLock
 from mithril import Lock as MithrilLock
 from mithril.backends._redis import RedisBackend
+from redis.sentinel import Sentinel
 
-from benchmarks.measure import in_turns, show
+from benchmarks.measure import CONSOLE, in_turns, show
+from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import new_owner
+from taskguard.locks.base import LockProvider
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import Valkey
+from taskguard.locks.redlock import RedlockLocks
+from taskguard_sandbox.servers import DebianRedis, SentinelOf, Valkey
 
 PEER = "redis-py Lock"
 
@@ -25,13 +38,16 @@ def main(*, quick: bool) -> None:
     """Print the table."""
     # By default mithril-locks prints two lines a cycle, which would be measured as well.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with Valkey() as server, redis.Redis.from_url(server.url) as client:
-        cases = _cases(server.url, client)
+    with ExitStack() as stack:
+        server = stack.enter_context(Valkey())
+        client = stack.enter_context(redis.Redis.from_url(server.url))
+        cases = _cases(server.url, client) | _behind_sentinel(server, stack)
         trips = {name: f"{_round_trips(server, case)} round trips" for name, case in cases.items()}
         found = in_turns(
             cases, reference=PEER, rounds=5 if quick else 25, repeats=100 if quick else 300
         )
     show("Lock cycle: acquire and release, nobody else there", "µs", found, notes=trips)
+    _several(quick=quick)
 
 
 def _cases(url: str, client: redis.Redis) -> dict[str, Callable[[], object]]:
@@ -75,9 +91,37 @@ def _cases(url: str, client: redis.Redis) -> dict[str, Callable[[], object]]:
     }
 
 
+def _behind_sentinel(server: Valkey, stack: ExitStack) -> dict[str, Callable[[], object]]:
+    """The same server, found by asking Sentinels."""
+    if DebianRedis.available() is not None:
+        CONSOLE.print(f"Sentinel: skipped, {DebianRedis.available()}")
+        return {}
+    watchers = [stack.enter_context(SentinelOf(server.port)) for _ in range(3)]
+    ours = RedisLocks("sentinel://" + ",".join(f"127.0.0.1:{w.port}" for w in watchers) + "/shop")
+    theirs = Sentinel([("127.0.0.1", watcher.port) for watcher in watchers])
+    lock = theirs.master_for("shop").lock("redis-py", timeout=30)
+
+    def taskguard_cycle() -> None:
+        owner = new_owner("message")
+        ours.acquire(("order:42",), owner, ttl_s=30, with_fence=True, wait_s=0)
+        ours.release(("order:42",), owner)
+
+    def redis_py_cycle() -> None:
+        lock.acquire()
+        lock.release()
+
+    return {
+        "taskguard behind Sentinel, with a token": taskguard_cycle,
+        f"{PEER} of master_for()": redis_py_cycle,
+    }
+
+
 def _round_trips(server: Valkey, case: Callable[[], object]) -> int:
     """Commands that arrived from outside during one cycle; those within scripts cost no trip."""
     case()
+    with redis.Redis.from_url(server.url) as client:
+        clients = client.client_list()
+    sentinels = {each["addr"] for each in clients if each["name"].startswith("sentinel-")}
     with redis.Redis.from_url(server.url) as client, client.monitor() as monitor:
         case()
         with redis.Redis.from_url(server.url) as end:
@@ -87,5 +131,72 @@ def _round_trips(server: Valkey, case: Callable[[], object]) -> int:
             if command["command"].startswith("ECHO"):
                 return seen
             setup = command["command"].split()[0] in {"CLIENT", "HELLO", "SELECT"}
-            seen += command["client_type"] != "lua" and not setup
+            sender = f"{command['client_address']}:{command['client_port']}"
+            theirs = command["client_type"] == "lua" or sender in sentinels
+            seen += not theirs and not setup
     raise AssertionError("unreachable: the monitor sees the end")
+
+
+ONE = "one server, taskguard"
+# A server that runs for less has no vote: long leases would have to be waited for.
+TTL_S = 2.0
+
+
+def _several(*, quick: bool) -> None:
+    with ExitStack() as stack:
+        urls = [stack.enter_context(Valkey()).url for _ in range(5)]
+        clients = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
+        cases = _cases_of_several(urls, clients)
+        for clock, what in [
+            (time.perf_counter, "time"),
+            (time.process_time, "processor time of the client"),
+        ]:
+            found = in_turns(
+                cases,
+                reference=ONE,
+                rounds=5 if quick else 25,
+                repeats=50 if quick else 200,
+                clock=clock,
+            )
+            show(f"Redlock cycle on five servers: {what}", "µs", found)
+
+
+def _cases_of_several(
+    urls: Sequence[str], clients: Sequence[redis.Redis]
+) -> dict[str, Callable[[], object]]:
+    one, five = RedisLocks(urls[0]), RedlockLocks(urls)
+    peer = redlock.Redlock(list(clients))
+    theirs = pottery.Redlock(key="pottery", masters=set(clients), auto_release_time=TTL_S)
+
+    def cycle(locks: LockProvider) -> None:
+        owner = new_owner("message")
+        locks.acquire(("order:42",), owner, ttl_s=TTL_S, with_fence=False, wait_s=0)
+        locks.release(("order:42",), owner)
+
+    def redlock_py_cycle() -> None:
+        peer.unlock(peer.lock("redlock-py", int(TTL_S * 1000)))
+
+    def pottery_cycle() -> None:
+        theirs.acquire()
+        theirs.release()
+
+    _wait_for_votes(lambda: cycle(five))
+    return {
+        ONE: lambda: cycle(one),
+        "taskguard": lambda: cycle(five),
+        "redlock-py": redlock_py_cycle,
+        "pottery": pottery_cycle,
+    }
+
+
+def _wait_for_votes(cycle: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 30.0
+    while True:
+        try:
+            cycle()
+        except LockServerUnavailableError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
+        else:
+            return

@@ -34,11 +34,17 @@ class Figure:
 
 
 def in_turns(
-    cases: Mapping[str, Callable[[], object]], *, reference: str, rounds: int, repeats: int
+    cases: Mapping[str, Callable[[], object]],
+    *,
+    reference: str,
+    rounds: int,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Figure]:
     """µs per call of each case; in each round every case runs `repeats` times.
 
-    The ratio is the median of the rounds' own ratios: a slow minute is slow for both.
+    The ratio is the median of the rounds' own ratios: a slow minute is slow for both. `clock`:
+    `time.process_time` for the time that this process's threads have on a processor.
     """
     for case in cases.values():
         for _ in range(max(20, repeats // 5)):
@@ -50,10 +56,10 @@ def in_turns(
             case = cases[name]
             gc.collect()
             gc.disable()
-            began = time.perf_counter()
+            began = clock()
             for _ in range(repeats):
                 case()
-            samples[name].append((time.perf_counter() - began) / repeats * 1e6)
+            samples[name].append((clock() - began) / repeats * 1e6)
             gc.enable()
     return figures(samples, reference=reference)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
+    from taskguard.doctor import Configuration, GuardedTask, Report, examine
     from taskguard.findings import Finding, Level
     from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
@@ -54,6 +55,7 @@ _HOMES = {
     "Answered": "delivery",
     "Codec": "delivery",
     "Completed": "delivery",
+    "Configuration": "doctor",
     "Decorator": "decorated",
     "Deferred": "delivery",
     "Delivery": "delivery",
@@ -62,6 +64,7 @@ _HOMES = {
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
+    "GuardedTask": "doctor",
     "GuardedRow": "ledger.own_rows.guarded_row",
     "Finding": "findings",
     "Level": "findings",
@@ -81,6 +84,7 @@ _HOMES = {
     "Outcome": "delivery",
     "Policy": "policy",
     "Queue": "delivery",
+    "Report": "doctor",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
     "Overrides": "overrides",
@@ -92,6 +96,7 @@ _HOMES = {
     "ddl_statements": "ledger.schema.creation",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
+    "examine": "doctor",
     "include_name": "ledger.schema.creation",
     "interval_due_at": "ticks",
     "tick_name": "ticks",
@@ -107,6 +112,7 @@ __all__ = [
     "Answered",
     "Codec",
     "Completed",
+    "Configuration",
     "Decorator",
     "Deferred",
     "Delivery",
@@ -118,6 +124,7 @@ __all__ = [
     "Guard",
     "GuardedFunction",
     "GuardedRow",
+    "GuardedTask",
     "Held",
     "Hold",
     "Leader",
@@ -133,6 +140,7 @@ __all__ = [
     "Policy",
     "Queue",
     "Renewal",
+    "Report",
     "Runner",
     "SqlLedger",
     "Sweeper",
@@ -145,6 +153,7 @@ __all__ = [
     "enqueue_in",
     "errors",
     "events",
+    "examine",
     "fenced",
     "include_name",
     "interval_due_at",

@@ -7,8 +7,9 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq`
-are the servers; a test that stops or pauses one starts its own (`taskguard_sandbox.servers`).
+`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `postgres`, `mariadb`, `mysql`,
+`rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its own
+(`taskguard_sandbox`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -30,7 +31,9 @@ import pytest
 
 from support.exploration import Exploration
 from support.needs import need, need_redis_in_memory
+from support.sentinel import Group, groups
 from support.waiting import wait_until
+from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
     TEMPLATES_VARIABLE,
@@ -53,6 +56,8 @@ _OF_DEBIAN = {
     "mysql_url",
     "newest_rabbitmq",
     "rabbitmq",
+    "sentinel",
+    "sentinel_group",
 }
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -144,6 +149,16 @@ def valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
+def five_valkeys() -> Iterator[list[Valkey]]:
+    """Independent ones, for Redlock. They write each change to the disk first: others would have no
+    vote for as long as a lease may last."""
+    need(Valkey)
+    with contextlib.ExitStack() as stack:
+        durable = {"appendonly": "yes", "appendfsync": "always"}
+        yield [stack.enter_context(Valkey(**durable)) for _ in range(5)]
+
+
+@pytest.fixture(scope="session")
 def redis62() -> Iterator[Redis62]:
     yield from started(Redis62())
 
@@ -151,6 +166,22 @@ def redis62() -> Iterator[Redis62]:
 @pytest.fixture(scope="session")
 def debian_redis() -> Iterator[DebianRedis]:
     yield from started(DebianRedis())
+
+
+@pytest.fixture(scope="session")
+def sentinel_group() -> Iterator[Group]:
+    """One that fails over when it is told to, and not because the machine is busy."""
+    need(DebianRedis)
+    with groups(down_after_ms=60_000) as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, one of them with a replica. Slots stay where they are: it is everybody's."""
+    need(Valkey)
+    with Cluster(replicas=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -31,11 +31,13 @@ class Traits:
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
+        failover_s: for how long it may give no answer while another server takes its place.
     """
 
     session: bool = False
     tokens: bool = True
     min_ttl_s: float = 0.0
+    failover_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Granted:
 
     Attributes:
         fence: the token; 0 unless one was asked for.
-        ttl_s: for how long the server keeps the lease, which may be longer than was asked for.
+        ttl_s: for how long the server keeps the lease, which may be longer than was asked for;
+            of a session's locks, for how long it keeps a session that it hears nothing of.
     """
 
     fence: int
@@ -81,6 +84,7 @@ class Renewal:
     RENEWED = "renewed"
     GONE = "gone"  # no owner at all: the server forgot, or the lease ran out
     TAKEN = "taken"  # another owner holds at least one of the keys
+    UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
     SKIPPED = "skipped"  # ledgers only: the row is locked, or completed by this very claim
 
 
@@ -119,7 +123,10 @@ class LockProvider(Protocol):
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases with few round trips; one `Renewal` constant for each, in order."""
+        """Renew many leases with few round trips; one `Renewal` constant for each, in order.
+
+        A server of several parts, some of which do not answer, says UNANSWERED for theirs.
+        """
         ...
 
     def wait(self, key: str, *, timeout_s: float) -> None:
@@ -128,6 +135,8 @@ class LockProvider(Protocol):
 
     def check(self) -> list[Finding]:
         """What is wrong with the server and its settings; what it will not say is left out.
+
+        May try each step of a lock on a key of its own, of which nothing stays.
 
         Raises LockServerUnavailableError where it does not answer at all.
         """

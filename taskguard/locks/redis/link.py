@@ -19,12 +19,13 @@ that failed had no effect. That is why every script may be asked twice.
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskguard.errors import (
@@ -32,6 +33,7 @@ from taskguard.errors import (
     LockServerUnavailableError,
     MissingDriverError,
 )
+from taskguard.findings import Finding
 from taskguard.locks.redis.address import (
     address_of,
     from_client,
@@ -40,15 +42,39 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["RedisLink"]
+__all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver"]
 
 _MOST_IDLE = 64
+# Says to a node of a cluster that a slot is on its way to it: for the next command only.
+_ASKING = pack(b"ASKING")
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
 
+class Refusal(enum.Enum):
+    """Why a server that answers does not do what it is asked."""
+
+    LOGIN = enum.auto()
+    RIGHTS = enum.auto()
+    CLUSTER = enum.auto()
+    OTHER = enum.auto()
+
+
 class RedisLink:
-    """Calls to one server. `target` is a URL or a redis-py client whose address it borrows."""
+    """Calls to one server.
+
+    Args:
+        target: a URL, a redis-py client whose address it borrows, or what `from_url` makes of one.
+        socket_timeout_s: how long one reply may take.
+        connect_timeout_s: how long one connection may take.
+        retries: how often a call that got no reply is asked again.
+        longest_block_s: how much later a blocking command may answer.
+        address: what the server is called for people, if not by host and port.
+        at: host and port in the place of the URL's own, for a node of a cluster.
+        cluster: what the cluster is called whose node it is.
+    """
+
+    what = "lock server"
 
     def __init__(
         self,
@@ -58,28 +84,39 @@ class RedisLink:
         connect_timeout_s: float,
         retries: int,
         longest_block_s: float,
+        address: str | None = None,
+        at: tuple[str, int] | None = None,
+        cluster: str = "",
     ) -> None:
-        self._redis = _driver()
+        self._redis = driver()
         self._target = target  # a Sentinel's connections know their pool by a weak reference
-        self._errors = self._redis.exceptions
+        self._errors = errors = self._redis.exceptions
+        self._lost = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
         self._retries = retries
         bounds = {
             "socket_timeout": socket_timeout_s,
             "socket_connect_timeout": connect_timeout_s,
         }
         if isinstance(target, str):
-            kind, options = from_url(target, self._redis)
+            target = from_url(target, self._redis)
+        if isinstance(target, tuple):
+            kind, options = target
             options = bounds | options  # whoever writes a time-out into the URL means it
         else:
             kind, options = from_client(target)
             options |= bounds
-        refuse_unknown_certificates(options)
+        if at is not None:
+            options |= {"host": at[0], "port": at[1]}
+            address = f"{at[0]}:{at[1]} of {cluster}"
+        self._cluster = cluster
+        self.host = str(options.get("host", ""))
+        self.address = address or address_of(options)
+        refuse_unknown_certificates(options, self.address)
         options |= self._quiet_options()
-        self.address = address_of(options)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
-        self._prompt = _Connections(lambda: kind(**options))
-        self._patient = _Connections(lambda: kind(**patient))
+        self._prompt = self._connections(kind, options)
+        self._patient = self._connections(kind, patient)
         self._check(kind, options)
 
     def call(
@@ -88,63 +125,169 @@ class RedisLink:
         keys: list[bytes],
         arguments: list[bytes],
         *,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
+        behind: bytes | None = None,
     ) -> Any:
         """Run a script; one round trip, two where the server does not know the script.
 
-        `on_retry` is called before it is asked again, for want of an answer.
+        `on_retry` is called before it is asked again, for want of an answer. `behind` is as in
+        `ask`.
         """
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
-            return self.ask(pack(b"EVALSHA", script.sha, *rest), on_retry=on_retry)
+            command = pack(b"EVALSHA", script.sha, *rest)
+            return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
-        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry)
+        command = pack(b"EVAL", script.source, *rest)
+        return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
 
     def ask(
         self,
         command: bytes,
         *,
         blocks: bool = False,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
+        behind: bytes | None = None,
     ) -> Any:
-        """One command, one reply. `blocks`: the server may take up to `longest_block_s`."""
+        """One command, one reply.
+
+        `blocks`: the server may take up to `longest_block_s`. `asking`: of a node of a cluster
+        that is being given the key's slot.
+
+        With `behind`, a second command that goes along, the answer is a pair: the reply, and what
+        the second one came to, which may be an exception and is never asked again.
+        """
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
             try:
-                return self._ask_once(connections, command)
+                return self._ask_once(connections, command, asking=asking, behind=behind)
             except (self._errors.RedisError, OSError) as error:
-                if left and self._may_pass(error):
+                if left and self.may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
                     connections.close()
                     on_retry()
                     continue
-                raise self._unavailable(error) from error
+                raise self.unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def connect(self, *commands: bytes) -> tuple[Any, list[Any]]:
+        """A connection of the caller's own, and what it answers; refusals are among the answers."""
+        try:
+            connection = self._prompt.connected()
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        answers: list[Any] = []
+        try:
+            connection.send_packed_command(list(commands), check_health=False)
+            while len(answers) < len(commands):
+                try:
+                    answers.append(connection.read_response(disable_decoding=True))
+                except self._errors.ResponseError as error:
+                    answers.append(self.unavailable(error))
+        except (self._errors.RedisError, OSError) as error:
+            raise self.unavailable(error) from error
+        finally:
+            if len(answers) < len(commands):
+                connection.disconnect()
+        return connection, answers
+
+    def block(self, name: bytes, timeout_s: float) -> None:
+        """Until the list of this name has an element, which is taken off it."""
+        self.ask(pack(b"BLPOP", name, b"%.3f" % timeout_s), blocks=True)
+
+    def send(self, commands: Sequence[bytes]) -> Sent:
+        """Commands in one write. They are tried once; `replies()` waits for what they answer."""
+        errors = self._errors
+        try:
+            connection = self._prompt.take()
+            try:
+                connection.send_packed_command([b"".join(commands)], check_health=False)
+            except BaseException:
+                connection.disconnect()
+                raise
+        except (errors.RedisError, OSError) as error:
+            self._prompt.close()
+            raise self.unavailable(error) from error
+        return Sent(
+            connection,
+            len(commands),
+            back_to=self._prompt,
+            errors=errors,
+            unavailable=self.unavailable,
+        )
+
+    def refusal_of(self, error: BaseException | None) -> Refusal | None:
+        """Why the server, which answered, refused; None: it gave no answer.
+
+        Takes an error of redis-py's, or LockServerUnavailableError, whose cause that is.
+        """
+        if isinstance(error, LockServerUnavailableError):
+            error = error.__cause__
+        errors, said = self._errors, str(error)
+        # A server that wants a password first refuses a script for its length.
+        if "unauthenticated" in said or isinstance(
+            error, (errors.AuthenticationError, errors.AuthorizationError)
+        ):
+            return Refusal.LOGIN
+        if isinstance(error, errors.NoPermissionError) or any(
+            sign in said for sign in _FORBIDDEN_IN_SCRIPT
+        ):
+            return Refusal.RIGHTS
+        if said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
+            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
+        ):
+            return Refusal.CLUSTER
+        return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Whether the server answered, and what it said was no."""
         return isinstance(error.__cause__, self._errors.ResponseError)
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the way to the server, whatever the server itself says."""
+        return []
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""
         self._prompt.close()
         self._patient.close()
 
-    def _ask_once(self, connections: _Connections, command: bytes) -> Any:
+    def _ask_once(
+        self,
+        connections: Connections,
+        command: bytes,
+        *,
+        asking: bool = False,
+        behind: bytes | None = None,
+    ) -> Any:
         connection = connections.take()
         known = False
         try:
-            connection.send_packed_command([command], check_health=False)
+            if behind is not None:
+                first, second = self._both(connection, command + behind)
+                known = not isinstance(second, self._lost)  # two errors may be two replies
+                if isinstance(first, Exception):
+                    known = known and not isinstance(first, self._errors.ReadOnlyError)
+                    raise first
+                return first, second
+            connection.send_packed_command(
+                [_ASKING + command if asking else command], check_health=False
+            )
             try:
-                reply = read_short(connection)
+                if asking:
+                    # What comes with this reply, redis-py's parser has read already.
+                    connection.read_response(disable_decoding=True)
+                reply = UNUSUAL if asking else read_short(connection)
                 if reply is UNUSUAL:
                     reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
                 # The server said no: the reply is complete. A demoted master is left for good.
-                known = not isinstance(error, self._errors.ReadOnlyError)
+                known = not asking and not isinstance(error, self._errors.ReadOnlyError)
                 raise
             known = True
             return reply
@@ -152,9 +295,26 @@ class RedisLink:
             if known:
                 connections.put(connection)
             else:
-                connection.disconnect()
+                connections.drop(connection)
 
-    def _may_pass(self, error: Exception) -> bool:
+    def _both(self, connection: Any, commands: bytes) -> list[Any]:
+        """Two replies, either of which may be an exception."""
+        connection.send_packed_command([commands], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                # By redis-py's parser, which may read the second one along with the first.
+                replies.append(connection.read_response(disable_decoding=True))
+            except self._errors.ResponseError as error:
+                replies.append(error)
+            except self._lost as error:
+                replies += [error] * (2 - len(replies))
+        return replies
+
+    def _connections(self, kind: Callable[..., Any], options: dict[str, Any]) -> Connections:
+        return Connections(lambda: kind(**options))
+
+    def may_pass(self, error: BaseException | None) -> bool:
         """Whether a fresh connection may help: not against a refusal."""
         errors = self._errors
         if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
@@ -162,36 +322,33 @@ class RedisLink:
         kinds = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, OSError)
         return isinstance(error, kinds)
 
-    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
-        errors = self._errors
+    def unavailable(self, error: Exception) -> LockServerUnavailableError:
+        """What went wrong, with the server's address and without its password."""
         said = str(error).rstrip(".") or type(error).__name__
-        # A server that wants a password first refuses a script for its length.
-        if "unauthenticated" in said or isinstance(
-            error, (errors.AuthenticationError, errors.AuthorizationError)
-        ):
+        refusal = self.refusal_of(error)
+        if refusal is Refusal.LOGIN:
             rest = (
                 f"refuses user or password: {said}. This is a mistake in the settings; correct "
                 "the URL."
             )
-        elif isinstance(error, errors.NoPermissionError) or any(
-            sign in said for sign in _FORBIDDEN_IN_SCRIPT
-        ):
+        elif refusal is Refusal.RIGHTS:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
-            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
-        ):
+        elif refusal is Refusal.CLUSTER and not self._cluster:
+            # Not its credentials: whoever wrote the URL knows them.
+            where = self.address.partition("/")[0]
             rest = (
-                f"is a Redis Cluster ({said}), which is not supported; use a single server or "
-                "Sentinel."
+                f"is a Redis Cluster ({said}). Write redis+cluster:// for redis:// and "
+                f"rediss+cluster:// for rediss://, and several of its nodes: "
+                f"redis+cluster://{where},<another host:port>."
             )
-        elif isinstance(error, errors.ResponseError):
+        elif refusal is Refusal.OTHER:
             rest = f"refused: {said}."
         else:
             rest = f"gave no answer: {said}."
-        return LockServerUnavailableError(f"The lock server {self.address} {rest}")
+        return LockServerUnavailableError(f"The {self.what} {self.address} {rest}")
 
     def _quiet_options(self) -> dict[str, Any]:
         """Options that take redis-py's own retries and side conversations away."""
@@ -223,7 +380,58 @@ class RedisLink:
             ) from None
 
 
-class _Connections:
+class Sent:
+    """Commands that were sent on one connection, which nobody else has until they are answered."""
+
+    def __init__(
+        self,
+        connection: Any,
+        count: int,
+        *,
+        back_to: Connections,
+        errors: Any,
+        unavailable: Callable[[Exception], LockServerUnavailableError],
+    ) -> None:
+        self._connection = connection
+        self._left = count
+        self._back_to = back_to
+        self._errors = errors
+        self._unavailable = unavailable
+
+    def replies(self) -> list[Any]:
+        """A reply for each, a refusal as the error that it would be raised as.
+
+        Raises LockServerUnavailableError where one did not come.
+        """
+        found: list[Any] = []
+        try:
+            while self._left:
+                try:
+                    found.append(self._connection.read_response(disable_decoding=True))
+                except self._errors.ResponseError as error:
+                    refusal = self._unavailable(error)
+                    refusal.__cause__ = error
+                    found.append(refusal)
+                self._left -= 1
+        except (self._errors.RedisError, OSError) as error:
+            self._back_to.close()  # its idle ones are as old
+            raise self._unavailable(error) from error
+        finally:
+            self.end()
+        return found
+
+    def end(self) -> None:
+        """Give the connection back; one that still owes replies is closed. Asked again: nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._left:
+            connection.disconnect()
+        else:
+            self._back_to.put(connection)
+
+
+class Connections:
     """Idle connections, the latest used first."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -236,10 +444,14 @@ class _Connections:
         try:
             return self._lane().pop()
         except IndexError:
-            connection = self._make()
-            # Named, since sending connects by itself, but past Sentinel.
-            connection.connect()
-            return connection
+            return self.connected()
+
+    def connected(self) -> Any:
+        """A new connection that is connected."""
+        connection = self._make()
+        # Named, since sending connects by itself, but past Sentinel.
+        connection.connect()
+        return connection
 
     def put(self, connection: Any) -> None:
         """Keep a connection for the next call, unless a burst of calls left enough of them."""
@@ -248,6 +460,10 @@ class _Connections:
             lane.append(connection)
         else:
             connection.disconnect()
+
+    def drop(self, connection: Any) -> None:
+        """Close a connection whose reply is not known to be complete."""
+        connection.disconnect()
 
     def close(self) -> None:
         """Close the idle ones of this lane; those of others are closed by their own failures."""
@@ -269,7 +485,8 @@ class _Connections:
         return found if found is not None else self._idle.setdefault(lane, deque())
 
 
-def _driver() -> Any:
+def driver() -> Any:
+    """The package redis; raises MissingDriverError."""
     try:
         import redis
     except ImportError as error:

@@ -9,27 +9,33 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.findings import Finding, Level
-from taskguard.lease import Owner
+from taskguard.findings import Finding
+from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
-from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.address import take_options
+from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
+from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.replicas import AwaitedReplicas
+from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
-__all__ = ["RedisLocks"]
+__all__ = ["RENEWALS", "RedisLocks"]
 
 _FENCE_EXPIRY_MS = b"86400000"
 _WAKE_EXPIRY_MS = b"1000"
 # One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
 # with its waiter, or a lease that ran out, costs the others a second and no more.
-_WAIT_SLICE_S = 1.0
+WAIT_SLICE_S = 1.0
 # The flag outlives the slice by what a slow caller needs to ask again.
 _WAITERS_FLAG_S = 3.0
 # So many keys keep the server busy for about half a millisecond.
 _KEYS_PER_RENEWAL = 250
-_RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
+RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
 # Only a key that somebody else wrote has no expiry.
 _NO_EXPIRY_S = 86_400.0
+# How long what `check()` tries stands at most, if the process ends meanwhile.
+_TRIAL_S = 2.0
 
 
 class RedisLocks:
@@ -42,6 +48,9 @@ class RedisLocks:
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
         retries: how often a call that got no reply is asked again.
+        wait_replicas: with locks only, how many replicas should have a grant before it is
+            answered; a line of the log says where fewer have. `?wait_replicas=1` in a URL is the
+            same.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class RedisLocks:
         socket_timeout_s: float = 1.0,
         connect_timeout_s: float = 1.0,
         retries: int = 1,
+        wait_replicas: int = 0,
     ) -> None:
         if not namespace or set(namespace) & set("{} \r\n*?[]"):
             raise ConfigurationError(
@@ -61,13 +71,19 @@ class RedisLocks:
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
-        self._link = RedisLink(
+        if isinstance(server, str):
+            server, own = take_options(server, "wait_replicas")
+            wait_replicas = _whole(own.get("wait_replicas", wait_replicas))
+        check_number("wait_replicas", wait_replicas, at_least=0, at_most=100, whole=True)
+        self._link = self._make_link(
             server,
             socket_timeout_s=socket_timeout_s,
             connect_timeout_s=connect_timeout_s,
             retries=retries,
-            longest_block_s=_WAIT_SLICE_S,
+            longest_block_s=WAIT_SLICE_S,
         )
+        self._replicas = AwaitedReplicas(wait_replicas, self._link.address)
+        self._behind = self._replicas.command if wait_replicas else None
         self._before = f"{namespace}:{{".encode()
         self.namespace = namespace
         self._acquire = Script("acquire")
@@ -80,32 +96,59 @@ class RedisLocks:
         """Leases with tokens."""
         return Traits()
 
+    @property
+    def address(self) -> str:
+        """Host, port and database."""
+        return str(self._link.address)
+
     def __repr__(self) -> str:
-        return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
+        return f"<{type(self).__name__} {self._link.address} namespace={self.namespace!r}>"
 
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
         """Take all keys or none, in one round trip."""
-        flag_s = min(wait_s, _WAITERS_FLAG_S)
         reply = self._link.call(
             self._acquire,
-            [
-                name
-                for lock in self._locks(keys)
-                for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
-            ],
-            [
-                _bytes(str(owner)),
-                _ms(ttl_s),
-                b"1" if with_fence else b"0",
-                _ms(flag_s) if wait_s > 0 else b"0",
-                _FENCE_EXPIRY_MS,
-                _WAKE_EXPIRY_MS,
-            ],
+            *self._acquire_words(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s),
+            behind=self._behind,
         )
+        if self._behind is not None:
+            reply, replicas = reply
+            if reply[0] == 1:
+                self._replicas.heard(replicas)
         if reply[0] == 1:
             return Granted(int(reply[1]), ttl_s)
+        return self._held(keys, reply)
+
+    def _acquire_words(
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        least: int = 0,
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Names and arguments; a token is `least` or above."""
+        flag_s = min(wait_s, _WAITERS_FLAG_S)
+        names = [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
+        ]
+        arguments = [
+            _bytes(str(owner)),
+            _ms(ttl_s),
+            b"1" if with_fence else b"0",
+            _ms(flag_s) if wait_s > 0 else b"0",
+            _FENCE_EXPIRY_MS,
+            _WAKE_EXPIRY_MS,
+        ]
+        return names, [*arguments, b"%d" % least] if least else arguments
+
+    def _held(self, keys: tuple[str, ...], reply: Any) -> Held:
         _, number, value, pttl_ms = reply
         return Held(
             key=keys[number - 1],
@@ -119,21 +162,33 @@ class RedisLocks:
         False if none was; True if a first attempt got no reply, for it may have freed them.
         """
         retries: list[None] = []
+        freed = self._link.call(
+            self._release,
+            *self._release_words(keys, owner),
+            on_retry=lambda: retries.append(None),
+        )
+        return bool(freed or retries)
+
+    def _release_words(
+        self, keys: tuple[str, ...], owner: Owner
+    ) -> tuple[list[bytes], list[bytes]]:
         names = [
             name
             for lock in self._locks(keys)
             for name in (lock, lock + b":waiters", lock + b":wake")
         ]
-        arguments = [_bytes(str(owner)), _WAKE_EXPIRY_MS]
-        freed = self._link.call(
-            self._release, names, arguments, on_retry=lambda: retries.append(None)
-        )
-        return bool(freed or retries)
+        return names, [_bytes(str(owner)), _WAKE_EXPIRY_MS]
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
-        arguments = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
-        return bool(self._link.call(self._hand_over, self._locks(keys), arguments))
+        return bool(
+            self._link.call(self._hand_over, *self._hand_over_words(keys, owner, to, ttl_s))
+        )
+
+    def _hand_over_words(
+        self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float
+    ) -> tuple[list[bytes], list[bytes]]:
+        return self._locks(keys), [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases, some 250 keys in a round trip.
@@ -143,50 +198,85 @@ class RedisLocks:
         """
         answers: list[str] = []
         for batch in _batches(holds):
-            names = [lock for hold in batch for lock in self._locks(hold.keys)]
-            arguments = [
-                word
-                for hold in batch
-                for word in (_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys))
-            ]
-            reply = self._link.call(self._renew, names, arguments)
-            answers += [_RENEWALS[letter] for letter in reply]
+            reply = self._link.call(self._renew, *self._renew_words(batch))
+            answers += [RENEWALS[letter] for letter in reply]
         return answers
+
+    def _renew_words(self, holds: Sequence[Hold]) -> tuple[list[bytes], list[bytes]]:
+        names = [lock for hold in holds for lock in self._locks(hold.keys)]
+        arguments = [
+            word
+            for hold in holds
+            for word in (_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys))
+        ]
+        return names, arguments
 
     def wait(self, key: str, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
         if timeout_s <= 0:
             return
-        slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
+        slice_s = max(0.01, min(timeout_s, WAIT_SLICE_S))
         (lock,) = self._locks((key,))
-        self._link.ask(pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s), blocks=True)
+        self._link.block(lock + b":wake", slice_s)
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
         self._link.close()
 
     def check(self) -> list[Finding]:
-        """What is wrong with the server's settings; empty where this user may not ask."""
+        """What is wrong with the server; its settings are left out where this user may not ask.
+
+        Each step of a lock is tried once, on a key of its own that is gone afterwards.
+        """
+        where = f"the lock server {self._link.address}"
+        found: list[Finding] = self._link.check()
         try:
-            info = self._link.ask(pack(b"INFO", b"memory")).decode("utf-8", "replace")
+            facts = self.facts()
+            found += findings_of(facts, where=where)
+            if facts.is_usable:
+                self._try_each_step()
         except LockServerUnavailableError as error:
-            if self._link.was_refused(error):
-                return []
-            raise
-        values = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-        policy = values.get("maxmemory_policy", "noeviction")
-        if policy == "noeviction" or values.get("maxmemory", "0") == "0":
-            return []
-        return [
-            Finding(
-                "eviction",
-                Level.WARNING,
-                where=f"the lock server {self._link.address}",
-                what=f"It has maxmemory-policy {policy}.",
-                why="When it is full it throws locks away.",
-                mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
-            )
-        ]
+            refusal = self._link.refusal_of(error)
+            if refusal is None:
+                raise
+            found.append(refused(refusal, str(error), where=where))
+        return found
+
+    def now_us(self) -> int:
+        """The server's clock, in µs since 1970."""
+        seconds, micros = self._link.ask(pack(b"TIME"))
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def facts(self) -> RedisFacts:
+        """What the server says of itself; of what this user may not ask, the best."""
+        try:
+            return facts_of(self._link.ask(pack(b"INFO")).decode("utf-8", "replace"))
+        except LockServerUnavailableError as error:
+            if self._link.refusal_of(error) is not Refusal.RIGHTS:
+                raise
+            return RedisFacts()  # locks do not need that right
+
+    def _try_each_step(self) -> None:
+        keys, first, second = (f"check:{new_owner().nonce}",), new_owner(), new_owner()
+        self.acquire(keys, first, ttl_s=_TRIAL_S, with_fence=True, wait_s=0.0)
+        try:
+            # Somebody waits, so that the release wakes, and the wait ends at once.
+            self.acquire(keys, second, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
+            self.renew([Hold(keys, first, _TRIAL_S)])
+            self.hand_over(keys, first, to=second, ttl_s=_TRIAL_S)
+        finally:
+            self.release(keys, second)
+            self.release(keys, first)
+        self.wait(keys[0], timeout_s=_TRIAL_S)
+        (lock,) = self._locks(keys)
+        self._link.ask(pack(b"DEL", lock + b":fence", lock + b":waiters", lock + b":wake"))
+
+    def _make_link(self, server: Any, **bounds: Any) -> Any:
+        if is_sentinel_url(server):
+            from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
+
+            return SentinelLink(server, **bounds)
+        return RedisLink(server, **bounds)
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
@@ -203,6 +293,11 @@ def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
         size += len(hold.keys)
     if batch:
         yield batch
+
+
+def _whole(said: str | int) -> int:
+    """What a URL says as a number; what is none is left for the check, which names the option."""
+    return int(said) if isinstance(said, str) and said.isdecimal() else said  # type: ignore[return-value]
 
 
 def _bytes(text: str) -> bytes:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
+from support.sentinel import Group
+from support.session_locks import SessionServer, session_kind
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import RedisServer
+from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.locks.redlock import RedlockLocks
+from taskguard_sandbox.clusters import Cluster
+from taskguard_sandbox.servers import RedisServer, SentinelOf
 
 KINDS = [
     "memory",
+    "session",
     "fakeredis",
     "valkey",
     "redis62",
+    "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
+    pytest.param("sentinel", marks=pytest.mark.debian),
+    "redlock",
 ]
 
 
@@ -34,12 +43,24 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
     if request.param == "memory":
         memory = MemoryLocks()
         yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
+    elif request.param == "session":
+        yield session_kind(SessionServer())
     elif request.param == "fakeredis":
         need_redis_in_memory()
         from fakeredis import FakeRedis
 
         fake = FakeRedis()
         yield _redis_kind(fake, lambda: RedisLocks(fake))
+    elif request.param == "sentinel":
+        group: Group = request.getfixturevalue("sentinel_group")
+        with redis.Redis(port=group.master.port) as client:
+            client.flushall()
+            kind = _redis_kind(client, lambda: RedisLocks(group.url), url=group.url)
+            yield replace(kind, deafened=lambda: _deafened_behind_sentinel(group))
+    elif request.param == "cluster":
+        yield _cluster_kind(request.getfixturevalue("cluster"))
+    elif request.param == "redlock":
+        yield _redlock_kind(request.getfixturevalue("five_valkeys"))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:
@@ -52,9 +73,62 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 @contextmanager
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
-        locks = RedisLocks(f"redis://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0)
+        yield from _goes_deaf(f"redis://127.0.0.1:{proxy.port}", proxy)
+
+
+@contextmanager
+def _deafened_behind_sentinel(group: Group) -> Iterator[LockProvider]:
+    # By another name, since those of the group would take it for one of theirs.
+    with (
+        Proxy(group.master.port) as proxy,
+        SentinelOf(proxy.port, name="deaf", down_after_ms=60_000) as sentinel,
+    ):
+        yield from _goes_deaf(f"sentinel://127.0.0.1:{sentinel.port}/deaf", proxy)
+
+
+def _goes_deaf(url: str, proxy: Proxy) -> Iterator[LockProvider]:
+    locks = RedisLocks(url, socket_timeout_s=0.3, retries=0)
+    locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+    proxy.mode = Mode.SWALLOW
+    yield locks
+    locks.close()
+
+
+def _redlock_kind(servers: Sequence[RedisServer]) -> LockServer:
+    """Several servers as if they were one: what stands in one of them is left over."""
+    url = redlock_url(*(server.port for server in servers))
+
+    def forget() -> None:
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                client.flushall()
+
+    def leftovers() -> list[str]:
+        found: set[str] = set()
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                keys: Any = client.keys("*")
+                found |= {key.decode() for key in keys}
+        return sorted(found)
+
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+            client.script_flush()
+    return LockServer(
+        lambda: RedlockLocks(url), forget, leftovers, url, lambda: _all_deafened(servers)
+    )
+
+
+@contextmanager
+def _all_deafened(servers: Sequence[RedisServer]) -> Iterator[LockProvider]:
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(server.port)) for server in servers]
+        url = redlock_url(*(proxy.port for proxy in proxies))
+        locks = RedlockLocks(url, socket_timeout_s=0.3)
         locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
-        proxy.mode = Mode.SWALLOW
+        for proxy in proxies:
+            proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()
 
@@ -67,6 +141,39 @@ def _redis_kind(
         return sorted(key.decode() for key in keys if not key.endswith(b":fence"))
 
     return LockServer(connect, client.flushall, leftovers, url)
+
+
+def _cluster_kind(cluster: Cluster) -> LockServer:
+    def masters(*words: str) -> list[Any]:
+        return [cluster.ask(node, *words) for node in cluster.nodes if cluster.is_master(node)]
+
+    def leftovers() -> list[str]:
+        names = (name for names in masters("KEYS", "*") for name in names)
+        return sorted(name for name in names if not name.endswith(":fence"))
+
+    masters("FLUSHALL")
+    masters("SCRIPT", "FLUSH")
+    return LockServer(
+        connect=lambda: RedisClusterLocks(cluster.url),
+        forget=lambda: masters("FLUSHALL"),
+        leftovers=leftovers,
+        url=cluster.url,
+        deafened=lambda: _deafened_cluster(cluster),
+    )
+
+
+@contextmanager
+def _deafened_cluster(cluster: Cluster) -> Iterator[LockProvider]:
+    """All of it is reached by one node, which has the tests' key, and announces a proxy."""
+    node = cluster.master_of("taskguard:{order:42}")
+    with Proxy(node.port) as proxy, cluster.announcing({node: proxy.port}):
+        locks = RedisClusterLocks(
+            f"redis+cluster://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0
+        )
+        locks.release(("order:42",), new_owner())  # it is connected, and its scripts are loaded
+        proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""What is sent to each of several servers, packed once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskguard.errors import ConfigurationError
+from taskguard.lease import Owner
+from taskguard.locks.base import Hold
+from taskguard.locks.redis.protocol import Script, pack
+
+__all__ = ["Call", "Commands"]
+
+_FENCE_EXPIRY_MS = b"86400000"
+_WAKE_EXPIRY_MS = b"1000"
+_WAITERS_FLAG_S = 3.0
+_KEYS_PER_RENEWAL = 250
+
+
+class Call:
+    """A script with its keys and arguments."""
+
+    __slots__ = ("_rest", "_script", "packed")
+
+    def __init__(self, script: Script, keys: list[bytes], arguments: list[bytes]) -> None:
+        self._script = script
+        self._rest = (b"%d" % len(keys), *keys, *arguments)
+        self.packed = pack(b"EVALSHA", script.sha, *self._rest)
+
+    @property
+    def by_source(self) -> bytes:
+        """The same for a server that does not know the script, and remembers it then."""
+        return pack(b"EVAL", self._script.source, *self._rest)
+
+
+class Commands:
+    """Makes calls, with names as a single server has them."""
+
+    def __init__(self, namespace: str) -> None:
+        if not namespace or set(namespace) & set("{} \r\n*?[]"):
+            raise ConfigurationError(
+                f"The namespace {namespace!r} cannot begin a key: use letters, digits, '-', '_', "
+                "'.' and ':'."
+            )
+        self._before = f"{namespace}:{{".encode()
+        self._acquire = Script("acquire")
+        self._release = Script("release")
+        self._hand_over = Script("hand_over")
+        self._renew = Script("renew")
+
+    def acquire(self, keys: tuple[str, ...], owner: Owner, ttl_s: float, wait_s: float) -> Call:
+        names = [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
+        ]
+        flag = _ms(min(wait_s, _WAITERS_FLAG_S)) if wait_s > 0 else b"0"
+        words = [_bytes(str(owner)), _ms(ttl_s), b"0", flag, _FENCE_EXPIRY_MS, _WAKE_EXPIRY_MS]
+        return Call(self._acquire, names, words)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> Call:
+        names = [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":waiters", lock + b":wake")
+        ]
+        return Call(self._release, names, [_bytes(str(owner)), _WAKE_EXPIRY_MS])
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float) -> Call:
+        words = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
+        return Call(self._hand_over, self._locks(keys), words)
+
+    def renew(self, holds: Sequence[Hold]) -> list[Call]:
+        calls: list[Call] = []
+        names: list[bytes] = []
+        words: list[bytes] = []
+        for hold in holds:
+            if names and len(names) + len(hold.keys) > _KEYS_PER_RENEWAL:
+                calls.append(Call(self._renew, names, words))
+                names, words = [], []
+            names += self._locks(hold.keys)
+            words += [_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys)]
+        if names:
+            calls.append(Call(self._renew, names, words))
+        return calls
+
+    def wait(self, key: str, slice_s: float) -> bytes:
+        (lock,) = self._locks((key,))
+        return pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s)
+
+    def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
+        return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
+
+
+def _bytes(text: str) -> bytes:
+    # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _ms(seconds: float) -> bytes:
+    return b"%d" % max(1, int(seconds * 1000))

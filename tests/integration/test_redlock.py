@@ -1,0 +1,656 @@
+"""Redlock: who has a vote, what is given back, and that a minority in trouble is not felt."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import taskguard
+from support.clock_shim import ServerClock, server_clock, unavailable
+from support.independent import Independent, independent
+from support.lock_servers import redlock_url
+from support.needs import missing, need
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Level
+from taskguard.lease import Owner, new_owner
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.locks.redlock import RedlockLocks, servers
+from taskguard.locks.redlock.election import Election
+from taskguard_sandbox.servers import DebianRedis, Valkey, free_port
+
+# Each has an order of the servers of its own.
+KEYS = [f"order:{number}" for number in range(8)]
+SECRET = "geheim"
+
+
+@pytest.fixture
+def five(five_valkeys: list[Valkey]) -> Independent:
+    """Empty servers that all tests share: they must not be stopped."""
+    made = Independent(five_valkeys)
+    made.empty()
+    return made
+
+
+@pytest.fixture
+def clock() -> Iterator[ServerClock]:
+    missing(unavailable())
+    need(Valkey)
+    with server_clock() as made:
+        yield made
+
+
+@pytest.fixture
+def own() -> Iterator[Independent]:
+    """Servers that a test may stop."""
+    need(Valkey)
+    with independent(5) as made:
+        yield made
+
+
+def take(
+    locks: RedlockLocks, key: str, owner: Owner | None = None, *, ttl_s: float = 30.0
+) -> Granted | Held:
+    return locks.acquire((key,), owner or new_owner("m"), ttl_s=ttl_s, with_fence=False, wait_s=0.0)
+
+
+def cycle(locks: RedlockLocks, key: str) -> None:
+    owner = new_owner("m")
+    assert isinstance(take(locks, key, owner), Granted)
+    assert locks.release((key,), owner) is True
+
+
+def everywhere(servers: Independent, key: str, owner: Owner, *but: int) -> bool:
+    found = servers.owners(key)
+    return all(value == str(owner) for number, value in enumerate(found) if number not in but)
+
+
+def _is_granted(locks: RedlockLocks, key: str, *, ttl_s: float) -> bool:
+    try:
+        return isinstance(take(locks, key, ttl_s=ttl_s), Granted)
+    except LockServerUnavailableError:
+        return False
+
+
+class TestQuorum:
+    def test_of_those_that_are_configured(self, own: Independent) -> None:
+        """Two of five that are left grant nothing, however much they agree."""
+        for server in own.servers[:3]:
+            server.kill()
+        locks = own.connect()
+        with pytest.raises(LockServerUnavailableError, match="and 3 have to"):
+            take(locks, "k")
+        assert own.owners("k") == [None] * 5
+
+    def test_a_majority_is_enough(self, own: Independent) -> None:
+        """Three of five grant, refuse, renew and free."""
+        for server in own.servers[1:3]:
+            server.kill()
+        locks, other = own.connect(), own.connect()
+        for key in KEYS:
+            owner = new_owner("m")
+            assert isinstance(take(locks, key, owner), Granted)
+            assert locks.renew([Hold((key,), owner, 30.0)]) == [Renewal.RENEWED]
+            answer = take(other, key)
+            assert isinstance(answer, Held)
+            assert answer.owner == owner
+            assert locks.release((key,), owner) is True
+            cycle(other, key)
+
+    def test_of_a_holder_on_a_minority_nobody_is_afraid(self, five: Independent) -> None:
+        """What somebody who is gone left on two servers keeps nobody out."""
+        locks = five.connect()
+        for number, key in enumerate(KEYS):
+            five.give(key, "gone/m", number % 5, (number + 1) % 5)
+            assert isinstance(take(locks, key), Granted)
+
+
+class TestGiveBack:
+    def test_after_a_refusal(self, five: Independent) -> None:
+        """Refused by a majority, what the others granted is free again, and the holder is named."""
+        for number, key in enumerate(KEYS):
+            holders = [(number + each) % 5 for each in (0, 2, 4)]
+            five.give(key, "holder/m", *holders)
+            answer = take(five.connect(), key)
+            assert isinstance(answer, Held)
+            assert (answer.key, answer.owner) == (key, Owner("holder", "m"))
+            left = {number for number, who in enumerate(five.owners(key)) if who is not None}
+            assert left == set(holders)
+
+    def test_after_too_few_votes(self, own: Independent) -> None:
+        """Without a majority, what a minority granted is free again at once."""
+        locks = own.connect(socket_timeout_s=0.3)
+        cycle(locks, "k")
+        for server in own.servers[2:]:
+            server.pause()
+        with pytest.raises(LockServerUnavailableError):
+            take(locks, "k")
+        assert own.owners("k")[:2] == [None, None]
+        for server in own.servers[2:]:
+            server.resume()
+        # The frozen ones take it when they thaw, and hear that it is over.
+        wait_until(lambda: own.owners("k") == [None] * 5)
+
+    def test_of_votes_that_came_too_late(self, own: Independent) -> None:
+        """A majority whose last vote came after the lease was over has granted nothing."""
+        locks = own.connect(socket_timeout_s=20.0)
+        cycle(locks, "k")
+        for server in own.servers[2:]:
+            server.pause()
+        caught: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                take(locks, "k", ttl_s=0.2)
+            except LockServerUnavailableError as error:
+                caught.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.5)  # longer than the lease
+        for server in own.servers[2:]:
+            server.resume()
+        asking.join(30.0)
+        assert [type(error) for error in caught] == [LockServerUnavailableError]
+        assert "too late" in str(caught[0])
+        wait_until(lambda: own.owners("k") == [None] * 5)
+
+
+class TestRestarted:
+    """No vote from a server that may have forgotten a lease that still stands."""
+
+    def test_has_no_vote(self, clock: ServerClock) -> None:
+        """Two of three are killed and come back empty: nobody else gets the key meanwhile."""
+        with independent(3, clock=clock) as three:
+            holder = new_owner("m")
+            assert isinstance(take(three.connect(), "k", holder, ttl_s=600.0), Granted)
+            for server in three.servers[:2]:
+                server.kill()
+                server.start()
+            with pytest.raises(LockServerUnavailableError, match="started a short while ago"):
+                take(three.connect(), "k", ttl_s=600.0)
+            clock.jump(700.0)
+            for server in three.servers:
+                server.jump(0.0)
+            assert isinstance(take(three.connect(), "k", ttl_s=600.0), Granted)
+
+    def test_one_of_three_is_not_missed(self, clock: ServerClock) -> None:
+        """The two that remember go on, also on connections that saw it restart."""
+        with independent(3, clock=clock) as three:
+            locks = three.connect()
+            for key in KEYS:
+                cycle(locks, key)
+            three.servers[0].kill()
+            three.servers[0].start()
+            for key in KEYS:
+                owner = new_owner("m")
+                assert isinstance(take(locks, key, owner), Granted)
+                assert locks.release((key,), owner) is True
+
+    def test_a_longer_lease_of_others_is_configured(self, clock: ServerClock) -> None:
+        """Who asks for short leases only may say that others ask for longer ones."""
+        with independent(3, clock=clock) as three:
+            for server in three.servers[:2]:
+                server.kill()
+                server.start()
+            clock.jump(60.0)
+            for server in three.servers:
+                server.jump(0.0)
+            assert isinstance(take(three.connect(), "k", ttl_s=30.0), Granted)
+            with pytest.raises(LockServerUnavailableError):
+                take(three.connect(longest_ttl_s=600.0), "other", ttl_s=30.0)
+
+    def test_that_forgets_nothing_votes_at_once(self, own: Independent) -> None:
+        """With appendfsync always it has written down whatever it granted."""
+        holder = new_owner("m")
+        locks = own.connect()
+        assert isinstance(take(locks, "k", holder, ttl_s=600.0), Granted)
+        wait_until(lambda: everywhere(own, "k", holder))
+        for server in own.servers:
+            server.kill()
+            server.start()
+        answer = take(own.connect(), "k", ttl_s=600.0)
+        assert isinstance(answer, Held)
+        assert answer.owner == holder
+        assert locks.release(("k",), holder) is True
+
+
+class TestMinorityInTrouble:
+    def test_frozen_servers_are_not_waited_for(self, own: Independent) -> None:
+        """Two of five are frozen: a cycle takes milliseconds, not the time-out."""
+        locks = own.connect(socket_timeout_s=5.0)
+        for key in KEYS:
+            cycle(locks, key)
+        for server in own.servers[:2]:
+            server.pause()
+        took = []
+        for key in KEYS * 10:
+            began = time.monotonic()
+            cycle(locks, key)
+            took.append(time.monotonic() - began)
+        assert max(took[:8]) < 2.0
+        assert statistics.median(took) < 0.1
+        for server in own.servers[:2]:
+            server.resume()
+        self._is_asked_again(own, locks)
+
+    def test_a_new_process_does_not_wait_either(self, own: Independent) -> None:
+        """Connections to frozen servers are made by the way."""
+        for server in own.servers[3:]:
+            server.pause()
+        began = time.monotonic()
+        locks = own.connect(socket_timeout_s=20.0, connect_timeout_s=20.0)
+        for key in KEYS:
+            cycle(locks, key)
+        assert time.monotonic() - began < 10.0
+
+    def test_what_is_away_is_not_asked_all_the_time(self, own: Independent) -> None:
+        """Some attempts to connect, not one a call; it comes back by itself."""
+        with Proxy(own.servers[0].port) as proxy:
+            ports = [proxy.port] + [server.port for server in own.servers[1:]]
+            locks = RedlockLocks(redlock_url(*ports), socket_timeout_s=1.0)
+            for key in KEYS:
+                cycle(locks, key)
+            own.servers[0].kill()
+            proxy.cut()
+            before = proxy.connections
+            calls = 0
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                cycle(locks, KEYS[calls % len(KEYS)])
+                calls += 1
+            assert calls > 20
+            assert proxy.connections - before <= 8
+            own.servers[0].start()
+            self._is_asked_again(own, locks)
+
+    def test_late_replies_answer_nothing_else(self, own: Independent) -> None:
+        """A server that stops and goes on all the time: each answer is that of its own call."""
+        locks, ended = own.connect(socket_timeout_s=5.0), threading.Event()
+
+        def disturb() -> None:
+            number = 0
+            while not ended.is_set():
+                server = own.servers[number % 5]
+                server.pause()
+                ended.wait(0.02)
+                server.resume()
+                number += 1
+
+        disturbing = threading.Thread(target=disturb)
+        disturbing.start()
+        try:
+            for number in range(150):
+                owner, key = new_owner("m"), KEYS[number % len(KEYS)]
+                assert isinstance(take(locks, key, owner), Granted)
+                assert locks.renew([Hold((key,), owner, 30.0)]) == [Renewal.RENEWED]
+                held = take(locks, key)
+                assert isinstance(held, Held)
+                assert held.owner == owner
+                assert locks.release((key,), owner) is True
+        finally:
+            ended.set()
+            disturbing.join(30.0)
+            for server in own.servers:
+                server.resume()
+
+    def _is_asked_again(self, own: Independent, locks: RedlockLocks) -> None:
+        def stands_everywhere() -> bool:
+            owner = new_owner("m")
+            take(locks, "again", owner)
+            time.sleep(0.05)
+            found = everywhere(own, "again", owner)
+            locks.release(("again",), owner)
+            return found
+
+        wait_until(stands_everywhere, timeout_s=30.0)
+
+
+class TestEverywhere:
+    def test_what_lasts_stands_on_all(self, five: Independent) -> None:
+        """Asked of a majority, a lock that is kept stands on every server soon; freed on all."""
+        locks = five.connect()
+        for key in KEYS:
+            owner = new_owner("m")
+            take(locks, key, owner)
+            wait_until(lambda k=key, o=owner: everywhere(five, k, o))
+            assert locks.release((key,), owner) is True
+            assert five.owners(key) == [None] * 5
+
+    def test_two_of_five_may_forget(self, five: Independent) -> None:
+        """Nobody gets in while a majority remembers, and the lease is renewed."""
+        locks = five.connect()
+        for number, key in enumerate(KEYS):
+            owner = new_owner("m")
+            take(locks, key, owner)
+            wait_until(lambda k=key, o=owner: everywhere(five, k, o))
+            five.empty(number % 5, (number + 1) % 5)
+            answer = take(five.connect(), key)
+            assert isinstance(answer, Held)
+            assert answer.owner == owner
+            assert locks.renew([Hold((key,), owner, 30.0)]) == [Renewal.RENEWED]
+
+    def test_a_lease_that_most_forgot_is_given_up(self, five: Independent) -> None:
+        """What is left on a minority is freed when its renewal finds the rest gone."""
+        locks, owner = five.connect(), new_owner("m")
+        take(locks, "k", owner)
+        wait_until(lambda: everywhere(five, "k", owner))
+        five.empty(0, 2, 4)
+        assert locks.renew([Hold(("k",), owner, 30.0)]) == [Renewal.GONE]
+        assert five.owners("k") == [None] * 5
+
+    def test_released_at_any_moment(self, five: Independent) -> None:
+        """However long it was held, nothing is left: also where the rest is just being asked."""
+        locks = five.connect()
+        for number in range(60):
+            key, owner = f"order:{number}", new_owner("m")
+            take(locks, key, owner)
+            time.sleep(number / 2000)
+            assert locks.release((key,), owner) is True
+            assert five.owners(key) == [None] * 5
+
+
+class TestRoundTrips:
+    def calls(self, five: Independent) -> list[int]:
+        found = []
+        for server in five.servers:
+            with redis.Redis(port=server.port) as client:
+                stats: Any = client.info("commandstats")
+                found.append(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+                client.config_resetstat()
+        return found
+
+    def test_of_a_short_lock(self, five: Independent) -> None:
+        """Three servers of five, twice each: a cycle on a single server takes two round trips."""
+        locks = five.connect()
+        cycle(locks, "k")
+
+        def six() -> bool:
+            self.calls(five)
+            cycle(locks, "k")
+            return sorted(self.calls(five)) == [0, 0, 2, 2, 2]
+
+        wait_until(six)  # one that is kept waiting asks more of them
+
+    def test_of_a_thousand_renewals(self, five: Independent) -> None:
+        """At most ten commands for each server, sent at once."""
+        locks = five.connect()
+        holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(1000)]
+        for hold in holds:
+            locks.acquire(hold.keys, hold.owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
+        wait_until(lambda: everywhere(five, "order:999", holds[-1].owner))
+        self.calls(five)
+        assert locks.renew(holds) == [Renewal.RENEWED] * 1000
+        assert max(self.calls(five)) <= 10
+
+
+class TestMutants:
+    """With a part left out, the tests above fail."""
+
+    def test_a_quorum_of_those_that_answer(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect = Independent.connect
+
+        def agreeable(self: Independent, **options: Any) -> RedlockLocks:
+            locks = connect(self, **options)
+            locks._servers.quorum = 1
+            return locks
+
+        monkeypatch.setattr(Independent, "connect", agreeable)
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            TestQuorum().test_of_those_that_are_configured(own)
+
+    def test_nothing_is_given_back(
+        self, five: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Election, "_give_back", lambda self: None)
+        with pytest.raises(AssertionError):
+            TestGiveBack().test_after_a_refusal(five)
+
+    def test_whoever_was_just_started_votes(
+        self, clock: ServerClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(servers, "_field", lambda info, name: b"1000000")
+        with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+            TestRestarted().test_has_no_vote(clock)
+
+
+class TestConnections:
+    def test_url(self) -> None:
+        """Credentials and options are every server's; the password is never shown."""
+        locks = RedlockLocks(f"redlock://me:{SECRET}%2C%40@a:1,[::1]:2,c/3?socket_timeout=2")
+        assert repr(locks) == "<RedlockLocks a:1/3,::1:2/3,c:6379/3 namespace='taskguard'>"
+
+    @pytest.mark.parametrize(
+        "url", [f"redlock://:{SECRET}@", "redlock://a,b,c/x", "redlock://a,,b"]
+    )
+    def test_wrong_urls(self, url: str) -> None:
+        """Are refused, without what may be a password."""
+        with pytest.raises(ConfigurationError) as info:
+            RedlockLocks(url)
+        assert SECRET not in str(info.value)
+
+    def test_by_name(self, five: Independent, sqlite_url: str) -> None:
+        """connect() knows the URL, and wants a ledger beside it: there are no tokens."""
+        with pytest.raises(ConfigurationError, match="no fencing tokens"):
+            taskguard.connect(locks=five.url, ledger=None)
+        ledger = SqlLedger(sqlite_url)
+        ledger.create_schema()
+        tg = taskguard.connect(locks=five.url, ledger=ledger)
+        with tg.lock("inventory:1"):
+            assert sum(who is not None for who in five.owners("inventory:1")) >= 3
+        tg.close()
+
+    def test_clients(self, five: Independent) -> None:
+        """Servers may be given one by one, as clients, too."""
+        clients = [redis.Redis(port=server.port) for server in five.servers]
+        cycle(RedlockLocks(clients), "k")
+
+    def test_rights(self) -> None:
+        """The rights of a single server's user, and +info; without it the error says so."""
+        rights = "~taskguard:* +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
+        users = [f"tasks on >{SECRET} {rights} +blpop +info", f"less on >{SECRET} {rights}"]
+        need(Valkey)
+        with independent(3, user=["default on nopass ~* &* +@all", *users]) as three:
+            hosts = three.url.removeprefix("redlock://")
+            locks = RedlockLocks(f"redlock://tasks:{SECRET}@{hosts}")
+            # It may not ask for appendfsync, and so goes by for how long they have run.
+            wait_until(lambda: _is_granted(locks, "k", ttl_s=0.5))
+            with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as info:
+                take(RedlockLocks(f"redlock://less:{SECRET}@{hosts}"), "k")
+            assert SECRET not in str(info.value)
+
+    @pytest.mark.debian
+    def test_encrypted(self, tmp_path: Path) -> None:
+        """By TLS, with certificates that are checked; replies that come late, too."""
+        need(DebianRedis)
+        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        made = [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", str(key), "-out", str(certificate),
+        ]  # fmt: skip
+        subprocess.run(made, check=True, capture_output=True, timeout=60)
+        options: dict[str, Any] = {
+            "tls_cert_file": str(certificate),
+            "tls_key_file": str(key),
+            "tls_ca_cert_file": str(certificate),
+            "tls_auth_clients": "no",
+            "appendonly": "yes",
+            "appendfsync": "always",
+        }
+        with ExitStack() as stack:
+            ports = [free_port() for _ in range(3)]
+            three = [stack.enter_context(DebianRedis(tls_port=port, **options)) for port in ports]
+            hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+            locks = RedlockLocks(f"redlocks://{hosts}/1?ssl_ca_certs={certificate}")
+            for key_name in KEYS:
+                cycle(locks, key_name)
+            three[1].pause()
+            for key_name in KEYS:
+                cycle(locks, key_name)
+            three[1].resume()
+            holds = [Hold((f"order:{n}",), new_owner("m"), 30.0) for n in range(300)]
+            assert locks.renew(holds) == [Renewal.GONE] * 300
+            cycle(locks, "k")
+            locks.close()
+
+    @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [0, 1, 2], [3]])
+    def test_idle_connections_that_the_servers_closed(
+        self, five: Independent, numbers: list[int]
+    ) -> None:
+        """Are replaced within the call: nothing is lost, and nothing left."""
+        locks, owner = five.connect(), new_owner("m")
+
+        def close() -> None:
+            for number in numbers:
+                with redis.Redis(port=five.servers[number].port) as client:
+                    client.client_kill_filter(_type="normal", skipme=True)
+
+        take(locks, "k", owner)
+        wait_until(lambda: everywhere(five, "k", owner))
+        close()
+        assert locks.renew([Hold(("k",), owner, 30.0)]) == [Renewal.RENEWED]
+        close()
+        assert locks.release(("k",), owner) is True
+        assert five.owners("k") == [None] * 5
+        close()
+        cycle(locks, "k")
+
+    def test_forks(self, five: Independent) -> None:
+        """A child has connections of its own; parent and child exclude each other."""
+        script = """
+import os, sys
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held
+from taskguard.locks.redlock import RedlockLocks
+locks, owner = RedlockLocks(sys.argv[1]), new_owner("parent")
+def take(owner):
+    return locks.acquire(("k",), owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
+assert isinstance(take(owner), Granted)
+child = os.fork()
+if not child:
+    held = take(new_owner("child"))
+    os._exit(0 if isinstance(held, Held) and held.owner == owner else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert locks.release(("k",), owner) is True
+"""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, five.url],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def test_gevent(self, five: Independent) -> None:
+        """Greenlets share no connection, and none stops the others."""
+        pytest.importorskip("gevent")
+        script = """
+from gevent import monkey; monkey.patch_all()
+import sys, gevent
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted
+from taskguard.locks.redlock import RedlockLocks
+locks, done = RedlockLocks(sys.argv[1]), []
+def work(number):
+    for turn in range(20):
+        owner, key = new_owner("m"), (f"k{number}",)
+        answer = locks.acquire(key, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
+        assert isinstance(answer, Granted), answer
+        assert locks.release(key, owner)
+        done.append(number)
+gevent.joinall([gevent.spawn(work, n) for n in range(8)], raise_error=True)
+print(len(done))
+"""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script, five.url],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.stdout.strip() == "160", done.stderr
+
+    def test_swallowed_replies_of_some(self, five: Independent) -> None:
+        """Replies of two servers vanish: the others decide, and nothing is mistaken for them."""
+        with Proxy(five.servers[0].port) as first, Proxy(five.servers[1].port) as second:
+            ports = [first.port, second.port, *(server.port for server in five.servers[2:])]
+            locks = RedlockLocks(redlock_url(*ports), socket_timeout_s=0.5)
+            cycle(locks, "k")
+            first.mode = second.mode = Mode.SWALLOW
+            for key in KEYS:
+                cycle(locks, key)
+            locks.close()
+
+
+class TestFindings:
+    def names(self, locks: RedlockLocks) -> list[str]:
+        found = locks.check()
+        assert all(str(finding) and SECRET not in str(finding) for finding in found)
+        return [finding.name for finding in found]
+
+    def test_none(self, five: Independent) -> None:
+        """Five servers that are one another's equals and forget nothing."""
+        assert self.names(five.connect()) == []
+
+    def test_the_same_server_twice(self, five: Independent) -> None:
+        """By whatever name."""
+        ports = [server.port for server in five.servers[:2]]
+        url = f"redlock://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]},localhost:{ports[0]}"
+        assert self.names(RedlockLocks(url)) == ["redlock_same_server"]
+
+    @pytest.mark.parametrize("count", [1, 2, 4])
+    def test_too_few_or_even(self, five: Independent, count: int) -> None:
+        """Two and four bear no more failures than one and three."""
+        ports = [server.port for server in five.servers[:count]]
+        assert self.names(RedlockLocks(redlock_url(*ports))) == ["redlock_count"]
+
+    def test_a_replica(self, five: Independent) -> None:
+        """Of one of the others, for example: it has no vote of its own."""
+        need(Valkey)
+        master = five.servers[0].port
+        with independent(1, replicaof=f"127.0.0.1 {master}") as replica:
+            ports = [master, five.servers[1].port, replica.servers[0].port]
+            assert self.names(RedlockLocks(redlock_url(*ports))) == ["redlock_replica"]
+
+    def test_clocks(self, five: Independent, clock: ServerClock) -> None:
+        """One is a minute ahead; leases end there by its own clock."""
+        with independent(1, clock=clock, appendonly="yes", appendfsync="always") as ahead:
+            ports = [ahead.servers[0].port, *(server.port for server in five.servers[:2])]
+            (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert found.name == "redlock_clock"
+        assert "ahead" in found.what
+        assert str(ports[0]) in found.where
+
+    def test_persistence(self, five: Independent, valkey: Valkey) -> None:
+        """One that may forget has no vote for a while after a restart."""
+        ports = [valkey.port, *(server.port for server in five.servers[:2])]
+        (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert (found.name, found.level) == ("redlock_persistence", Level.NOTE)
+        assert str(valkey.port) in found.what
+
+    def test_one_that_is_away(self, five: Independent) -> None:
+        """It is named; where all of them are, that is an error as everywhere."""
+        nobody = free_port()
+        ports = [nobody, *(server.port for server in five.servers[:2])]
+        (found,) = RedlockLocks(redlock_url(*ports)).check()
+        assert found.name == "redlock_away"
+        assert str(nobody) in found.where
+        with pytest.raises(LockServerUnavailableError):
+            RedlockLocks(redlock_url(nobody, nobody, nobody)).check()
+
+    def test_eviction(self, five: Independent) -> None:
+        """Each server for itself."""
+        options = {"maxmemory": "10mb", "maxmemory_policy": "allkeys-lru"}
+        with independent(1, **options) as full:
+            ports = [full.servers[0].port, *(server.port for server in five.servers[:2])]
+            assert self.names(RedlockLocks(redlock_url(*ports))) == ["eviction"]
