@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
+    from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
     from taskguard.ledger.schema.creation import ddl_statements, include_name
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
     from taskguard.sweep import Sweeper, Swept
+    from taskguard.ticks import interval_due_at, tick_name
 
 __version__ = "0.1.0"
 
@@ -73,6 +75,8 @@ _HOMES = {
     "Renewal": "locks.base",
     "Traits": "locks.base",
     "Owner": "lease",
+    "Leader": "leader",
+    "Leadership": "leader",
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
@@ -94,6 +98,8 @@ _HOMES = {
     "enqueue_in": "outbox",
     "examine": "doctor",
     "include_name": "ledger.schema.creation",
+    "interval_due_at": "ticks",
+    "tick_name": "ticks",
     "current_guard": "guard",
     "key": "keys",
     "overridden": "overrides",
@@ -121,6 +127,8 @@ __all__ = [
     "GuardedTask",
     "Held",
     "Hold",
+    "Leader",
+    "Leadership",
     "Lease",
     "Level",
     "LockProvider",
@@ -148,9 +156,11 @@ __all__ = [
     "examine",
     "fenced",
     "include_name",
+    "interval_due_at",
     "key",
     "overridden",
     "set_defaults",
+    "tick_name",
     "upgrade_statements",
 ]
 

@@ -22,10 +22,11 @@ from taskguard.former import Former
 from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
+from taskguard.leader import Leader
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
-from taskguard.policy import make_policy
+from taskguard.policy import OnLost, make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
 from taskguard.watchdog import Watchdog
@@ -232,8 +233,23 @@ class TaskGuard:
             task="",
             message=MessageRef(""),
             policy=policy,
+            is_lock=True,
         )
         return self.runner.hold(delivery)
+
+    def leader(self, name: str, *, ttl_s: float = 15.0, on_lost: OnLost = "interrupt") -> Leader:
+        """A candidate for the place of the leader `name`, of which there is one at a time.
+
+        `tg.leader("beat").run(work)` runs `work(leadership)` while this process leads.
+
+        Args:
+            name: what it leads; all candidates say the same.
+            ttl_s: length of the lease, renewed at a third of it: so long nobody leads after a
+                leader has died.
+            on_lost: "interrupt" raises LeaseLostError in the work's thread once it is to stop
+                (not under gevent); with "fence" the work itself looks at `leadership.lost`.
+        """
+        return Leader(self, name, ttl_s=ttl_s, on_lost=on_lost)
 
     def guarded(
         self,

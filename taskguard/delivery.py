@@ -80,11 +80,13 @@ class Delivery:
         policy: the task's options.
         published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
-        by_message: whether each message is work of its own (`once_per="message"`).
+        by_message: whether each message, or each tick of a schedule, is work of its own
+            (`once_per="message"`, `"tick"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
         call: how this message is sent again, as JSON text, to be stored with the work; None: not.
         row: the user's own row that the work moves, if it is declared with one.
         redelivered: whether the queue says that it has delivered this message before.
+        is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -102,6 +104,7 @@ class Delivery:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
+    is_lock: bool = False
     orders: tuple[type[Exception], ...] = ()
 
     @property

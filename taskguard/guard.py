@@ -359,6 +359,16 @@ class Guard:
         self._progress.committed(progress_json)
         self._call_then()
 
+    def note(self, progress: Any) -> bool:
+        """For a leader: `checkpoint()` without a transaction. False if the claim does not stand."""
+        assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
+        record = self._progress.with_value(progress)
+        progress_json = encode(record, self._codec, what="progress", key=self.key)
+        stored = self._ledger.note(self._standing.claim, progress_json)
+        if stored:
+            self._progress.committed(progress_json)
+        return stored
+
     def step(
         self,
         name: str,
@@ -525,8 +535,8 @@ class Guard:
 
     @property
     def is_lock(self) -> bool:
-        """Whether this is a plain lock's, which has no work."""
-        return self._delivery.work is None
+        """Whether this is a plain lock's or a leader's, and no body's."""
+        return self._delivery.is_lock
 
     @property
     def outer(self) -> Guard | None:

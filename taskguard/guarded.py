@@ -56,6 +56,8 @@ class _Shape:
         keys: makes the keys.
         once_per: makes the value that counts as the same work; None: the keys do, or the message.
         by_message: whether each message is work of its own (`once_per="message"`).
+        by_tick: whether each tick of a periodic task is (`once_per="tick"`), and each message that
+            was sent for none.
         work: the first part of the work's id; None: the task's name.
         namespace: None: the application's.
     """
@@ -63,6 +65,7 @@ class _Shape:
     keys: KeyFunction
     once_per: KeyFunction | None
     by_message: bool
+    by_tick: bool
     work: str | None
     namespace: str | None
 
@@ -83,7 +86,9 @@ class _Shape:
         found = self.keys.found(args, kwargs)
         keys = tuple([prefix + key for key in found.keys]) if prefix else found.keys
         value = prefix + found.name
-        if self.by_message:
+        if self.by_tick and message.tick:
+            value = f"{prefix}tick:{message.tick} {value}"
+        elif self.by_message or self.by_tick:
             # The keys are part of the id, too: one message id may be used for several keys.
             value = f"{prefix}message:{message.id} {value}"
         elif self.once_per is not None:
@@ -100,7 +105,7 @@ class GuardedFunction:
         name: its module and qualified name, for messages.
         policy: its options.
         signature: its signature without `guard`.
-        by_message: whether each message is work of its own (`once_per="message"`).
+        by_message: whether what it is sent for is work of its own: each message, or each tick.
         row: the GuardedRow that it moves; None: taskguard's own record alone tells its state.
     """
 
@@ -139,7 +144,7 @@ class GuardedFunction:
             )
             for former in formers_in(formerly, task=self.name)
         ]
-        self.by_message = self._shape.by_message
+        self.by_message = self._shape.by_message or self._shape.by_tick
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
             if isinstance(fingerprint, list | tuple):
@@ -157,8 +162,9 @@ class GuardedFunction:
     def _compile_shape(
         self, keys: KeyFunction, once_per: str, work: str | None, namespace: str | None
     ) -> _Shape:
-        named = None if once_per in ("key", "message") else self._compile(once_per)
-        return _Shape(keys, named, once_per == "message", work, namespace)
+        named = None if once_per in ("key", "message", "tick") else self._compile(once_per)
+        by_message, by_tick = once_per == "message", once_per == "tick"
+        return _Shape(keys, named, by_message, by_tick, work, namespace)
 
     def _compile_row(self) -> RowId | None:
         if self.row is None:

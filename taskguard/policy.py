@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 from taskguard.errors import ConfigurationError
 
-__all__ = ["DAY_S", "MOST_ROWS", "Policy", "check_namespace", "check_number", "make_policy"]
+__all__ = [
+    "DAY_S",
+    "MOST_ROWS",
+    "OnLost",
+    "Policy",
+    "check_namespace",
+    "check_number",
+    "make_policy",
+]
 
 Busy = Literal["retry", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]

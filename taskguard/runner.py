@@ -174,8 +174,13 @@ class Runner:
             self._admission.emit(DoneElsewhere, delivery, work=delivery.work, other=other)
 
     @contextmanager
-    def hold(self, delivery: Delivery) -> Iterator[Lease]:
-        """The plain lock: a lease for the time of a `with` block."""
+    def hold(
+        self,
+        delivery: Delivery,
+        *,
+        entered: Callable[[Guard, TrackedLease], object] | None = None,
+    ) -> Iterator[Lease]:
+        """The plain lock: a lease for the time of a `with` block; `entered` gets what holds it."""
         _refuse_reentry(delivery)
         admitted = self._enter(delivery)
         if not isinstance(admitted, Admitted):
@@ -185,6 +190,8 @@ class Runner:
         try:
             self.watchdog.track(tracked)
             with running(guard):
+                if entered is not None:
+                    entered(guard, tracked)
                 yield tracked.lease
         except BaseException:
             # Whatever comes of it: the caller gets the exception that is on its way.

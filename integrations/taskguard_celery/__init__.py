@@ -5,13 +5,19 @@ Read next: `decorator.py` (a delivery), `runtime.py` (settings), `startup.py` (a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from taskguard_celery.decorator import guarded_task
 from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
 from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import configure, runtime_of
 from taskguard_celery.startup import check_worker, safe_defaults, warnings_for
 
+if TYPE_CHECKING:
+    from taskguard_celery.beat import LeaderScheduler
+
 __all__ = [
+    "LeaderScheduler",
     "check_worker",
     "configure",
     "enqueue",
@@ -23,3 +29,12 @@ __all__ = [
     "sweep",
     "warnings_for",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Workers and producers need nothing of beat's.
+    if name == "LeaderScheduler":
+        from taskguard_celery.beat import LeaderScheduler
+
+        return LeaderScheduler
+    raise AttributeError(f"module 'taskguard_celery' has no attribute {name!r}")

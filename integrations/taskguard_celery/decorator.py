@@ -85,7 +85,9 @@ def guarded_task(
     Args:
         key: the key template, for example "order:<order_id>"; a list or a callable does too.
         once_per: "key": the work is done once for the key. "message": messages of one key never
-            overlap, each message's effects happen once. Or a template that names the work.
+            overlap, each message's effects happen once. "tick": of a periodic task each tick of
+            its entry in the schedule is done once, however many beats send it. Or a template that
+            names the work.
         work: the first part of the work's id; by default the task's name.
         fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
             that differs in it raises FingerprintMismatchError, instead of getting a result that

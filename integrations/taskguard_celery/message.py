@@ -24,6 +24,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import before_task_publish
 
 from taskguard import MessageRef, errors
+from taskguard_celery.ticks import TICK_HEADER
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -75,6 +76,7 @@ def message_of(request: Any, published_s: float | None) -> MessageRef:
         retries=request.retries or 0,
         deferrals=deferrals_of(request),
         sending=sending_of(published_s),
+        tick=str(_header(request, TICK_HEADER) or ""),
     )
 
 

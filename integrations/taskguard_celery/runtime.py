@@ -10,6 +10,8 @@ that begins with `taskguard_` and is not among them is an error:
 | taskguard_ledger_url | a SQLAlchemy URL |
 | taskguard_ledger | an Engine or a ledger; None: locks only |
 | taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
+| taskguard_beat_scheduler | the scheduler inside of LeaderScheduler; by default Celery's own |
+| taskguard_beat_ttl_s | for how long nobody sends after a leading beat has died; 15 |
 | taskguard_listeners | callables that hear every event, beside the one that logs |
 
 Celery masks the first four where it shows its settings (`celery report`, `inspect conf`, and so
@@ -51,6 +53,8 @@ _SETTINGS = (
     "taskguard_ledger",
     "taskguard_namespace",
     "taskguard_listeners",
+    "taskguard_beat_scheduler",
+    "taskguard_beat_ttl_s",
 )
 
 _HIDDEN = r"taskguard_(locks|ledger)"

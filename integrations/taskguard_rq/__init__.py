@@ -5,6 +5,8 @@ Read next: `decorator.py` (a delivery), `queue.py` (how a job is put off), `work
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from taskguard_rq.decorator import guarded_function_of, guarded_job
 from taskguard_rq.outbox import enqueue, sweep
 from taskguard_rq.runtime import configure, runtime
@@ -15,11 +17,15 @@ from taskguard_rq.worker import (
     GuardedWorkerMixin,
 )
 
+if TYPE_CHECKING:
+    from taskguard_rq.cron import LeaderCronScheduler
+
 __all__ = [
     "GuardedSimpleWorker",
     "GuardedSpawnWorker",
     "GuardedWorker",
     "GuardedWorkerMixin",
+    "LeaderCronScheduler",
     "configure",
     "enqueue",
     "guarded_function_of",
@@ -27,3 +33,12 @@ __all__ = [
     "runtime",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Workers and producers need no cron.
+    if name == "LeaderCronScheduler":
+        from taskguard_rq.cron import LeaderCronScheduler
+
+        return LeaderCronScheduler
+    raise AttributeError(f"module 'taskguard_rq' has no attribute {name!r}")

@@ -30,6 +30,7 @@ from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
+from taskguard_rq.ticks import TICK_META, name_ticks
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -58,7 +59,8 @@ def guarded_job(
     Args:
         key: the key template, for example "invoice:<invoice_id>"; a list or a callable does too.
         once_per: "key": the work is done once for the key. "message": jobs of one key never
-            overlap, each job's effects happen once. Or a template that names the work.
+            overlap, each job's effects happen once. "tick": each tick of an entry of `rq cron`
+            is done once, however many of these enqueue it. Or a template that names the work.
         work: the first part of the work's id; by default the function's name.
         fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
             that differs in it raises FingerprintMismatchError, instead of getting a result that
@@ -89,6 +91,8 @@ def guarded_job(
             options=options,
             busy="retry",
         )
+        if once_per == "tick":
+            name_ticks()
 
         is_async = inspect.iscoroutinefunction(function)
 
@@ -168,6 +172,7 @@ def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> M
     return MessageRef(
         id=_default_id(job) if message_id is None else message_id(job),
         deferrals=int(job.meta.get(DEFERRALS, 0)),
+        tick=str(job.meta.get(TICK_META, "")),
     )
 
 

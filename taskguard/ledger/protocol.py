@@ -70,12 +70,14 @@ class MessageRef:
         deferrals: how often taskguard has put it off; a retry keeps the number.
         sending: what tells one sending of this id from another, where that is known: senders may
             use one twice, also for the same work. Retries and deferrals are of the same sending.
+        tick: the tick that it was sent for, as `ticks.tick_name()` names it; "" if for none.
     """
 
     id: str
     retries: int = 0
     deferrals: int = 0
     sending: str = ""
+    tick: str = ""
 
     def __post_init__(self) -> None:
         if len(self.id) > _PLAIN_ID_CHARS:
@@ -360,6 +362,10 @@ class Ledger(Protocol):
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         """Store the result of work that this claim completed; does nothing if it did not."""
+        ...
+
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        """Store progress of work that this claim holds, by itself. False if it does not hold it."""
         ...
 
     def fail(self, claim: Claim, error: str) -> bool:

@@ -203,6 +203,11 @@ class SqlLedger:
         """Store the result of a work that this claim completed."""
         self._database.twice(lambda: self._transactions.statements.store_result(claim, result_json))
 
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        """Store progress of a work that this claim holds, by itself. False if it does not."""
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.note(claim, progress_json))
+
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED; ends the lease."""
         return endings.fail(self._database, claim, error)

@@ -405,6 +405,13 @@ class MemoryLedger:
             for work in self.standing(claim, State.DONE):
                 self.work_items[work.id] = replace(work, result=result_json)
 
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        with self._at_once(records_of(claim.work_ids)):
+            found = list(self.standing(claim))
+            for work in found:
+                self.work_items[work.id] = replace(work, progress=progress_json)
+            return bool(found)
+
     def fail(self, claim: Claim, error: str) -> bool:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()

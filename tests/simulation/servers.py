@@ -189,6 +189,9 @@ class PortLedger(Boundary):
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
 
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        return self._ask("note", lambda: self.world.ledger.note(claim, progress_json))
+
     def uncount_crash(self, claim: Claim) -> None:
         self._ask("uncount_crash", lambda: self.world.ledger.uncount_crash(claim))
 

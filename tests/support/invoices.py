@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from rq import Retry
+from rq import Retry, get_current_job
 
 import taskguard
 from support import deploys
@@ -302,3 +302,19 @@ class Clerk:
         step(invoice, "began")
         with guard.transaction() as db:
             effect(db, invoice, guard)
+
+
+@guarded_job(key="tick", once_per="tick", ttl_s=TTL_S)
+def tick(guard: Guard) -> None:
+    """Once for each tick of `rq cron`."""
+    job = get_current_job()
+    assert job is not None
+    with guard.transaction() as db:
+        effect(db, job.meta.get("taskguard_tick", "by hand"), guard)
+
+
+def each() -> None:
+    """Once for each job, with nothing to guard it."""
+    job = get_current_job()
+    assert job is not None
+    step(job.meta["taskguard_tick"], "came")

@@ -25,6 +25,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+import taskguard
 from taskguard.states import State
 
 __all__ = ["SURROUNDINGS", "Place"]
@@ -230,6 +231,14 @@ def periodic(place: Place) -> Iterator[None]:
     place.names.app.loader.import_default_modules()
     for entry in place.names.app.conf.beat_schedule.values():
         assert entry["task"] in place.names.app.tasks
+    yield
+    leader = place.leader
+
+    def stopped(leadership: taskguard.Leadership) -> None:
+        leader.step_down()
+        place.follow_the_feed(leadership)
+
+    assert leader.run(stopped) is None
 
 
 @around("docs/how-to/testing.md")

@@ -343,6 +343,20 @@ def watchful(order: int, guard: Guard) -> str:
     return "done"
 
 
+@task(name="shop.tick", bind=True, ignore_result=True)
+@guarded_task(key="tick:<entry>", once_per="tick", ttl_s=TTL_S)
+def tick(self: Task, entry: str, guard: Guard) -> None:
+    """Once for each tick of its entry; what is no tick is an item of its own name."""
+    with guard.transaction() as db:
+        effect(db, self.request.headers.get("taskguard_tick", entry), guard)
+
+
+@task(name="shop.each", bind=True, ignore_result=True)
+def each(self: Task, entry: str) -> None:
+    """Once for each message that beat sent, with nothing to guard it."""
+    step(self.request.headers.get("taskguard_tick", entry), "came")
+
+
 stamp = shop_shared.stamp
 
 try:

@@ -42,6 +42,7 @@ def test_the_signature_is_the_callers() -> None:
     [
         ("key", "shop.ship order:42"),
         ("message", "shop.ship message:m1 order:42"),
+        ("tick", "shop.ship message:m1 order:42"),
         ("v:<express>", "shop.ship v:False"),
     ],
 )
@@ -50,6 +51,19 @@ def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
     delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("order:42",), work)
+
+
+def test_a_tick_is_one_work_in_whatever_messages_it_comes() -> None:
+    """Of one entry and one due time; with `once_per="message"` it does not count."""
+    ticks = [MessageRef(name, tick="clean@2026-07-01T12:00:00Z") for name in ("m1", "m2")]
+
+    def works(once_per: str) -> list[str | None]:
+        compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
+        asked: dict[str, Any] = {"task": "ship", "namespace": "eu"}
+        return [compiled.delivery((42,), {}, message=tick, **asked).work for tick in ticks]
+
+    assert works("tick") == ["ship eu:tick:clean@2026-07-01T12:00:00Z eu:order:42"] * 2
+    assert len(set(works("message"))) == 2
 
 
 def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:

@@ -25,6 +25,7 @@ from taskguard.ledger.tables import (
     held,
     of_claim,
     processed,
+    standing,
 )
 from taskguard.states import State
 
@@ -120,6 +121,12 @@ class Statements:
         )
         with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             db.execute(sa.update(WORK).where(*completed).values(result=result_json))
+
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        """Store progress of a work that this claim holds."""
+        noted = sa.update(WORK).where(standing(claim)).values(progress=progress_json)
+        with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            return bool(db.execute(noted).rowcount)
 
     # -- leases -------------------------------------------------------------------------------
 

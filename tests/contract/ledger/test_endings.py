@@ -213,6 +213,21 @@ def test_a_result_is_stored_by_the_claim_that_completed(book: Any) -> None:
     assert book.work().result == "2"
 
 
+def test_a_note_is_stored_by_whoever_holds_the_work(book: Any) -> None:
+    """The next holder finds it, also after the work was given back; a stale one changes nothing."""
+    first = book.claim()
+    assert book.ledger.note(first.claim, '{"n":1}')
+    assert book.ledger.note(first.claim, '{"n":1}')
+    book.expire()
+    second = book.claim()
+    assert second.progress_json.strip() == '{"n":1}'
+    assert not book.ledger.note(first.claim, '{"n":2}')
+    assert book.ledger.note(second.claim, '{"n":3}')
+    assert book.ledger.give_back(second.claim)
+    assert not book.ledger.note(second.claim, '{"n":4}')
+    assert book.claim().progress_json.strip() == '{"n":3}'
+
+
 # -- renewals ---------------------------------------------------------------------------------
 
 

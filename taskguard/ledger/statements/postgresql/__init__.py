@@ -49,6 +49,7 @@ _COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=statement(__pack
 _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
+_NOTE = statement(__package__, "note")
 
 
 class _Found(NamedTuple):
@@ -282,6 +283,12 @@ class PostgreSQLStatements(Statements):
             return
         values = claim.name | {"result": result_json, "lock_timeout": self._lock_timeout}
         self.database.ask(_STORE_RESULT, values)
+
+    def note(self, claim: Claim, progress_json: str) -> bool:
+        if claim.formerly:
+            return super().note(claim, progress_json)
+        values = claim.name | {"progress": progress_json, "lock_timeout": self._lock_timeout}
+        return bool(self.database.ask(_NOTE, values))
 
     # -- leases -------------------------------------------------------------------------------
 

@@ -1,0 +1,313 @@
+"""`celery -A shop beat --scheduler taskguard_celery.LeaderScheduler`: several beats, one sends.
+
+The scheduler inside is Celery's own, or what the setting `taskguard_beat_scheduler` names
+(`django_celery_beat.schedulers:DatabaseScheduler`). It is made anew for each term in which this
+beat leads. A thread campaigns, so that beat itself waits for no server but the broker.
+
+Guarantees: a beat sends only while it holds the leader's lease. One that dies is followed within
+`taskguard_beat_ttl_s` and a second, one that is told to stop at once, one that the broker does not
+answer once that is known. When each entry was sent last is in the ledger after each message, so
+that a new leader sends what was due while nobody led, once, and nothing that has been sent. Neither
+a lost lease nor a server that is away ends the process or raises in beat; SIGTERM ends it whatever
+it is doing.
+
+Does not guarantee that no tick is sent twice. A beat that was frozen in the middle of a message
+sends that one when it wakes; one that ends between a message and its record is followed by one that
+sends it again. Tasks with `once_per="tick"` run once all the same. With locks only nothing is
+recorded: each new leader goes by what it sent itself.
+
+Read next: `ticks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.beat import PersistentScheduler, Scheduler
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+
+from taskguard import Leadership, errors
+from taskguard_celery.runtime import runtime_of
+from taskguard_celery.ticks import name_ticks
+
+__all__ = ["LeaderScheduler"]
+
+logger = logging.getLogger("taskguard")
+
+_NAME = "beat"
+_TTL_S = 15.0
+# So often a beat looks whether something has changed for it.
+_LOOK_S = 1.0
+_LONGEST_END_S = 3.0
+# Of a broker that gives no answer, for the time in which a connection is tried.
+_CONNECT_S = 4.0
+
+
+class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
+    """A scheduler of beat's that sends while this process leads."""
+
+    def __init__(self, app: Any, *args: Any, lazy: bool = False, **options: Any) -> None:
+        self._options = options
+        self._kind = _kind_of(app)
+        self._term = _Term()
+        self._rests_until_s = 0.0
+        self._leading = threading.Event()
+        self._leadership: Leadership | None = None
+        self._thread: threading.Thread | None = None
+        self._tries_since_s: float | None = None
+        self._broker_is_away = False
+        self._closed = False
+        # Made by the first tick: where beat is told to end before, its handler of the signal makes
+        # a second scheduler within the making of the first, which must not hold anything here.
+        self._leader: Any = None
+        self._ttl_s = float(app.conf.get("taskguard_beat_ttl_s", _TTL_S))
+        super().__init__(app, *args, lazy=lazy, **options)
+
+    def _candidate(self) -> Any:
+        """Raises ConfigurationError where locks and ledger are not configured: beat ends."""
+        runtime = runtime_of(self.app)
+        if runtime.runner.ledger is None:
+            logger.warning(
+                "beat has locks only: nobody records what the last leader sent, so a new one sends "
+                "again what is due by its own file. Set a ledger (taskguard_ledger_url)."
+            )
+        return runtime.leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
+
+    def setup_schedule(self) -> None:
+        """Nothing: the scheduler inside has the schedule."""
+
+    @property
+    def info(self) -> str:
+        """For the banner."""
+        return f"    . inside -> {self._kind.__module__}.{self._kind.__qualname__}"
+
+    # -- beat's loop, in the main thread
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send what is due if this beat leads; in how many seconds to call again."""
+        self._end_if_closed()
+        self._tries_since_s = time.monotonic()
+        try:
+            if self._thread is None:
+                self._leader = self._candidate()
+                self._thread = threading.Thread(target=self._campaign, name="leader", daemon=True)
+                self._thread.start()
+            return self._tick(*args, **kwargs)
+        finally:
+            self._tries_since_s = None
+            self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
+        """Raise SystemExit again: the code that a handler interrupted may have swallowed it."""
+        if self._closed:
+            raise SystemExit(0)
+
+    def _tick(self, *args: Any, **kwargs: Any) -> float:
+        leadership = self._leadership
+        if leadership is None or not leadership.remaining_s:
+            self._term.end(lost=True)
+            self._leading.wait(_LOOK_S)
+            return 0.0
+        try:
+            if self._term.of is not leadership:
+                self._term.end(lost=True)
+                self._term = _Term.begin(leadership, self._kind, self.app, self._options)
+                self._rests_until_s = 0.0
+            rest_s = self._rests_until_s - time.monotonic()
+            if rest_s <= 0.0:
+                rest_s = self._term.tick(*args, **kwargs)
+                self._rests_until_s = time.monotonic() + rest_s
+        except Exception as error:  # noqa: BLE001  # whatever the transport or the schedule raises
+            self._give_up(leadership, error)
+            return 0.0
+        return min(rest_s, _LOOK_S)
+
+    def _give_up(self, leadership: Leadership, error: Exception) -> None:
+        """Let another beat send what this one cannot."""
+        logger.warning("beat: this process cannot send, so it steps down: %r", error)
+        self._broker_is_away = True
+        self._term.end(lost=True)
+        leadership.step_down()
+
+    def should_sync(self) -> bool:
+        """Never: the scheduler inside does so after each message."""
+        return False
+
+    def close(self) -> None:
+        """Step down and end. A signal's handler calls it, so it neither raises nor waits long."""
+        self._closed = True
+        if self._tries_since_s is not None:
+            return  # a handler has interrupted the scheduler inside; beat closes once more
+        self._term.end(lost=self._leadership is None)
+        if self._leader is not None:
+            with contextlib.suppress(Exception):
+                self._leader.step_down()
+        if self._thread is not None:
+            self._thread.join(_LONGEST_END_S)
+
+    # -- leading, in a thread of its own
+
+    def _campaign(self) -> None:
+        """Lead whenever it is this beat's turn."""
+        while not self._closed:
+            try:
+                if not self._broker_is_away or self._broker_answers():
+                    self._broker_is_away = False
+                    self._leader.run(self._lead)
+            except Exception:
+                logger.exception("beat: the campaign for the lead failed, and goes on")
+                time.sleep(_LOOK_S)
+
+    def _broker_answers(self) -> bool:
+        with self.app.connection_for_write(connect_timeout=_CONNECT_S) as connection:
+            try:
+                connection.connect()
+            except Exception as error:  # noqa: BLE001  # whatever the transport raises
+                logger.debug("beat: the broker gave no answer: %r", error)
+                time.sleep(_LOOK_S)
+                return False
+        return True
+
+    def _lead(self, leadership: Leadership) -> None:
+        """Until the lease is lost or given up, or the main thread does not come back."""
+        self._leadership = leadership
+        self._leading.set()
+        try:
+            while not leadership.lost.wait(_LOOK_S):
+                since_s = self._tries_since_s
+                if since_s is not None and time.monotonic() - since_s > self._ttl_s:
+                    logger.warning(
+                        "beat: this process has tried to send for %.0f s, so it steps down",
+                        time.monotonic() - since_s,
+                    )
+                    self._broker_is_away = True
+                    leadership.step_down()
+        finally:
+            self._leading.clear()
+            self._leadership = None
+
+
+class _Term:
+    """The scheduler inside, for one term.
+
+    Attributes:
+        of: the leadership that it is for; None: there is no scheduler.
+    """
+
+    def __init__(self, of: Leadership | None = None, inner: Any = None) -> None:
+        self.of = of
+        self._inner = inner
+        self._sent: dict[str, str] = {}
+        self._unrecorded = False
+        self._failed: Exception | None = None
+
+    @classmethod
+    def begin(cls, of: Leadership, kind: Any, app: Any, options: dict[str, Any]) -> _Term:
+        """A scheduler that knows when earlier leaders sent its entries."""
+        inner = kind(app=app, **options)
+        made = cls(of, inner)
+        # What is written late would overwrite what a later leader has written.
+        inner.sync_every_tasks = 1
+        name_ticks(inner)
+        recorded: dict[str, str] = of.memory or {}
+        for name, entry in inner.schedule.items():
+            if name in recorded:
+                _set_last_run(entry, datetime.fromisoformat(recorded[name]))
+            made._sent[name] = _last_run_of(entry)
+        made._watch(inner)
+        # For whoever leads next, also if nothing is sent in this term.
+        made._unrecorded = True
+        made._record()
+        return made
+
+    def _watch(self, inner: Any) -> None:
+        reserve, apply_async = inner.reserve, inner.apply_async
+        reserved: dict[str, str] = {}
+
+        def noted_reserve(entry: Any) -> Any:
+            following = reserve(entry)
+            reserved[entry.name] = _last_run_of(following)
+            return following
+
+        def watched_apply_async(entry: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                result = apply_async(entry, *args, **kwargs)
+            except Exception as error:
+                self._failed = error  # beat logs it, and would go on to the next entry
+                raise
+            if entry.name in reserved:
+                self._sent[entry.name] = reserved.pop(entry.name)
+                self._unrecorded = True
+            return result
+
+        def connect_once() -> Any:
+            # Celery tries for the better part of an hour.
+            return inner.connection.ensure_connection(max_retries=1, timeout=_CONNECT_S)
+
+        inner.reserve, inner.apply_async = noted_reserve, watched_apply_async
+        inner._ensure_connected = connect_once  # noqa: SLF001  # Celery has no setting for it
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Send one entry if one is due, and record that. Raises where it could not be sent."""
+        rest_s = float(self._inner.tick(*args, **kwargs) or 0.0)
+        if self._failed is not None:
+            raise self._failed
+        self._record()
+        return rest_s
+
+    def _record(self) -> None:
+        """Where this fails, the next message's record says it, too."""
+        if self.of is None or not self._unrecorded:
+            return
+        try:
+            self.of.remember(self._sent)
+            self._unrecorded = False
+        except errors.TaskguardError as error:
+            logger.warning("beat: what was sent is not on record yet: %s", error)
+
+    def end(self, *, lost: bool) -> None:
+        """Close the scheduler; never raises. `lost`: what it has not written stays unwritten."""
+        inner, self._inner = self._inner, None
+        if inner is None:
+            return
+        try:
+            if lost:
+                getattr(inner, "_dirty", set()).clear()  # django-celery-beat's
+            else:
+                self._record()
+            inner.close()
+        except Exception:
+            logger.exception("beat: its schedule was not closed well")
+        self.of = None
+
+
+def _kind_of(app: Any) -> Any:
+    """The class of the scheduler inside, by `taskguard_beat_scheduler`."""
+    named = app.conf.get("taskguard_beat_scheduler") or PersistentScheduler
+    aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+    kind = symbol_by_name(named, aliases=aliases)
+    if issubclass(kind, LeaderScheduler):
+        raise errors.ConfigurationError(
+            "taskguard_beat_scheduler names the scheduler inside of LeaderScheduler, for example "
+            '"django_celery_beat.schedulers:DatabaseScheduler"; LeaderScheduler itself is what '
+            "`celery beat --scheduler` gets."
+        )
+    return kind
+
+
+def _last_run_of(entry: Any) -> str:
+    moment: datetime = entry.schedule.maybe_make_aware(entry.last_run_at)
+    return moment.astimezone(UTC).isoformat()
+
+
+def _set_last_run(entry: Any, moment: datetime) -> None:
+    """The record is right, whatever this beat's own file or table says."""
+    entry.last_run_at = moment
+    model = getattr(entry, "model", None)  # django-celery-beat's
+    if model is not None:
+        model.last_run_at = moment

@@ -1,0 +1,177 @@
+"""`python -m taskguard_rq cron CONFIG`: several `rq cron`, one enqueues.
+
+Takes what `rq cron` takes. A thread campaigns for the lead; TASKGUARD_CRON_TTL_S is the length of
+the lease, 15 s by default.
+
+Guarantees: a scheduler enqueues only while it holds the leader's lease. One that dies is followed
+within the lease and a second, one that is told to stop at once. When each cron job was enqueued
+last is in the ledger, so that a new leader enqueues what was due while nobody led, once, and
+nothing that has been enqueued. A lost lease, or a server that is away, does not end the process.
+
+Does not guarantee that no tick is enqueued twice: see `taskguard_celery.LeaderScheduler`. Jobs with
+`once_per="tick"` run once all the same. With locks only nothing is recorded.
+
+Read next: `ticks.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from redis import RedisError
+from rq.cron import CronJob, CronScheduler
+from rq.exceptions import StopRequested
+
+from taskguard import Leader, Leadership, errors
+from taskguard_rq.runtime import runtime
+from taskguard_rq.ticks import entry_name, name_ticks
+
+__all__ = ["LeaderCronScheduler"]
+
+logger = logging.getLogger("taskguard")
+
+TTL_VARIABLE = "TASKGUARD_CRON_TTL_S"
+_NAME = "rq cron"
+_TTL_S = 15.0
+# So often a scheduler looks whether something has changed for it.
+_LOOK_S = 1.0
+_LONGEST_END_S = 3.0
+
+
+class LeaderCronScheduler(CronScheduler):
+    """RQ's scheduler of cron jobs, which enqueues while this process leads."""
+
+    def __init__(self, *args: Any, ttl_s: float | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ttl_s = float(os.environ.get(TTL_VARIABLE, _TTL_S)) if ttl_s is None else ttl_s
+        self._leader: Leader | None = None
+        self._leadership: Leadership | None = None
+        self._leading = threading.Event()
+        self._of: Leadership | None = None
+        self._stopped = False
+        self._redis_is_away = False
+
+    def start(self) -> None:
+        """As RQ's, until a signal says to stop. Raises ConfigurationError."""
+        name_ticks()
+        leader = self._leader = runtime().leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
+        thread = threading.Thread(target=self._campaign, args=(leader,), name="leader", daemon=True)
+        thread.start()
+        try:
+            super().start()  # type: ignore[no-untyped-call]  # RQ's
+        finally:
+            self._stopped = True
+            if self._of is not None and self._of.remaining_s:
+                self._record(self._of)  # the signal may have come before
+            leader.step_down()
+            thread.join(_LONGEST_END_S)
+
+    def _request_stop(self, signum: Any, frame: Any) -> None:
+        self._stopped = True
+        super()._request_stop(signum, frame)  # type: ignore[no-untyped-call]  # RQ's
+
+    # -- RQ's loop, in the main thread
+
+    def enqueue_jobs(self) -> list[CronJob]:
+        """Enqueue what is due if this scheduler leads."""
+        if self._stopped:
+            raise StopRequested  # the code that a handler interrupted may have swallowed it
+        leadership = self._leadership
+        if leadership is None or not leadership.remaining_s:
+            self._leading.wait(_LOOK_S)
+            return []
+        try:
+            if self._of is not leadership:
+                self._begin(leadership)
+            enqueued = super().enqueue_jobs()
+        except RedisError as error:
+            logger.warning("rq cron: this process cannot enqueue, so it steps down: %s", error)
+            self._redis_is_away = True
+            leadership.step_down()
+            return []
+        if enqueued:
+            self._record(leadership)
+        return enqueued
+
+    def calculate_sleep_interval(self) -> float:
+        """In how many seconds to look again."""
+        if self._leadership is None:
+            return 0.0
+        return min(super().calculate_sleep_interval(), _LOOK_S)
+
+    def heartbeat(self) -> None:
+        """As RQ's, which ends where Redis gives no answer."""
+        try:
+            super().heartbeat()
+        except RedisError as error:
+            logger.debug("rq cron: no heartbeat: %s", error)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As RQ's, for whoever looks on."""
+        try:
+            super().save(*args, **kwargs)
+        except RedisError as error:
+            logger.debug("rq cron: its times were not saved: %s", error)
+
+    def _begin(self, leadership: Leadership) -> None:
+        """Go on from what earlier leaders enqueued."""
+        recorded: dict[str, str] = leadership.memory or {}
+        for job in self._cron_jobs:
+            at = recorded.get(_record_name(job))
+            if at is not None:
+                job.set_enqueue_time(datetime.fromisoformat(at))
+        self._of = leadership
+        self._record(leadership)
+
+    def _record(self, leadership: Leadership) -> None:
+        """Where this fails, the next record says it, too."""
+        times = {
+            _record_name(job): (job.latest_enqueue_time or datetime.now(UTC)).isoformat()
+            for job in self._cron_jobs
+            # The first time of an interval is at once, whoever leads.
+            if job.latest_enqueue_time or job.cron
+        }
+        try:
+            leadership.remember(times)
+        except errors.TaskguardError as error:
+            logger.warning("rq cron: what was enqueued is not on record yet: %s", error)
+
+    # -- leading, in a thread of its own
+
+    def _campaign(self, leader: Leader) -> None:
+        """Lead whenever it is this scheduler's turn."""
+        while not self._stopped:
+            try:
+                if not self._redis_is_away or self._redis_answers():
+                    self._redis_is_away = False
+                    leader.run(self._lead)
+            except Exception:
+                logger.exception("rq cron: the campaign for the lead failed, and goes on")
+                time.sleep(_LOOK_S)
+
+    def _redis_answers(self) -> bool:
+        try:
+            self.connection.ping()
+        except RedisError as error:
+            logger.debug("rq cron: Redis gave no answer: %s", error)
+            time.sleep(_LOOK_S)
+            return False
+        return True
+
+    def _lead(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._leading.set()
+        try:
+            leadership.lost.wait()
+        finally:
+            self._leading.clear()
+            self._leadership = None
+
+
+def _record_name(job: CronJob) -> str:
+    return f"{entry_name(job)} {job.cron or job.interval}"

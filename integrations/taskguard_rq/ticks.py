@@ -1,0 +1,77 @@
+"""What `rq cron` enqueues says which tick it is: the cron job's name, and when it was due.
+
+`rq cron` is left as it is: where a function with `once_per="tick"` was decorated in its process,
+as importing the configuration does, `CronJob.enqueue` puts the tick's name into the job's meta.
+
+Guarantees: for a cron string the due time is RQ's own; for an interval it is the last multiple of
+the interval since 1970, and two jobs of one `rq cron` never get the same one.
+
+Does not guarantee a name for jobs of other schedulers: rq-scheduler enqueues one job again and
+again, and says nowhere for which time.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from taskguard import interval_due_at, tick_name
+
+__all__ = ["TICK_META", "entry_name", "name_ticks"]
+
+logger = logging.getLogger("taskguard")
+
+TICK_META = "taskguard_tick"
+_LATEST = "_taskguard_latest_due"
+
+
+@functools.cache
+def name_ticks() -> None:
+    """From here on cron jobs of this process carry the names of their ticks."""
+    from rq.cron import CronJob  # croniter is slow to import, and few jobs have ticks
+
+    enqueue = CronJob.enqueue
+
+    @functools.wraps(enqueue)
+    def named_enqueue(self: Any, *args: Any, **kwargs: Any) -> Any:
+        options = self.job_options
+        name = _name_of(self)
+        if name is None:
+            return enqueue(self, *args, **kwargs)
+        self.job_options = {**options, "meta": {**(options.get("meta") or {}), TICK_META: name}}
+        try:
+            return enqueue(self, *args, **kwargs)
+        finally:
+            self.job_options = options
+
+    CronJob.enqueue = named_enqueue  # type: ignore[method-assign]
+
+
+def entry_name(cron_job: Any) -> str:
+    """What the cron job is called: its name, or its function's before RQ 3, and its queue."""
+    return f"{getattr(cron_job, 'name', cron_job.func_name)}@{cron_job.queue_name}"
+
+
+def _name_of(cron_job: Any) -> str | None:
+    try:
+        return tick_name(entry_name(cron_job), _due_at(cron_job))
+    except Exception:
+        # Whatever is wrong with one of them: it is enqueued, as it would be without us.
+        logger.exception("%s: its tick has no name, so it counts as a message", cron_job.func_name)
+        return None
+
+
+def _due_at(cron_job: Any) -> datetime:
+    now = datetime.now(UTC)
+    if cron_job.cron:
+        due: datetime = cron_job.next_enqueue_time or now
+        return due
+    every = timedelta(seconds=cron_job.interval)
+    due = interval_due_at(now, every)
+    # RQ looks at its clock more than once a round, so one round may look early.
+    latest: datetime | None = getattr(cron_job, _LATEST, None)
+    due = due if latest is None else max(due, latest + every)
+    setattr(cron_job, _LATEST, due)
+    return due

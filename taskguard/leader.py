@@ -1,0 +1,294 @@
+"""`tg.leader("beat")`: of several processes one works, and another goes on where it dies.
+
+    leader = tg.leader("beat")
+    leader.run(work)  # work(leadership) runs while this process leads
+
+A leader is the holder of a lease, whose key is the leader's name; everybody else waits for it.
+
+Guarantees: the work runs only while the lease is held here. Once it is lost, or given up, the work
+is told (`leadership.lost`) and, with `on_lost="interrupt"`, interrupted; then `run()` waits for its
+turn again. A leader that dies is followed within `ttl_s` and a second, one that steps down at once:
+its lease ends after its work has. An error of the work ends its leadership and leaves `run()`. No
+server that is away for a time does.
+
+Does not guarantee that no two ever work at one time. A process that was frozen for longer than its
+lease does what is left until the interrupt arrives (after the C call that it is in), or until it
+asks `leadership.check()`. Its fence is lower than its follower's: what it writes with that can be
+refused.
+
+Read next: `runner.py` (`hold()`), `watchdog.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.errors import (
+    KeyBusyError,
+    LeaseLostError,
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    StaleTokenError,
+    TransactionRetryError,
+)
+from taskguard.guarded import prefix_of, work_id
+from taskguard.keys import finish_key
+from taskguard.policy import MOST_ROWS, make_policy
+
+if TYPE_CHECKING:
+    from taskguard.api import TaskGuard
+    from taskguard.guard import Guard
+    from taskguard.lease import Lease
+    from taskguard.watchdog import TrackedLease
+
+__all__ = ["Leader", "Leadership"]
+
+logger = logging.getLogger("taskguard")
+
+_Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
+
+_TASK = "leader"
+# So often a candidate looks whether it is to step down.
+_CAMPAIGN_S = 1.0
+_PAUSE_S = 0.5
+_AWAY = (
+    LedgerUnavailableError,
+    LedgerSchemaError,
+    LockServerUnavailableError,
+    TransactionRetryError,
+)
+
+
+class Leadership:
+    """One term of a leader. Made by `Leader.run()`; other threads may use it, too.
+
+    Attributes:
+        lost: set once the work is to stop: the lease is lost, or the leader steps down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        guard: Guard,
+        tracked: TrackedLease,
+        *,
+        interrupting: bool,
+        stepping_down: threading.Event,
+    ) -> None:
+        self._name = name
+        self._guard = guard
+        self._tracked = tracked
+        self._interrupting = interrupting
+        self._stepping_down = stepping_down
+        self._thread = threading.get_ident()
+        self.lost = tracked.lease.lost
+
+    def __repr__(self) -> str:
+        return f"<Leadership {self._name} fence={self.fence}>"
+
+    @property
+    def _lease(self) -> Lease:
+        return self._tracked.lease
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: every leader's is higher than all before."""
+        return self._lease.fence
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which nobody else leads, counted anew by each renewal; 0.0: stop."""
+        return 0.0 if self.lost.is_set() else self._lease.remaining_s
+
+    def check(self) -> None:
+        """Raise LeaseLostError if the work is to stop."""
+        self._lease.check()
+        if self.lost.is_set():
+            raise self._stepped_down()
+
+    @property
+    def memory(self) -> Any:
+        """What a leader has stored last by `remember()`; None if nothing, and with locks only."""
+        return self._guard.progress
+
+    def remember(self, value: Any) -> bool:
+        """Store a JSON value in the ledger, for whoever leads next; False with locks only.
+
+        Raises:
+            StaleTokenError: somebody else has led since; nothing was stored.
+            LedgerUnavailableError, TransactionRetryError: the database could not store it now.
+            ResultError: the value is not JSON, or too long.
+        """
+        if self._guard.claim is None:
+            return False
+        if not self._guard.note(value):
+            raise StaleTokenError(
+                f"Somebody else has led {self._name} since fence {self.fence}, so nothing was "
+                "stored. Stop the work: run() waits for its next turn.",
+                key=self._lease.key,
+                fence=self.fence,
+            )
+        return True
+
+    def step_down(self) -> None:
+        """End the work, then the lease; `Leader.run()` returns None.
+
+        In the thread of the work itself (also in a handler of a signal) and with
+        `on_lost="interrupt"` this raises LeaseLostError, which ends the work.
+        """
+        self._stepping_down.set()
+        self.lost.set()
+        if self._thread != threading.get_ident():
+            self._tracked.interrupt()
+        elif self._interrupting:
+            raise self._stepped_down()
+
+    def call(self, function: Callable[[Leadership], _Value]) -> _Value:
+        """Run the work here, where it may be interrupted."""
+        self._tracked.enter_body()
+        try:
+            return function(self)
+        finally:
+            self._tracked.leave_body()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the work was to stop, or is a forked child, whose parent leads."""
+        return self.lost.is_set() or self._lease.is_lost
+
+    def _stepped_down(self) -> LeaseLostError:
+        return LeaseLostError(
+            f"The leader {self._name} has stepped down: its work is to stop here.",
+            key=self._lease.key,
+            fence=self.fence or None,
+        )
+
+
+class _Term(Generic[_Value]):
+    """How a leader's work ended: by a value, by an error of its own, or because it was to stop."""
+
+    def __init__(self) -> None:
+        self.value: _Value | None = None
+        self.error: Exception | None = None
+        self.stopped = True
+
+
+class Leader:
+    """A candidate for one leader's place. Made by `TaskGuard.leader()`."""
+
+    def __init__(self, runtime: TaskGuard, name: str, *, ttl_s: float, on_lost: str) -> None:
+        options = {"ttl_s": ttl_s, "on_lost": on_lost, "wait_s": _CAMPAIGN_S}
+        self._runtime = runtime
+        self._name = name
+        self._policy = make_policy(options, task="leader()", busy="wait", max_crashes=MOST_ROWS)
+        self._stepping_down = threading.Event()
+        self._leadership: Leadership | None = None
+        self._said_away = False
+
+    def run(self, work: Callable[[Leadership], _Result]) -> _Result | None:
+        """Wait for this process's turn, and run `work(leadership)`; again after each loss.
+
+        Returns what the work returns, or None after `step_down()`. Raises what the work raises.
+        What it returns after its lease was lost counts as its stop, and it is run again.
+        """
+        try:
+            while not self._stepping_down.is_set():
+                term = self._campaign(work)
+                if term.error is not None:
+                    raise term.error
+                if not term.stopped:
+                    return term.value
+            return None
+        finally:
+            self._stepping_down.clear()
+
+    def step_down(self) -> None:
+        """Let `run()` end, from whatever thread, and another process lead; see `Leadership`."""
+        self._stepping_down.set()
+        leadership = self._leadership
+        if leadership is not None:
+            leadership.step_down()
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """The present term, if this process leads."""
+        leadership = self._leadership
+        return None if leadership is None or not leadership.remaining_s else leadership
+
+    def _delivery(self) -> Delivery:
+        prefix = prefix_of(self._runtime.namespace)
+        key = prefix + finish_key(f"leader:{self._name}")
+        return Delivery(
+            keys=(key,),
+            work=work_id(_TASK, key),
+            task=_TASK,
+            message=MessageRef(""),
+            policy=self._policy,
+            is_lock=True,
+        )
+
+    def _campaign(self, work: Callable[[Leadership], _Result]) -> _Term[_Result]:
+        """Ask for the lease for a while; if it is granted, lead until the end of the work."""
+        runner = self._runtime.runner
+        term: _Term[_Result] = _Term()
+        given: list[tuple[Guard, TrackedLease]] = []
+        try:
+            with runner.hold(self._delivery(), entered=lambda *both: given.append(both)):
+                self._said_away = False
+                self._lead(term, *given[0], work)
+        except KeyBusyError:
+            self._said_away = False
+        except LeaseLostError:
+            term.stopped = True  # the event `lost` has said why
+        except _AWAY as error:
+            if term.error is None:
+                self._say_away(error)
+                self._stepping_down.wait(_PAUSE_S)
+        return term
+
+    def _lead(
+        self,
+        term: _Term[_Result],
+        guard: Guard,
+        tracked: TrackedLease,
+        work: Callable[[Leadership], _Result],
+    ) -> None:
+        """Run the work for one term; its errors come after the lease has been given back."""
+        interrupting = self._policy.on_lost == "interrupt"
+        leadership = Leadership(
+            self._name,
+            guard,
+            tracked,
+            interrupting=interrupting,
+            stepping_down=self._stepping_down,
+        )
+        self._leadership = leadership
+        logger.info("leader %s: this process leads, fence %d", self._name, leadership.fence)
+        try:
+            # Whoever steps down from here on finds the leadership.
+            if self._stepping_down.is_set():
+                return
+            term.value = leadership.call(work)
+            term.stopped = leadership.has_ended
+        except LeaseLostError as error:
+            if error.key != guard.key:
+                term.error = error  # of a lock or a guarded function that the work called
+        except Exception as error:  # noqa: BLE001  # raised by run()
+            term.error = error
+        finally:
+            self._leadership = None
+            logger.info("leader %s: this process leads no more", self._name)
+        if tracked.lease.is_parents:
+            tracked.lease.check()  # raises: a child that the work forked leads nothing
+
+    def _say_away(self, error: Exception) -> None:
+        """Once for as long as it lasts: a candidate asks every second."""
+        if not self._said_away:
+            logger.warning("leader %s: nobody can be asked who leads: %s", self._name, error)
+        self._said_away = True

@@ -1,0 +1,297 @@
+"""Several beats with `taskguard_celery.LeaderScheduler`: one sends, another goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from support.celery_beat import HERE, CeleryBeat
+from support.waiting import wait_until
+
+EVERY_S = 0.5
+TTL_S = 1.5
+SCHEDULER = "taskguard_celery.LeaderScheduler"
+ENTRIES = {"entry": {"task": "shop.each", "schedule": EVERY_S, "args": ["entry"]}}
+
+
+class Beats:
+    """Two beats of a shop, without workers: what they send stays in the broker."""
+
+    def __init__(self, shop: Any, stack: ExitStack) -> None:
+        self.shop = shop
+        self._stack = stack
+        self._number = 0
+
+    def start(
+        self, entries: dict[str, Any] = ENTRIES, *, app: str = "support.shop", **settings: Any
+    ) -> CeleryBeat:
+        self._number += 1
+        told = {
+            "beat_schedule": entries,
+            "result_expires": None,
+            "taskguard_beat_ttl_s": TTL_S,
+            **settings,
+        }
+        beat = CeleryBeat(
+            {**self.shop.environment, "SHOP_SETTINGS": json.dumps(told)},
+            log=self.shop.folder / f"worker-beat-{self._number}.log",
+            scheduler=SCHEDULER,
+            app=app,
+        )
+        return self._stack.enter_context(beat)
+
+    def wait_for_a_record(self) -> None:
+        """Until a message has been sent and that is on record: the next one is not yet due."""
+
+        def record() -> Any:
+            view = self.shop.ledger.view("leader leader:beat")
+            return view and view.progress_json
+
+        before = record()
+        wait_until(lambda: record() != before, message="a record")
+
+    def pair(self, **settings: Any) -> tuple[CeleryBeat, CeleryBeat]:
+        """Who leads, and who follows."""
+        beats = [self.start(**settings) for _ in range(2)]
+        leader = wait_until(
+            lambda: next((each for each in beats if each.sent()), None), message="one sends"
+        )
+        return leader, next(each for each in beats if each is not leader)
+
+
+@pytest.fixture
+def beats(make_shop: Callable[..., Any]) -> Any:
+    with ExitStack() as stack:
+        yield Beats(make_shop(), stack)
+
+
+def goes_on(beat: CeleryBeat) -> None:
+    """It sends from here on."""
+    before = beat.sent()
+    wait_until(lambda: beat.sent() > before + 1, message=lambda: beat.text()[-3000:])
+
+
+def follows_s(beat: CeleryBeat, since_s: float) -> float:
+    """After what time it sent for the first time."""
+    wait_until(beat.sent, timeout_s=30, interval_s=0.005, message=lambda: beat.text()[-3000:])
+    return time.monotonic() - since_s
+
+
+def soonest(follow_s: Callable[[], float], bound_s: float) -> None:
+    """The bound is kept in one of three tries: a busy machine may be late."""
+    tries_s: list[float] = []
+    while not tries_s or tries_s[-1] >= bound_s:
+        assert len(tries_s) < 3, tries_s
+        tries_s.append(follow_s())
+
+
+def test_a_beat_that_is_killed_is_followed_within_its_lease_and_a_second(beats: Beats) -> None:
+    """RedBeat's follower is silent for 1,500 s by default. Until then one sends, and no other."""
+
+    def follow_s() -> float:
+        leader, other = beats.pair()
+        goes_on(leader)
+        assert not other.sent()
+        leader.kill()
+        took_s = follows_s(other, time.monotonic())
+        other.kill()
+        return took_s
+
+    # It sends at once what was due meanwhile.
+    soonest(follow_s, TTL_S + 1.0)
+
+
+def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats) -> None:
+    """RedBeat's dies with its lease (sibson/redbeat#230), or two send (#129)."""
+    leader, other = beats.pair()
+    leader.pause()
+    follows_s(other, time.monotonic())
+    sent = leader.sent()
+    leader.resume()
+    wait_until(lambda: "leads no more" in leader.text(), message="it has noticed")
+    goes_on(other)
+    # What it was about to send when it was frozen, at most.
+    assert leader.sent() - sent <= 1
+    assert other.terminate() == 0
+    goes_on(leader)
+    assert leader.terminate() == 0
+
+
+def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
+    """Not after its lease, which is long here; nothing is sent twice, nothing is left out."""
+    entries = {"entry": {"task": "shop.tick", "schedule": EVERY_S, "args": ["entry"]}}
+    leader, other = beats.pair(entries=entries, taskguard_beat_ttl_s=600.0)
+    goes_on(leader)
+    beats.wait_for_a_record()
+    assert leader.terminate() == 0
+    follows_s(other, time.monotonic())
+    goes_on(other)
+    beats.wait_for_a_record()
+    assert other.terminate() == 0
+    with beats.shop.broker() as broker:
+        sent = beats.shop.messages(broker)
+    with beats.shop.worker():
+        beats.shop.wait_for_quiet()
+    # No two of one tick: the second leader knew when the first one sent.
+    assert sum(beats.shop.effects().values()) == sent >= 6
+
+
+def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
+    """By the record in the ledger: the second beat has a file of its own, where nothing stands."""
+    entries = {
+        "often": {"task": "shop.each", "schedule": EVERY_S, "args": ["often"]},
+        "rare": {"task": "shop.each", "schedule": 4.0, "args": ["rare"]},
+        "never": {"task": "shop.each", "schedule": 3600.0, "args": ["never"]},
+    }
+    first = beats.start(entries=entries)
+    wait_until(lambda: "due task rare" in first.text(), message="sent once")
+    assert first.terminate() == 0
+    was_s = time.monotonic()
+    wait_until(lambda: time.monotonic() > was_s + 4.0, timeout_s=10)
+    second = beats.start(entries=entries)
+    wait_until(lambda: second.text().count("due task often") >= 2, message="sends")
+    assert second.text().count("due task rare") == 1
+    assert "due task never" not in first.text() + second.text()
+    assert second.terminate() == 0
+
+
+def test_servers_that_are_away_end_no_beat(
+    make_shop: Callable[..., Any], spare_valkey: Any, database_server: Any
+) -> None:
+    """The lock server emptied, frozen and away: it sends on. The database: it waits for it."""
+    shop = make_shop(
+        SHOP_LOCKS=spare_valkey.url, SHOP_DATABASE=database_server.create_database("shop")
+    )
+    with ExitStack() as stack:
+        beats = Beats(shop, stack)
+        beat = beats.start()
+        goes_on(beat)
+        with redis.Redis.from_url(spare_valkey.url) as client:
+            client.flushall()
+        goes_on(beat)
+        spare_valkey.pause()
+        goes_on(beat)
+        spare_valkey.kill()
+        goes_on(beat)
+        assert "leads no more" not in beat.text()
+        shop.engine.dispose()
+        database_server.halt()
+        wait_until(lambda: "leads no more" in beat.text(), message="leads no more")
+        wait_until(lambda: "nobody can be asked who leads" in beat.text(), message="campaigns")
+        database_server.start()
+        goes_on(beat)
+        assert beat.terminate() == 0
+
+
+def test_a_beat_that_the_broker_does_not_answer_lets_another_lead(
+    make_shop: Callable[..., Any], spare_valkey: Any
+) -> None:
+    """What it could not send is sent by the other one; it comes back once the broker does."""
+    with ExitStack() as stack:
+        beats = Beats(make_shop(), stack)
+        first = beats.start(broker_url=spare_valkey.url)
+        goes_on(first)
+        other = beats.start()
+        spare_valkey.halt()
+        follows_s(other, time.monotonic())
+        goes_on(other)
+        assert first.process.poll() is None
+        assert other.terminate() == 0
+        spare_valkey.start()
+        goes_on(first)
+        assert first.terminate() == 0
+
+
+@pytest.mark.parametrize("state", ["starting", "campaigning", "leading"])
+@pytest.mark.parametrize("frozen", ["lock server", "nothing"])
+def test_sigterm_ends_a_beat_whatever_it_is_doing(
+    make_shop: Callable[..., Any], spare_valkey: Any, state: str, frozen: str
+) -> None:
+    """Also while the lock server gives no answer."""
+    shop = make_shop(SHOP_LOCKS=spare_valkey.url)
+    with ExitStack() as stack:
+        beats = Beats(shop, stack)
+        if state == "starting":
+            told = beats.start()
+        else:
+            leader, other = beats.pair()
+            told = leader if state == "leading" else other
+        if frozen == "lock server":
+            spare_valkey.pause()
+        assert told.terminate(10) == 0
+        spare_valkey.resume()
+
+
+def test_ticks_that_two_leaders_sent_run_once(beats: Beats) -> None:
+    """Two beats that do not know of each other, as where one is frozen while it sends."""
+    entries = {
+        name: {"task": task, "schedule": EVERY_S, "args": [name]}
+        for name, task in (("guarded", "shop.tick"), ("other", "shop.each"))
+    }
+    one = beats.start(entries=entries, taskguard_namespace="one")
+    two = beats.start(entries=entries, taskguard_namespace="two")
+    shop = beats.shop
+    with shop.worker():
+        wait_until(lambda: min(one.sent(), two.sent()) >= 8, timeout_s=30, message="both send")
+        one.terminate()
+        two.terminate()
+        shop.wait_for_quiet()
+    assert 2 in Counter(step.item for step in shop.steps("came")).values()
+    assert set(shop.effects().values()) == {1}
+
+
+def test_a_scheduler_inside_of_itself_is_refused(beats: Beats) -> None:
+    """With what to write instead."""
+    with pytest.raises(AssertionError, match="taskguard_beat_scheduler names the scheduler"):
+        beats.start(taskguard_beat_scheduler=SCHEDULER)
+
+
+@pytest.fixture
+def django_beats(beats: Beats) -> Beats:
+    """Their schedule is in the database."""
+    pytest.importorskip("django_celery_beat")
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **beats.shop.environment, "PYTHONPATH": path}
+    made = subprocess.run(
+        [sys.executable, "-m", "support.django_beat"],
+        env=environment,
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    return beats
+
+
+def test_around_django_celery_beat_one_sends(django_beats: Beats) -> None:
+    """Frozen, told to stop, campaigning: it neither goes on sending nor stays."""
+    entries = {"entry": {"task": "shop.each", "schedule": 1.0, "args": ["entry"]}}
+    settings = {"entries": entries, "app": "support.django_beat"}
+    leader, other = django_beats.pair(**settings, taskguard_beat_scheduler="django")
+    goes_on(leader)
+    assert not other.sent()
+    leader.pause()
+    follows_s(other, time.monotonic())
+    leader.resume()
+    wait_until(lambda: "leads no more" in leader.text(), message="it has noticed")
+    sent = leader.sent()
+    goes_on(other)
+    assert leader.sent() == sent
+    assert other.terminate() == 0
+    goes_on(leader)
+    third = django_beats.start(**settings, taskguard_beat_scheduler="django")
+    assert third.terminate() == 0
+    assert leader.terminate() == 0
+    assert "Traceback" not in leader.text() + other.text() + third.text()

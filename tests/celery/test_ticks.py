@@ -1,0 +1,86 @@
+"""A tick that several beats sent runs once, with Celery's own beats as they are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from support import clock_shim
+from support.celery_beat import CeleryBeat
+from support.waiting import wait_until
+
+EVERY_S = 0.5
+ENTRIES = {
+    name: {"task": task, "schedule": EVERY_S, "args": [name]}
+    for name, task in (("guarded entry", "shop.tick"), ("other", "shop.each"))
+}
+SETTINGS = json.dumps({"beat_schedule": ENTRIES, "result_expires": None})
+
+
+def beat(shop: Any, name: str, **environment: str) -> CeleryBeat:
+    """One that sends both entries."""
+    return CeleryBeat(
+        {**shop.environment, "SHOP_SETTINGS": SETTINGS, **environment},
+        log=shop.folder / f"worker-beat-{name}.log",
+    )
+
+
+def messages(shop: Any) -> Counter[str]:
+    """How many messages came of each tick of the entry that nothing guards."""
+    return Counter(step.item for step in shop.steps("came"))
+
+
+def test_a_tick_that_two_beats_sent_runs_once(shop: Any) -> None:
+    """Beside it, without a guard: twice. The second beat's clock is apart from the first one's."""
+    missing = clock_shim.unavailable()
+    if missing:
+        pytest.skip(missing)
+    with clock_shim.server_clock() as clock, shop.worker():
+        clock.jump(-3 * EVERY_S)
+        with beat(shop, "one"), beat(shop, "other", **clock.environment):
+            wait_until(
+                lambda: list(messages(shop).values()).count(2) >= 6,
+                timeout_s=60,
+                message=lambda: f"ticks of both beats: {messages(shop)}",
+            )
+        shop.wait_for_quiet()
+    assert max(messages(shop).values()) == 2
+    effects = shop.effects()
+    assert len(effects) >= 6
+    assert set(effects.values()) == {1}
+    assert all(item.startswith("guarded%20entry@") for item in effects)
+
+
+def test_a_beat_alone_loses_no_tick(shop: Any) -> None:
+    """Each of its messages is a tick of its own, also where it is started again on its file."""
+    sent = 0
+    with shop.worker():
+        for number in range(2):
+            with CeleryBeat(
+                {**shop.environment, "SHOP_SETTINGS": SETTINGS},
+                log=shop.folder / f"worker-beat-{number}.log",
+                folder=shop.folder,
+            ) as alone:
+                wait_until(lambda: alone.sent() >= 10, timeout_s=30, message="10 messages")
+                assert alone.terminate() == 0
+                sent += alone.sent()
+        wait_until(
+            lambda: sum(messages(shop).values()) + len(shop.effects()) == sent,
+            timeout_s=60,
+            message=lambda: f"{sent} runs: {messages(shop)} {shop.effects()}",
+        )
+    assert {*messages(shop).values(), *shop.effects().values()} == {1}
+
+
+def test_a_call_by_hand_is_no_tick(shop: Any) -> None:
+    """It is once for each message, as with `once_per="message"`."""
+    with shop.worker():
+        for _ in range(2):
+            shop.tasks.tick.delay("by hand")
+        shop.publish_raw(shop.tasks.tick, ["doubled"], times=2, task_id="the same")
+        wait_until(lambda: sum(shop.effects().values()) >= 3, timeout_s=30, message="three")
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"by hand": 2, "doubled": 1})

@@ -1,0 +1,155 @@
+"""Several `rq cron`: a tick that two of them enqueued runs once; with a leader one enqueues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import clock_shim
+from support.families import Family
+from support.office import HERE, Office
+from support.waiting import wait_until
+
+CONFIG = "support.cron_entries"
+TTL_S = 1.5
+
+
+class Cron:
+    """A scheduler of cron jobs in a process of its own."""
+
+    def __init__(self, office: Office, number: int, *module: str, **environment: str) -> None:
+        self.log: Path = office.folder / f"worker-cron-{number}.log"
+        self.family = Family(
+            [sys.executable, "-m", *module, "cron", "-u", office.broker, CONFIG],
+            environment={
+                **os.environ,
+                **office.environment,
+                "PYTHONPATH": str(HERE),
+                "TASKGUARD_CRON_TTL_S": str(TTL_S),
+                "TMPDIR": str(office.folder),
+                "PYTHONFAULTHANDLER": "1",
+                **environment,
+            },
+            log=self.log,
+            cwd=HERE.parent,
+        )
+        office._workers.append(self.family)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def enqueued(self) -> int:
+        """How many jobs it has enqueued, as it says."""
+        return self.text().count("Enqueued job")
+
+    def goes_on(self) -> None:
+        """It enqueues from here on."""
+        before = self.enqueued()
+        wait_until(
+            lambda: self.enqueued() > before + 1,
+            timeout_s=30,
+            message=lambda: self.text()[-3000:],
+        )
+
+    def signal(self, number: int) -> None:
+        os.kill(self.family.process.pid, number)
+
+    def terminate(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.family.process.wait(20)
+
+
+def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
+    """Who leads, and who follows."""
+    crons = [Cron(office, number + each, "taskguard_rq") for each in range(2)]
+    leader = wait_until(
+        lambda: next((each for each in crons if each.enqueued()), None),
+        timeout_s=60,
+        message=lambda: "\n".join(each.text() for each in crons),
+    )
+    return leader, next(each for each in crons if each is not leader)
+
+
+def follows_s(cron: Cron, since_s: float) -> float:
+    wait_until(cron.enqueued, timeout_s=30, interval_s=0.005, message=lambda: cron.text()[-3000:])
+    return time.monotonic() - since_s
+
+
+def test_a_tick_that_two_stock_crons_enqueued_runs_once(office: Any) -> None:
+    """Beside it, without a guard: twice. The second one's clock is apart from the first one's."""
+    missing = clock_shim.unavailable()
+    if missing:
+        pytest.skip(missing)
+    with clock_shim.server_clock() as clock:
+        clock.jump(-2.3)
+        Cron(office, 0, "rq.cli")
+        Cron(office, 1, "rq.cli", **clock.environment)
+        office.worker("taskguard_rq.GuardedSimpleWorker")
+
+        def came() -> Counter[str]:
+            return Counter(item for item, _ in office.steps("came"))
+
+        office.wait_for(lambda: list(came().values()).count(2) >= 4, "ticks of both")
+    ran = office.effects()
+    assert len(ran) >= 3
+    assert set(ran.values()) == {1}
+    assert max(came().values()) == 2
+    assert all(item.startswith("support.invoices.tick@invoices@") for item in ran)
+
+
+def test_a_cron_that_is_killed_is_followed_within_its_lease_and_a_second(office: Any) -> None:
+    """Until then one enqueues, and no other."""
+
+    def follow_s(number: int) -> float:
+        leader, other = led_pair(office, number)
+        leader.goes_on()
+        assert not other.enqueued()
+        leader.family.kill()
+        took_s = follows_s(other, time.monotonic())
+        other.family.kill()
+        return took_s
+
+    soonest(follow_s)
+
+
+def soonest(follow_s: Callable[[int], float]) -> None:
+    """The bound is kept in one of three tries: a busy machine may be late.
+
+    One second more than a beat has: this is the interval at which there is something to enqueue.
+    """
+    tries_s: list[float] = []
+    while not tries_s or tries_s[-1] >= TTL_S + 2.0:
+        assert len(tries_s) < 3, tries_s
+        tries_s.append(follow_s(2 * len(tries_s)))
+
+
+def test_a_cron_that_is_frozen_neither_dies_nor_enqueues_once_it_wakes(office: Any) -> None:
+    """It is a candidate again, and ends by SIGTERM with status 0, as one that campaigns does."""
+    leader, other = led_pair(office)
+    leader.signal(signal.SIGSTOP)
+    follows_s(other, time.monotonic())
+    before = leader.enqueued()
+    leader.signal(signal.SIGCONT)
+    wait_until(lambda: "lost after" in leader.text(), message=leader.text)
+    other.goes_on()
+    # The round that it was in when it was frozen, at most.
+    assert leader.enqueued() - before <= 2
+    assert other.terminate() == 0
+    leader.goes_on()
+    assert leader.terminate() == 0
+
+
+def test_a_cron_that_campaigns_ends_by_sigterm(office: Any) -> None:
+    """At once, and the leader goes on."""
+    leader, other = led_pair(office)
+    assert other.terminate() == 0
+    leader.goes_on()
+    assert leader.terminate() == 0
