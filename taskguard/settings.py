@@ -39,6 +39,8 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "etcd": ("taskguard.locks.etcd", "EtcdLocks"),
+    "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
 }
 
 

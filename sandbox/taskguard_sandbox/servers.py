@@ -34,8 +34,10 @@ from taskguard_sandbox.process import Server, ServerError, environment, free_por
 
 __all__ = [
     "DebianRedis",
+    "Etcd",
     "MariaDB",
     "MySQL",
+    "NewestEtcd",
     "NewestRabbitMQ",
     "Postgres",
     "RabbitMQ",
@@ -559,6 +561,75 @@ class NewestRabbitMQ(RabbitMQ):
         if os.access(cls._within[0], os.X_OK) and os.geteuid() == 0:
             return None
         return f"{cls.name} is not there, or this is not root"
+
+
+class Etcd(Server):
+    """Debian's etcd: 3.4 on Debian 12. One member, which knows no other.
+
+    Options are those of its command line, `_` for `-`: `Etcd(election_timeout=5000)`. What it has
+    committed survives `kill()`.
+    """
+
+    name = "etcd"
+    _halt_signal = signal.SIGTERM
+    _PLACES: ClassVar[str] = ""  # beside PATH
+
+    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
+        self.peer_port = 0
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        found = shutil.which("etcd", path=cls._PLACES or None)
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else "etcd is not installed (Debian: etcd-server)"
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """Ends a server that was halted or killed for good: `start()` begins with nothing."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self.peer_port = free_port()
+
+    def _command(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
+        options: dict[str, str | int] = {
+            "name": "alone",
+            "data-dir": str(self.folder / "data"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"alone={peer}",
+            "log-level": "warn",
+            "logger": "zap",
+            **self.options,
+        }
+        return [str(self.binary()), *(f"--{name}={value}" for name, value in options.items())]
+
+    def _answers(self) -> bool:
+        return self._ask(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+
+
+class NewestEtcd(Etcd):
+    """That of Debian's unstable, 3.5, which `.ci/unpack-servers` has put beside the system."""
+
+    name = "etcd of Debian's unstable"
+    _PLACES: ClassVar[str] = "/usr/local/lib/taskguard-etcd"
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else f"{cls.name} is not there"
 
 
 def _in_package(package: str, *path: str) -> Path | None:

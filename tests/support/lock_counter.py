@@ -17,7 +17,7 @@ from pathlib import Path
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.lease import new_owner, trusted_until_s
 from taskguard.locks.base import Granted, LockProvider
-from taskguard.locks.redis import RedisLocks
+from taskguard.settings import make_locks
 
 KEYS = ("counter",)
 TTL_S = 20.0
@@ -72,7 +72,7 @@ def _turn(locks: LockProvider, counter: Path) -> Grant:
 
 if __name__ == "__main__":
     url, path, thread_count, round_count = sys.argv[1:]
-    done = count_in_threads(
-        RedisLocks(url), Path(path), threads=int(thread_count), rounds=int(round_count)
-    )
+    server = make_locks(url)
+    assert server is not None
+    done = count_in_threads(server, Path(path), threads=int(thread_count), rounds=int(round_count))
     print(json.dumps([asdict(grant) for grant in done]))

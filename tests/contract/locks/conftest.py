@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from support.etcd import etcd_kind
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
@@ -25,6 +26,8 @@ KINDS = [
     "valkey",
     "redis62",
     pytest.param("debian_redis", marks=pytest.mark.debian),
+    pytest.param("etcd", marks=pytest.mark.debian),
+    pytest.param("newest_etcd", marks=pytest.mark.debian),
 ]
 
 
@@ -40,6 +43,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 
         fake = FakeRedis()
         yield _redis_kind(fake, lambda: RedisLocks(fake))
+    elif request.param in ("etcd", "newest_etcd"):
+        yield etcd_kind(request.getfixturevalue(request.param))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:

@@ -21,7 +21,11 @@ from taskguard.locks.base import Granted, Held, LockProvider
 
 TESTS = Path(support.__path__[0]).parent
 # Those that other processes reach as well.
-SHARED = ["valkey", "redis62", pytest.param("debian_redis", marks=pytest.mark.debian)]
+SHARED = [
+    "valkey",
+    "redis62",
+    *(pytest.param(name, marks=pytest.mark.debian) for name in ("debian_redis", "etcd")),
+]
 
 
 @pytest.fixture
