@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from support.lock_servers import LockServer
@@ -14,7 +15,7 @@ from taskguard.locks.base import LockProvider
 from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.etcd.link import EtcdLink
 from taskguard.locks.http import parse_url
-from taskguard_sandbox.servers import Etcd
+from taskguard_sandbox.servers import Etcd, free_port
 
 EVERYTHING = {"key": "AA==", "range_end": "AA=="}  # from the first possible key to the last
 
@@ -72,3 +73,30 @@ def _deafened(port: int) -> Iterator[LockProvider]:
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()
+
+
+@contextmanager
+def cluster(count: int = 3) -> Iterator[list[Etcd]]:
+    """So many members of one cluster, which lets a lost leader's place stand empty for a second."""
+    names = [f"m{number}" for number in range(count)]
+    peers = {name: f"http://127.0.0.1:{free_port()}" for name in names}
+    members = [
+        Etcd(
+            name=name,
+            listen_peer_urls=peer,
+            initial_advertise_peer_urls=peer,
+            initial_cluster=",".join(f"{each}={url}" for each, url in peers.items()),
+        )
+        for name, peer in peers.items()
+    ]
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.stop)
+        with ThreadPoolExecutor(count) as pool:  # none answers before most of them are there
+            list(pool.map(lambda member: member.start(), members))
+        yield members
+
+
+def url_of(members: list[Etcd]) -> str:
+    """The URL of all of them."""
+    return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)

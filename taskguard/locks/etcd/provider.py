@@ -207,30 +207,30 @@ class EtcdLocks:
         """
         names = self._names(keys)
         epoch = self._raise_epoch(lease) if with_fence else []
-        found: list[Entry | None] | None = None
+        found: list[Entry | None] = [None] * len(keys)
         for _ in range(_TRIES):
-            if found is None:
-                conditions, moved = [is_absent(name) for name in names], names
-            else:
-                conditions = [is_at(n, each) for n, each in zip(names, found, strict=True)]
-                moved = [
-                    name
-                    for name, each in zip(names, found, strict=True)
-                    if each is None or each.lease != lease.id
-                ]
-            puts = [put(name, str(owner), lease.id) for name in moved]
+            before = dict(zip(names, found, strict=True))
+            is_new = None in found
+            puts = [
+                put(name, str(owner), lease.id)
+                for name, entry in before.items()
+                if entry is None or entry.lease != lease.id
+            ]
             answer = self._change(
-                several(when=conditions, then=[*puts, *epoch], otherwise=map(read, names))
+                several(
+                    when=[is_at(name, entry) for name, entry in before.items()],
+                    then=[*puts, *epoch] if is_new else puts,
+                    otherwise=map(read, names),
+                )
             )
             if answer.get("succeeded"):
-                created = [each.created for each in found or [] if each is not None]
-                if found is None or None in found:
-                    created.append(int(answer["header"]["revision"]))
                 self._leave_others(owner, keys, lease)
-                fence = self._token(answer, max(created)) if with_fence else 0
-                return Granted(fence, lease.ttl_s)
+                if not with_fence:
+                    return Granted(0, lease.ttl_s)
+                token = _new_token(answer) if is_new else self._token_again(found, lease)
+                return Granted(token, lease.ttl_s)
             found = entries(answer["responses"])
-            if any(each is not None and not each.is_of(owner) for each in found):
+            if any(entry is not None and not entry.is_of(owner) for entry in found):
                 return found
         raise self._restless(keys)
 
@@ -349,9 +349,17 @@ class EtcdLocks:
             read(self._epoch),
         ]
 
-    def _token(self, answer: dict[str, Any], created: int) -> int:
-        (epoch,) = entries(answer["responses"][-1:])
-        assert epoch is not None  # noqa: S101  # the same transaction made it
+    def _token_again(self, found: list[Entry | None], lease: _Lease) -> int:
+        """The token that these keys were granted with: by the epoch as it was then."""
+        created = max(entry.created for entry in found if entry is not None)
+        question = read(self._epoch)["requestRange"] | {"revision": str(created)}
+        epoch = None
+        with contextlib.suppress(RefusedError):  # it was compacted: then a higher token
+            (epoch,) = entries([{"response_range": self._link.call("/v3/kv/range", question)}])
+        if epoch is None:  # or they were granted without one
+            answer = self._change(several(then=self._raise_epoch(lease)))
+            (epoch,) = entries(answer["responses"][-1:])
+        assert epoch is not None  # noqa: S101  # it was just made
         return int(epoch.value) + created
 
     # -- requests -----------------------------------------------------------------------------
@@ -451,6 +459,13 @@ def _of(entry: Entry | None, owner: Owner) -> bool:
 
 def _whole(ttl_s: float) -> int:
     return max(1, math.ceil(ttl_s))
+
+
+def _new_token(answer: dict[str, Any]) -> int:
+    """Of a grant whose transaction has read the epoch last."""
+    (epoch,) = entries(answer["responses"][-1:])
+    assert epoch is not None  # noqa: S101  # the same transaction made it
+    return int(epoch.value) + int(answer["header"]["revision"])
 
 
 def _digits(number: int) -> str:

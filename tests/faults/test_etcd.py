@@ -1,0 +1,141 @@
+"""etcd fails while a body runs: killed, frozen, emptied, its lease ended.
+
+With a ledger: one effect, and a rival is refused. With locks only: what was granted stands where
+etcd kept it, and else the holder learns that its lease is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.etcd import forget
+from support.needs import need
+from support.rivals import expect_one_effect
+from support.waiting import wait_until
+from taskguard.errors import LeaseLostError
+from taskguard.events import Event
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held
+from taskguard.locks.etcd import EtcdLocks
+from taskguard_sandbox.servers import Etcd
+
+pytestmark = pytest.mark.debian
+KEY = ("order:1",)
+
+
+@pytest.fixture
+def server() -> Iterator[Etcd]:
+    """One that a test may end."""
+    need(Etcd)
+    with Etcd() as server:
+        yield server
+
+
+def impatient(server: Etcd) -> EtcdLocks:
+    return EtcdLocks(server.url, socket_timeout_s=0.5, connect_timeout_s=0.5)
+
+
+def take(locks: EtcdLocks, owner: Any = None) -> Any:
+    return locks.acquire(KEY, owner or new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
+
+
+def emptied(server: Etcd) -> None:
+    server.kill()
+    server.forget()
+    server.start()
+
+
+class TestLedger:
+    """Faults 8, 10, 13 and 31, with a ledger: one effect, none lost."""
+
+    def test_killed(self, server: Etcd, make_rivals: Any) -> None:
+        """Killed and started again in the middle of a body: a rival is refused."""
+
+        def fault() -> None:
+            server.kill()
+            server.start()
+
+        expect_one_effect(make_rivals(locks=server.url), fault)
+
+    def test_killed_for_good(self, server: Etcd, make_rivals: Any) -> None:
+        """The ledger alone decides, and work goes on."""
+        rivals = make_rivals(locks=lambda: impatient(server))
+
+        def fault() -> None:
+            server.kill()
+            assert rivals.ship_too(order=2) == "second"
+
+        expect_one_effect(rivals, fault)
+        assert "lock_unavailable" in rivals.second.happened
+
+    def test_frozen(self, server: Etcd, make_rivals: Any) -> None:
+        """A frozen server: the same, and all is well afterwards."""
+        rivals = make_rivals(locks=lambda: impatient(server))
+
+        def fault() -> None:
+            server.pause()
+            assert rivals.ship_too(order=2) == "second"
+
+        expect_one_effect(rivals, fault)
+        assert "lock_unavailable" in rivals.second.happened
+        server.resume()
+        assert rivals.ship_too(order=3) == "second"
+
+    def test_emptied(self, server: Etcd, make_rivals: Any) -> None:
+        """It comes back with a new data directory: the ledger's lease keeps the key."""
+        expect_one_effect(make_rivals(locks=server.url), lambda: emptied(server))
+
+    def test_a_lease_that_is_ended(self, server: Etcd, make_rivals: Any) -> None:
+        """Somebody ends all leases of the server: the ledger's lease keeps the key."""
+        expect_one_effect(make_rivals(locks=server.url), lambda: forget(server.url))
+
+
+class TestLocksOnly:
+    """The same with nothing but etcd."""
+
+    def test_killed(self, server: Etcd) -> None:
+        """What was granted stands, and nobody else gets the key."""
+        locks, owner = EtcdLocks(server.url), new_owner("m")
+        granted = take(locks, owner)
+        server.kill()
+        server.start()
+        other = take(locks)
+        assert isinstance(other, Held)
+        assert other.owner == owner
+        assert take(locks, owner) == granted
+        assert locks.release(KEY, owner) is True
+
+    def test_frozen(self, server: Etcd) -> None:
+        """Renewals get no answer: the old deadline stands, then the lease is lost."""
+        events: list[Event] = []
+        tg = taskguard.connect(locks=impatient(server), ledger=None, listeners=(events.append,))
+        with (
+            pytest.raises(LeaseLostError, match="before its block was left"),
+            tg.lock("order:1", ttl_s=4.0) as lease,
+        ):
+            server.pause()
+            wait_until(lambda: "renewal_failed" in [event.name for event in events])
+            wait_until(lease.lost.is_set, timeout_s=60)
+            server.resume()
+        assert [event.name for event in events].count("lost") == 1
+        wait_until(lambda: isinstance(take(impatient(server)), Granted), timeout_s=60)
+        tg.close()
+
+    @pytest.mark.parametrize("fault", [emptied, lambda server: forget(server.url)])
+    def test_forgotten(self, server: Etcd, fault: Any) -> None:
+        """Emptied, or its lease ended: the holder learns it by its next renewal, and the next
+        holder has a higher token."""
+        tg = taskguard.connect(locks=server.url, ledger=None)
+        with (
+            pytest.raises(LeaseLostError, match="before its block was left"),
+            tg.lock("order:1", ttl_s=6.0) as lease,
+        ):
+            fault(server)
+            wait_until(lease.lost.is_set, timeout_s=60)
+            assert lease.lost_reason == "the lock server no longer knows it"
+            assert take(EtcdLocks(server.url)).fence > lease.fence
+        tg.close()

@@ -1,0 +1,79 @@
+"""Certificates for one test, made by the command `openssl`: an authority's, a server's, a client's.
+
+The server's is valid for 127.0.0.1 alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Certificates", "unavailable"]
+
+
+def unavailable() -> str | None:
+    """None where certificates can be made, else the reason in words."""
+    return None if shutil.which("openssl") else "openssl is not installed"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM, each beside its key."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        """All three of them, valid for a day."""
+        made = cls(folder)
+        _certificate(made.authority, "keyUsage = critical, keyCertSign", authority=True)
+        signed = ("-CA", made.authority, "-CAkey", made.authority.with_suffix(".key"))
+        _certificate(folder / "server.crt", "subjectAltName = IP:127.0.0.1", *signed)
+        _certificate(folder / "client.crt", "", *signed)
+        return made
+
+    @property
+    def authority(self) -> Path:
+        """Who signs."""
+        return self.folder / "ca.crt"
+
+    def of_server(self) -> dict[str, str]:
+        """Options of a Redis that speaks TLS with its own, and wants a client's certificate."""
+        return {
+            "tls_cert_file": str(self.folder / "server.crt"),
+            "tls_key_file": str(self.folder / "server.key"),
+            "tls_ca_cert_file": str(self.authority),
+            "tls_auth_clients": "yes",
+            "tls_replication": "yes",
+        }
+
+    def of_client(self) -> str:
+        """Options of a URL."""
+        crt, key = self.folder / "client.crt", self.folder / "client.key"
+        return f"ssl_ca_certs={self.authority}&ssl_certfile={crt}&ssl_keyfile={key}"
+
+
+_REQUEST = """
+[req]
+prompt = no
+distinguished_name = subject
+x509_extensions = extensions
+[subject]
+CN = {name}
+[extensions]
+basicConstraints = critical, CA:{authority}
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+{more}
+"""
+
+
+def _certificate(path: Path, more: str, *signed: str | Path, authority: bool = False) -> None:
+    request, key = path.with_suffix(".cnf"), path.with_suffix(".key")
+    said = _REQUEST.format(name=path.stem, authority=str(authority).upper(), more=more)
+    request.write_text(said, encoding="utf-8")
+    command = ["openssl", "req", "-x509", "-config", request, "-newkey", "rsa:2048", "-nodes"]
+    command += ["-days", "1", "-keyout", key, "-out", path, *signed]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
