@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import importlib.util
 import os
 import platform
@@ -577,7 +578,7 @@ class Etcd(Server):
     def __init__(self, *, port: int | None = None, **options: str | int) -> None:
         super().__init__(port=port)
         self.options = {name.replace("_", "-"): value for name, value in options.items()}
-        self.peer_port = 0
+        self.peer_port = self._health_port = 0
 
     @classmethod
     def binary(cls) -> Path | None:
@@ -599,10 +600,11 @@ class Etcd(Server):
 
     def _choose_ports(self) -> None:
         super()._choose_ports()
-        self.peer_port = free_port()
+        self.peer_port, self._health_port = free_port(), free_port()
 
     def _command(self) -> list[str]:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
+        scheme = "https" if "cert-file" in self.options else "http"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
         options: dict[str, str | int] = {
             "name": "alone",
             "data-dir": str(self.folder / "data"),
@@ -611,6 +613,8 @@ class Etcd(Server):
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"alone={peer}",
+            # Health in the clear, also where clients need certificates.
+            "listen-metrics-urls": f"http://127.0.0.1:{self._health_port}",
             "log-level": "warn",
             "logger": "zap",
             **self.options,
@@ -618,7 +622,15 @@ class Etcd(Server):
         return [str(self.binary()), *(f"--{name}={value}" for name, value in options.items())]
 
     def _answers(self) -> bool:
-        return self._ask(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", self._health_port, timeout=1.0)
+            ) as connection,
+        ):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        return False
 
 
 class NewestEtcd(Etcd):

@@ -1,8 +1,9 @@
-"""What is etcd's own about its locks: requests, tokens, whole seconds, what others do to its keys."""
+"""What is etcd's own about its locks: requests, whole seconds, tokens, what others do to keys."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ class TestLeases:
             assert "8 s" in finding.what
 
     def test_a_longer_lease(self, locks: EtcdLocks) -> None:
-        """Asked for a longer one the keys move under it, and one release frees them all the same."""
+        """Asked for a longer one, the keys move under it, and are freed together all the same."""
         owner, keys = new_owner("m"), ("a", "b")
         first = take(locks, keys, owner, ttl_s=5.0, with_fence=True)
         second = take(locks, keys, owner, ttl_s=60.0, with_fence=True)
@@ -253,11 +254,9 @@ class TestTokens:
         """They grow from Redis to etcd, back, and again, and so from and to any clock in µs."""
         others = RedisLocks(valkey.url), MemoryLocks()
         last = 0
-        for _ in range(2):
-            for server in (*others, locks, *others):
-                # An epoch is raised once a second at most: no change of servers is as fast.
-                last, before = wait_until(lambda s=server: later(s, last)), last  # type: ignore[misc]
-                assert last > before
+        for server in (*others, locks, *others, locks, *others):
+            # An epoch is raised once a second at most: no change of servers is as fast.
+            last = wait_until(functools.partial(later, server, last))
 
     def test_an_old_epoch(self, locks: EtcdLocks, etcd: Etcd) -> None:
         """One that stood for long is brought up to the clock by the next grant."""
@@ -297,6 +296,7 @@ def epoch_of(etcd: Etcd) -> int:
 
 
 def later(locks: LockProvider, before: int) -> int:
+    """A token above that one; 0 if it is not."""
     found = token(locks)
     return found if found > before else 0
 

@@ -15,17 +15,20 @@ from typing import Any
 from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.etcd.link import EtcdLink, RefusedError
+from taskguard.locks.etcd.messages import is_never, put, several
 from taskguard.locks.http import Endpoint
 
 __all__ = ["check"]
 
-_OLDEST = (3, 4)
 _LONG_TTL_S = 5
 _CLOCKS_APART_S = 2.0
 
 
-def check(link: EtcdLink) -> list[Finding]:
-    """What is wrong; raises LockServerUnavailableError where no member answers at all."""
+def check(link: EtcdLink, name: str) -> list[Finding]:
+    """What is wrong; `name` is a key of ours.
+
+    Raises LockServerUnavailableError where no member answers at all.
+    """
     members = {endpoint: _status(link, endpoint) for endpoint in link.http.endpoints}
     answering = {each: said for each, said in members.items() if isinstance(said, dict)}
     if not answering and not any(isinstance(said, int) for said in members.values()):
@@ -36,7 +39,7 @@ def check(link: EtcdLink) -> list[Finding]:
         )
     found = [each for pair in members.items() for each in _of_member(*pair)]
     if answering:
-        found += _of_cluster(link, answering)
+        found += _of_cluster(link, name, answering)
     return found
 
 
@@ -62,7 +65,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             where=where,
             what=f"It answers with status {said} where etcd has its JSON gateway.",
             why="Locks speak to nothing else.",
-            mend="Run etcd 3.4 or later without --enable-grpc-gateway=false.",
+            mend="Run etcd 3.4 or later, without --enable-grpc-gateway=false.",
         )
     elif isinstance(said, str):
         yield Finding(
@@ -74,16 +77,6 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             mend="Start it again, or take it out of the URL.",
         )
     else:
-        version = str(said.get("version", ""))
-        if _number(version) < _OLDEST:
-            yield Finding(
-                "etcd-version",
-                Level.ERROR,
-                where=where,
-                what=f"It is etcd {version or 'of no known version'}.",
-                why="Nothing older than 3.4 is tested.",
-                mend="Run etcd 3.4 or later.",
-            )
         # Half a second: what its clock says is cut to the second.
         ahead_s = said["ahead_s"]
         if ahead_s is not None and abs(ahead_s + 0.5) > _CLOCKS_APART_S + 0.5:
@@ -97,16 +90,26 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             )
 
 
-def _of_cluster(link: EtcdLink, members: dict[Endpoint, dict[str, Any]]) -> Iterator[Finding]:
+def _of_cluster(
+    link: EtcdLink, name: str, members: dict[Endpoint, dict[str, Any]]
+) -> Iterator[Finding]:
     where = f"the lock server {link.address}"
     try:
-        link.call("/v3/kv/range", {"key": "AA=="})
+        # It is never done, but asks for the right to do it, and for a majority.
+        link.call("/v3/kv/txn", several(when=[is_never(name)], then=[put(name, "")]))
     except RefusedError as error:
-        if "permission denied" not in error.said:  # it may read its own keys alone
-            yield _user(where, error)
+        if error.is_of_user:
+            yield Finding(
+                "etcd-user",
+                Level.ERROR,
+                where=where,
+                what=f"It refuses the user: {error.said}.",
+                why="No lock can be taken.",
+                mend="Correct the URL, or the rights that `etcdctl user get NAME` shows.",
+            )
             return
     except LockServerUnavailableError as error:
-        leaderless = [str(each) for each, said in members.items() if not _leader(said)]
+        leaderless = [str(each) for each, said in members.items() if not _has_leader(said)]
         yield Finding(
             "etcd-quorum",
             Level.ERROR,
@@ -114,7 +117,7 @@ def _of_cluster(link: EtcdLink, members: dict[Endpoint, dict[str, Any]]) -> Iter
             what=(
                 f"No leader is known to {', '.join(leaderless)}."
                 if leaderless
-                else f"It answers no reads: {str(error).rstrip('.')}."
+                else f"It answers to nothing that is to be decided: {str(error).rstrip('.')}."
             ),
             why="Without a majority of its members nothing is granted.",
             mend="Start the members that are missing: `etcdctl endpoint status --cluster`.",
@@ -122,17 +125,6 @@ def _of_cluster(link: EtcdLink, members: dict[Endpoint, dict[str, Any]]) -> Iter
         return
     yield from _alarms(link, where)
     yield from _least_ttl(link, where)
-
-
-def _user(where: str, error: RefusedError) -> Finding:
-    return Finding(
-        "etcd-user",
-        Level.ERROR,
-        where=where,
-        what=f"It refuses the user: {error.said}.",
-        why="No lock can be taken.",
-        mend="Correct user and password of the URL; `etcdctl user get NAME` shows its roles.",
-    )
 
 
 def _alarms(link: EtcdLink, where: str) -> Iterator[Finding]:
@@ -176,9 +168,5 @@ def _least_ttl(link: EtcdLink, where: str) -> Iterator[Finding]:
         )
 
 
-def _leader(said: dict[str, Any]) -> bool:
+def _has_leader(said: dict[str, Any]) -> bool:
     return str(said.get("leader", "0")) != "0"
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in version.split(".")[:2] if each.isdecimal())

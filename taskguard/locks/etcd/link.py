@@ -40,6 +40,13 @@ class RefusedError(LockServerUnavailableError):
         self.code = code
         self.said = said
 
+    @property
+    def is_of_user(self) -> bool:
+        """Whether user, password or rights are what is wrong."""
+        return self.code in (_PERMISSION_DENIED, _UNAUTHENTICATED) or any(
+            words in self.said for words in ("user name is empty", "authentication failed")
+        )
+
 
 class EtcdLink:
     """One etcd or a cluster of them."""

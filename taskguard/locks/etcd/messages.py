@@ -23,6 +23,7 @@ __all__ = [
     "is_absent",
     "is_at",
     "is_less",
+    "is_never",
     "lease_of",
     "nested",
     "put",
@@ -80,6 +81,10 @@ def has_lease(name: str, lease: str) -> Message:
 
 def is_less(name: str, value: str) -> Message:
     return {"key": _pack(name), "target": "VALUE", "result": "LESS", "value": _pack(value)}
+
+
+def is_never(name: str) -> Message:
+    return {"key": _pack(name), "target": "VERSION", "result": "LESS", "version": "0"}
 
 
 def put(name: str, value: str, lease: str = "0") -> Message:

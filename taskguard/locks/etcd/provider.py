@@ -190,7 +190,7 @@ class EtcdLocks:
 
     def check(self) -> list[Finding]:
         """What is wrong with the cluster; what this user may not ask is left out."""
-        return findings.check(self._link)
+        return findings.check(self._link, self._epoch)
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
