@@ -141,7 +141,7 @@ class TestTLS:
     def test_strangers(self, secure: Etcd, certificates: Certificates, options: str) -> None:
         """Neither is a server trusted that nobody vouches for, nor a client that shows nothing."""
         where = options.format(ca=certificates.authority)
-        with pytest.raises(LockServerUnavailableError, match=r"certificate|CERTIFICATE"):
+        with pytest.raises(LockServerUnavailableError, match="gave no answer"):
             cycle(EtcdLocks(f"etcds://127.0.0.1:{secure.port}{where}"))
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
