@@ -4,8 +4,8 @@ Guarantees: a key has one owner at a time, also across restarts and fail-overs, 
 lose what it has committed; only its owner renews, frees or hands it on; every call may be asked
 twice. Tokens grow for each key, also after the server lost its memory and when the kind of server
 is changed, as long as the members' clocks do not go back. A waiter is told of the release itself.
-Does not guarantee: exclusion against a paused holder, which is the ledger's part; nor anything
-across a cluster that was restored from a snapshot. Leases are of whole seconds, two at least.
+Does not guarantee: exclusion against a paused holder, nor across a cluster that was restored from
+a snapshot or began anew; that is the ledger's part. Leases are of whole seconds, two at least.
 
 How a lock is taken: a lease is granted, whose id is a hash of owner and keys, so that it may be
 asked for twice; then one transaction puts all keys under it, or reads who has them. A release ends
