@@ -10,7 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.measure import CONSOLE
 
-ALL = ("startup", "route", "locks", "etcd", "guarded", "mariadb", "leases", "drain", "scale", "sweep")
+ALL = (
+    "startup", "route", "locks", "etcd", "guarded", "mariadb", "leases", "drain", "scale", "sweep",
+)  # fmt: skip
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "etcd3gw",
