@@ -402,6 +402,7 @@ FAULTS = (
                 "TestLedger::test_frozen",
                 "TestLedger::test_emptied",
                 "TestLedger::test_a_lease_that_is_ended",
+                "TestLedger::test_a_ttl_between_two_seconds",
                 "TestLocksOnly::test_killed",
                 "TestLocksOnly::test_frozen",
                 "TestLocksOnly::test_forgotten",

@@ -16,7 +16,7 @@ from support.etcd import forget
 from support.needs import need
 from support.rivals import expect_one_effect
 from support.waiting import wait_until
-from taskguard.errors import LeaseLostError
+from taskguard.errors import KeyBusyError, LeaseLostError
 from taskguard.events import Event
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
@@ -92,6 +92,18 @@ class TestLedger:
     def test_a_lease_that_is_ended(self, server: Etcd, make_rivals: Any) -> None:
         """Somebody ends all leases of the server: the ledger's lease keeps the key."""
         expect_one_effect(make_rivals(locks=server.url), lambda: forget(server.url))
+
+
+    def test_a_ttl_between_two_seconds(self, server: Etcd, make_rivals: Any) -> None:
+        """etcd keeps a lease of whole seconds: no rival takes that for a stranger's."""
+        rivals = make_rivals(locks=server.url)
+
+        def during(guard: Any) -> None:
+            with pytest.raises(KeyBusyError):
+                rivals.ship_too(ttl_s=2.2)
+
+        assert rivals.ship(during, ttl_s=2.2) == "first"
+        assert "lock_overruled" not in rivals.second.happened
 
 
 class TestLocksOnly:

@@ -67,7 +67,7 @@ class EtcdLink:
     ) -> dict[str, Any]:
         """One message, one answer; its `clock_s` is the server's clock. Raises RefusedError."""
         reply = self._ask(path, _packed(message), on_retry)
-        answer: dict[str, Any] = json.loads(reply.body)
+        answer = self._read(reply.body)
         answer["clock_s"] = reply.clock_s
         return answer
 
@@ -76,7 +76,7 @@ class EtcdLink:
         answers: list[dict[str, Any]] = []
         while len(answers) < len(messages):
             reply = self._ask(path, _joined(messages[len(answers) :]), lambda: None)
-            lines = [json.loads(line) for line in reply.body.splitlines()]
+            lines = [self._read(line) for line in reply.body.splitlines()]
             for line in lines:
                 if "error" in line:
                     raise self._refused(line["error"], reply.status)
@@ -95,7 +95,7 @@ class EtcdLink:
         lines = self.http.lines(path, _packed(message), self._headers(), timeout_s=timeout_s)
         with contextlib.closing(lines):
             for line in lines:
-                yield json.loads(line).get("result", {})
+                yield self._read(line).get("result", {})
 
     def status_of(self, endpoint: Endpoint) -> Reply:
         """What one member says of itself, asked once; raises OSError or HTTPException."""
@@ -126,12 +126,23 @@ class EtcdLink:
         body = _packed({"name": self._user, "password": self._password})
         reply = self.http.ask("POST", "/v3/auth/authenticate", body)
         if reply.status == 200:
-            self._token = json.loads(reply.body)["token"]
+            self._token = self._read(reply.body).get("token", "")
             return
         refused = self._refused(_error_of(reply), reply.status)
         # Whoever gave a user means to be known; an etcd that knows none takes everybody.
         if "not enabled" not in refused.said:
             raise refused
+
+    def _read(self, text: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise LockServerUnavailableError(
+                f"The lock server {self.address} gave an answer that is not etcd's: {text[:60]!r}."
+            )
+        return found
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._token} if self._token else {}

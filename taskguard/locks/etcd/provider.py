@@ -182,7 +182,7 @@ class EtcdLocks:
                 "filters": ["NOPUT"],
             }
         }
-        left_s = until_s - time.monotonic()
+        left_s = max(0.01, until_s - time.monotonic())
         with contextlib.closing(self._link.listen("/v3/watch", watch, timeout_s=left_s)) as told:
             for said in told:
                 if "events" in said or "canceled" in said:
