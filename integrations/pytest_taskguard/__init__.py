@@ -12,6 +12,8 @@ They take a Celery task, an RQ job or a function under `@tg.guarded`, as it stan
 and run it in the test's own process. The commands, messages and time-outs of a real broker are not
 part of it.
 
+`lock_contract` has the tests for a lock provider of your own.
+
 Read next: `exploring.py`, `delivering.py`.
 """
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pytest_taskguard.memory import Memory
 
 
+# An assertion of the suite says what it compared, as those of a user's own modules do.
+pytest.register_assert_rewrite("pytest_taskguard.lock_contract")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """In a Django project the ledger is in Django's test database."""

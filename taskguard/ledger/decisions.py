@@ -205,7 +205,8 @@ def answer(
     own_state: object = None,
 ) -> Answer | Busy:
     """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
-    if row is not None and decision is Decision.BUSY:
+    if decision is Decision.BUSY:
+        assert row is not None  # noqa: S101  # whose lease it is
         return Busy(
             Owner.parse(row.owner),
             (row.lease_until - now_us) / 1e6,

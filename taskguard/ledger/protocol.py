@@ -348,7 +348,7 @@ class Ledger(Protocol):
         Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
         resolved before this returns or raises: returns if it happened; raises
         TransactionRetryError if it did not and the claim stands, StaleTokenError if it did not
-        and cannot any more, CommitUnknownError if the database stays away.
+        and cannot any more, CommitUnknownError if nothing can be learnt.
         """
         ...
 

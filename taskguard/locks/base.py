@@ -44,7 +44,8 @@ class Granted:
 
     Attributes:
         fence: the token; 0 unless one was asked for.
-        ttl_s: for how long the server keeps the lease, which may be longer than was asked for.
+        ttl_s: for how long the server keeps the lease, which may be longer than was asked for;
+            of a session's locks, for how long it keeps a session that it hears nothing of.
     """
 
     fence: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -32,9 +33,13 @@ FAULTS = _load().FAULTS
 
 @functools.cache
 def functions_of(path: Path) -> frozenset[str]:
-    """The tests of a file: `function`, or `Class::function`."""
+    """The tests of a file, and of what it takes over as a whole: `function`, `Class::function`."""
     found = set()
     for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+            suite = importlib.import_module(node.module)
+            classes = {name: getattr(suite, name) for name in suite.__all__ if name[:4] == "Test"}
+            found |= {f"{name}::{each}" for name, kind in classes.items() for each in vars(kind)}
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         before = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
         found |= {before + each.name for each in inner if isinstance(each, ast.FunctionDef)}

@@ -245,6 +245,16 @@ def testing(place: Place) -> Iterator[None]:
     )
 
 
+@around("docs/how-to/lock-provider.md")
+def lock_provider(place: Place) -> Iterator[None]:
+    yield
+    from taskguard import LockProvider
+
+    assert isinstance(place.SqliteLocks(place.fixture("tmp_path") / "locks.db"), LockProvider)
+    yield
+    assert place.TestAcquire  # tests/plugin/test_lock_contract.py runs them
+
+
 @around("docs/how-to/moving-over.md")
 def moving_over(place: Place) -> Iterator[None]:
     place.app()

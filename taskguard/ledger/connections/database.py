@@ -189,9 +189,21 @@ class Database:
             return (self._rows if by_psycopg else _fetch)(connection, statement, values)
 
     def ask_and_commit(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> Commit:
-        """One statement within the transaction of `db`, and its COMMIT; see `Libpq`."""
-        with _DriverCall(self, db, driver_of(db)) as connection:
-            return self._libpq.ask_and_commit(connection, statement, values)
+        """One statement within the transaction of `db`, and its COMMIT; see `Libpq`.
+
+        Raises as `ask_in()` does, except where the connection broke: both may have been done.
+        """
+        driver = driver_of(db)
+        session: int = driver.pgconn.backend_pid  # not known once the connection is lost
+        try:
+            with _DriverCall(self, db, driver) as connection:
+                return self._libpq.ask_and_commit(connection, statement, values)
+        except (CannotWriteError, LockTimeoutError):
+            raise
+        except LedgerUnavailableError as error:
+            cause = error.__cause__
+            assert isinstance(cause, Exception)  # noqa: S101  # the driver's
+            return Commit(sent=True, error=cause, session=session)
 
     def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement that ends its own transaction, where `claims_apart`."""

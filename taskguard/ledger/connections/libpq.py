@@ -83,10 +83,13 @@ class Commit(NamedTuple):
     Attributes:
         sent: False: it has to go by itself, as does the statement.
         error: the driver's, by which it failed; None: it did not.
+        session: the server's number of its session, where no answer came to either: then nobody
+            knows what became of them, and the session may have them before it yet.
     """
 
     sent: bool
     error: Exception | None = None
+    session: int | None = None
 
 
 NOT_SENT: Final = Commit(sent=False)

@@ -227,7 +227,8 @@ class _Claim:
 
     def decide(self) -> ClaimAnswer:
         decision = _decide(self.request, self.records, self.own)
-        if decision is Decision.BURY and self.row is not None:
+        if decision is Decision.BURY:
+            assert self.row is not None  # noqa: S101  # whose crashes they are
             return self._bury(self.row)
         if decision not in CLAIMABLE:
             return Seen(self.records, decision, self.own).answer(self.request)

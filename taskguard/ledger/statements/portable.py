@@ -83,8 +83,8 @@ class Statements:
     ) -> Commit:
         """`complete()` and the COMMIT of `db` in one message; `ends_at_once()` says whether to.
 
-        Raises StaleTokenError where the claim does not stand; LedgerUnavailableError where nobody
-        knows what became of either.
+        Raises StaleTokenError where the claim does not stand. Where nobody knows what became of
+        either, its error and its `session` say so.
         """
         del db, claim, result_json
         return NOT_SENT

@@ -199,8 +199,6 @@ class GuardedTransaction:
         self.is_open = False
         # What is completed by the message that commits.
         self._last: tuple[Claim, str | None] | None = None
-        self._session: int | None = None  # the server's number of the one that gets that message
-        self._unheard = False  # whether that message got no answer
 
     # -- begin --------------------------------------------------------------------------------
 
@@ -450,17 +448,9 @@ class GuardedTransaction:
 
     def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
         statements = self._transactions.statements
-        self._session = self._driver.pgconn.backend_pid  # not known once the connection is lost
         try:
             with self._completing(claim):
                 return statements.complete_and_commit(self.db, claim, result_json)
-        except CannotWriteError:
-            raise
-        except LedgerUnavailableError as error:
-            if not isinstance(error.__cause__, Exception):
-                raise
-            self._unheard = True
-            return Commit(sent=True, error=error.__cause__)  # both may have been done
         except TransactionUsageError:
             if self._block.asked is not None:
                 raise self._block.asked from None  # the body caught it, and ended its transaction
@@ -483,14 +473,17 @@ class GuardedTransaction:
                 self._undo(self._adapter.lose if unknown else self._adapter.roll_back)
             if not unknown:
                 raise
-            self._resolve(error)
+            self._resolve(error, commit.session)
 
-    def _resolve(self, error: BaseException) -> None:
-        """Returns if the COMMIT happened of which `error` does not tell."""
+    def _resolve(self, error: BaseException, session: int | None) -> None:
+        """Returns if the COMMIT happened of which `error` does not tell.
+
+        `session`: of a completion that went with it, and of which nothing was heard either.
+        """
         try:
-            self._home.resolve(self._claim, error, self._mark, session=self._session)
+            self._home.resolve(self._claim, error, self._mark, session=session)
         except TransactionRetryError as undone:
-            if not self._unheard:
+            if session is None:
                 raise
             # The connection may have been lost long before, as one that idles too long is.
             raise broken_in_block(self._claim, idle_s=self._home.idle_s) from undone

@@ -126,7 +126,7 @@ def resolve(
     Raises:
         TransactionRetryError: it did not happen, and the claim stands.
         StaleTokenError: it did not happen, and cannot any more.
-        CommitUnknownError: the database stays away.
+        CommitUnknownError: nothing was learnt in this time, and why.
     """
     until_s = time.monotonic() + timeout_s
     while True:
@@ -136,7 +136,9 @@ def resolve(
         except LedgerUnavailableError as unavailable:
             if time.monotonic() >= until_s:
                 raise CommitUnknownError(
-                    f"COMMIT of {key_of(claim)} got no answer and the database stays away.",
+                    f"COMMIT of {key_of(claim)} got no answer, and whether it happened could not "
+                    f"be learnt within {timeout_s:g} s: {unavailable} The record decides once it "
+                    "is delivered or called again.",
                     key=key_of(claim),
                     fence=claim.fence,
                 ) from unavailable
@@ -156,7 +158,9 @@ def _ask(
     """Whether the mark is there, and the state of the work if it still is this claim's."""
     with database.transaction(lock_timeout_s=timeout_s) as db:
         if session is not None and database.dialect.is_at_work(db, session):
-            raise LedgerUnavailableError("The session that has to commit it is open yet.")
+            raise LedgerUnavailableError(
+                f"The server's session {session} is open yet, and may commit it."
+            )
         select = sa.select(WORK).where(WORK.c.id == claim.work)
         row = db.execute(select.with_for_update()).first()
         mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))

@@ -16,8 +16,7 @@ What stands in the server:
 
     taskguard/lock/order:42    the lock: nonce/message of its owner, under its lease
     taskguard/epoch            what a revision is added to for a token: the server's clock in µs,
-                               less its revision then; raised once a second at most, and only with
-                               grants that have a token
+                               less its revision, as of the last grant that has one
 
 Where etcd knows users, this is the least that ours needs:
 

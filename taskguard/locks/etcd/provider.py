@@ -50,7 +50,6 @@ _TRIES = 5
 # Keys of a renewal, 32 x 32 in one transaction, of about 100 bytes each.
 _WIDTH = 32
 _KEYS_PER_RENEWAL = _WIDTH * _WIDTH
-_EPOCH_LAG_US = 1_000_000
 _MOST_REMEMBERED = 10_000
 _NOT_FOUND = "lease not found"
 _EXISTS = "lease already exists"
@@ -334,8 +333,8 @@ class EtcdLocks:
     def _raise_epoch(self, lease: _Lease) -> list[dict[str, Any]]:
         """Operations that bring the epoch up to the server's clock, and read it.
 
-        It is written once a second at most, and never lowered, so that tokens follow the clock:
-        those of another kind of server before, and of one after, are below and above.
+        It is never lowered, so that tokens follow the clock, and grow where that goes back: those
+        of another kind of server before, and of one after, are below and above.
         """
         now_s, clock_s = time.time(), lease.clock_s
         if clock_s is not None:
@@ -343,7 +342,7 @@ class EtcdLocks:
             now_s = min(max(now_s, clock_s), clock_s + 1.0)
         now = int(now_s * 1_000_000) - lease.revision
         raised = [put(self._epoch, _digits(now))]
-        older = nested(when=[is_less(self._epoch, _digits(now - _EPOCH_LAG_US))], then=raised)
+        older = nested(when=[is_less(self._epoch, _digits(now))], then=raised)
         return [
             nested(when=[is_absent(self._epoch)], then=raised, otherwise=[older]),
             read(self._epoch),

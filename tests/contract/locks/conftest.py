@@ -14,6 +14,7 @@ from support.etcd import etcd_kind
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
+from support.session_locks import SessionServer, session_kind
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
@@ -22,6 +23,7 @@ from taskguard_sandbox.servers import RedisServer
 
 KINDS = [
     "memory",
+    "session",
     "fakeredis",
     "valkey",
     "redis62",
@@ -37,6 +39,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
     if request.param == "memory":
         memory = MemoryLocks()
         yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
+    elif request.param == "session":
+        yield session_kind(SessionServer())
     elif request.param == "fakeredis":
         need_redis_in_memory()
         from fakeredis import FakeRedis

@@ -44,18 +44,9 @@ _CLAIM = statement(__package__, "claim")
 _CLAIM_FIRST = statement(__package__, "claim_first")
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
-# Nothing was done: an error, by which the COMMIT in the same message does nothing either. It has
-# "begun" in it, unless the body has ended the transaction.
-_OR_ERROR = """
-union all
-select cast(
-    'taskguard: ' || coalesce(current_setting('taskguard.transaction', true), '') as integer
-)
-where not exists (select from finished)
-"""
-# Without the quotes around it, which are those of the server's language (`lc_messages`).
+_COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=statement(__package__, "or_error"))
+# The error of or_error.sql, without the quotes around it: those are of the server's language.
 _ENDED, _STALE = "taskguard: ", "taskguard: begun"
-_COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
 

@@ -1,0 +1,53 @@
+"""What every lock provider does, as tests that a provider of your own passes, too.
+
+    from pytest_taskguard.lock_contract import *
+
+    @pytest.fixture
+    def server():
+        return LockServer(connect=…, forget=…, leftovers=…)
+
+in a module of tests is all of it: pytest collects the classes, and gives each test an empty server.
+
+Guarantees: what passes does what `taskguard.LockProvider` says, as far as one process can show it.
+What a provider's `traits` say that it lacks is skipped, with the reason.
+
+Does not guarantee what only its own server's faults show: kill that, freeze it and empty it
+yourself, with a ledger and without.
+
+Read next: `server.py`, then `leases.py`.
+"""
+
+from __future__ import annotations
+
+from pytest_taskguard.lock_contract.contention import TestContention
+from pytest_taskguard.lock_contract.leases import (
+    TestAcquire,
+    TestHandOver,
+    TestRelease,
+    TestRenew,
+    TestTokens,
+)
+from pytest_taskguard.lock_contract.server import LockServer, locks
+from pytest_taskguard.lock_contract.sessions import (
+    TestClose,
+    TestSession,
+    TestSwallowedReply,
+    TestTraits,
+)
+from pytest_taskguard.lock_contract.waits import TestWait
+
+__all__ = [
+    "LockServer",
+    "TestAcquire",
+    "TestClose",
+    "TestContention",
+    "TestHandOver",
+    "TestRelease",
+    "TestRenew",
+    "TestSession",
+    "TestSwallowedReply",
+    "TestTokens",
+    "TestTraits",
+    "TestWait",
+    "locks",
+]

@@ -1,0 +1,326 @@
+"""Leases as they are taken, renewed, handed over and released: one after the other, by one thread.
+
+Guarantees: each sentence of `taskguard.LockProvider` about one call has its test. Does not
+guarantee what calls at the same moment do to each other: see `waits.py` and `contention.py`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pytest_taskguard.lock_contract.server import (
+    KEY,
+    TWO,
+    LockServer,
+    abandoned,
+    granted,
+    kept_s,
+    renewed,
+    slack_s,
+    take,
+)
+from pytest_taskguard.waiting import wait_until
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
+
+__all__ = ["TestAcquire", "TestHandOver", "TestRelease", "TestRenew", "TestTokens"]
+
+# Above any count of grants and any clock in seconds or ms, below any clock in µs: the year 2020.
+_LEAST_TOKEN = 1_577_836_800_000_000
+
+
+class TestAcquire:
+    def test_free(self, locks: LockProvider) -> None:
+        """A free key is granted; without the wish for a token, the fence is 0."""
+        assert granted(locks, KEY, new_owner("m1"), ttl_s=20.0).fence == 0
+
+    def test_taken(self, locks: LockProvider, server: LockServer) -> None:
+        """A taken key is refused with its holder, nonce and message, and the time it has left."""
+        holder = new_owner("message/with/slashes ü")
+        ttl_s = granted(locks, KEY, holder, ttl_s=20.0).ttl_s
+        answer = take(server.connect(), KEY, new_owner("m2"))
+        assert isinstance(answer, Held)
+        assert (answer.key, answer.owner) == (KEY[0], holder)
+        assert ttl_s - 5.0 < answer.remaining_s <= ttl_s
+
+    def test_same_message_is_no_owner(self, locks: LockProvider) -> None:
+        """Two deliveries of one message are two owners: the nonce decides."""
+        assert isinstance(take(locks, KEY, new_owner("m")), Granted)
+        assert isinstance(take(locks, KEY, new_owner("m")), Held)
+
+    def test_asked_twice(self, locks: LockProvider, server: LockServer) -> None:
+        """The same owner gets the same grant again, token included, over another connection."""
+        owner = new_owner("m")
+        first = granted(locks, TWO, owner, with_fence=True)
+        assert granted(server.connect(), TWO, owner, with_fence=True).fence == first.fence
+        assert granted(locks, TWO, owner, with_fence=True).fence == first.fence
+
+    def test_asked_twice_extends(self, locks: LockProvider) -> None:
+        """A grant given again lasts as long as was asked the second time."""
+        owner = new_owner("m")
+        take(locks, KEY, owner, ttl_s=5.0)
+        again = granted(locks, KEY, owner, ttl_s=60.0)
+        answer = take(locks, KEY, new_owner("n"))
+        assert isinstance(answer, Held)
+        assert answer.remaining_s > again.ttl_s - 10.0
+
+    def test_all_or_none(self, locks: LockProvider) -> None:
+        """Of several keys none is taken where one is another's, and that one is named."""
+        holder = new_owner("m1")
+        take(locks, ("b",), holder)
+        answer = take(locks, ("a", "b", "c"), new_owner("m2"))
+        assert isinstance(answer, Held)
+        assert (answer.key, answer.owner) == ("b", holder)
+        assert isinstance(take(locks, ("a",), new_owner("m3")), Granted)
+        assert isinstance(take(locks, ("c",), new_owner("m4")), Granted)
+
+    def test_partly_ours(self, locks: LockProvider) -> None:
+        """An owner that holds some of the keys is granted the rest."""
+        owner = new_owner("m")
+        take(locks, ("a",), owner)
+        assert isinstance(take(locks, ("a", "b"), owner), Granted)
+        assert isinstance(take(locks, ("b",), new_owner("n")), Held)
+
+    def test_runs_out(self, locks: LockProvider, server: LockServer) -> None:
+        """A lease that nobody renews ends by itself."""
+        abandoned(server, KEY, new_owner("dead"))
+        taken_over(locks, KEY, new_owner("next"))
+
+    @pytest.mark.parametrize(
+        "key", ["a b", "{x}", "}{", "a}b", "*", "ü:ß", "x" * 200, "a:fence", "%0A", "[a]"]
+    )
+    def test_any_key(self, locks: LockProvider, key: str) -> None:
+        """A key is only text: no character of it means anything to the server."""
+        owner = new_owner("m")
+        granted(locks, (key,), owner, with_fence=True)
+        answer = take(locks, (key,), new_owner("n"))
+        assert isinstance(answer, Held)
+        assert answer.key == key
+        assert isinstance(take(locks, (key + "x",), new_owner("o")), Granted)
+        assert locks.release((key,), owner)
+
+
+class TestTokens:
+    @pytest.fixture(autouse=True)
+    def _tokens(self, locks: LockProvider) -> None:
+        if not locks.traits.tokens:
+            pytest.skip("it issues no tokens")
+
+    def test_grow(self, locks: LockProvider) -> None:
+        """Each grant of a key has a higher token than the one before, however fast they come."""
+        tokens = []
+        for _ in range(50):
+            owner = new_owner("m")
+            tokens.append(token(locks, KEY, owner))
+            locks.release(KEY, owner)
+        assert tokens == sorted(set(tokens))
+
+    def test_are_microseconds(self, locks: LockProvider) -> None:
+        """A token is of the size of a clock in µs: so it is above what another kind of server gave
+        before, and that server's next is above this one."""
+        assert _LEAST_TOKEN < token(locks, KEY, new_owner("m")) < time.time() * 1e6 + 60e6
+
+    def test_above_all_keys(self, locks: LockProvider) -> None:
+        """The token of several keys is above the last of each, and each key remembers it."""
+        owner = new_owner("m")
+        singles = [token(locks, (key,), owner) for key in TWO]
+        locks.release(TWO, owner)
+        both = token(locks, TWO, new := new_owner("n"))
+        assert both > max(singles)
+        locks.release(TWO, new)
+        assert all(token(locks, (key,), new_owner("o")) > both for key in TWO)
+
+    def test_after_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
+        """A server that lost its memory issues higher tokens than before all the same."""
+        before = token(locks, KEY, new_owner("m"))
+        server.forget()
+        assert token(locks, KEY, new_owner("n")) > before
+
+    def test_after_expiry(self, locks: LockProvider, server: LockServer) -> None:
+        """Whoever takes over a lease that ran out has a higher token."""
+        before = abandoned(server, KEY, new_owner("m"), with_fence=True).fence
+        assert taken_over(locks, KEY, new_owner("n"), with_fence=True).fence > before
+
+    def test_taken_again_after_another(self, locks: LockProvider) -> None:
+        """An owner whose lease ran out and who asks again, another having held the key since,
+        gets a new token, not its old one."""
+        slow, other = new_owner("slow"), new_owner("other")
+        old = token(locks, KEY, slow)
+        locks.release(KEY, slow)
+        between = token(locks, KEY, other)
+        locks.release(KEY, other)
+        assert token(locks, KEY, slow) > between > old
+
+
+class TestRelease:
+    def test_frees(self, locks: LockProvider, server: LockServer) -> None:
+        """A released key is free, and nothing but the last token stays in the server."""
+        owner = new_owner("m")
+        granted(locks, TWO, owner, with_fence=True)
+        assert locks.release(TWO, owner) is True
+        assert server.leftovers() == []
+        assert isinstance(take(locks, TWO, new_owner("n")), Granted)
+
+    def test_by_another(self, locks: LockProvider) -> None:
+        """Nobody frees another's key, also not with the same message."""
+        holder = new_owner("m")
+        take(locks, KEY, holder)
+        assert locks.release(KEY, new_owner("m")) is False
+        assert renewed(locks, KEY, holder) == Renewal.RENEWED
+
+    def test_twice(self, locks: LockProvider) -> None:
+        """Releasing again does nothing, also when somebody else has the key by then."""
+        owner, next_owner = new_owner("m"), new_owner("n")
+        take(locks, KEY, owner)
+        assert locks.release(KEY, owner) is True
+        assert locks.release(KEY, owner) is False
+        take(locks, KEY, next_owner)
+        assert locks.release(KEY, owner) is False
+        assert renewed(locks, KEY, next_owner) == Renewal.RENEWED
+
+    def test_partly(self, locks: LockProvider) -> None:
+        """Of several keys, those that are still the owner's are freed, the others stay."""
+        owner, other = new_owner("m"), new_owner("n")
+        take(locks, ("a",), owner)
+        take(locks, ("b",), other)
+        assert locks.release(("a", "b"), owner) is True
+        assert isinstance(take(locks, ("a",), new_owner("o")), Granted)
+        assert renewed(locks, ("b",), other) == Renewal.RENEWED
+
+    def test_late(self, locks: LockProvider, server: LockServer) -> None:
+        """A release after the lease ran out does not free the next holder's key."""
+        late, holder = new_owner("late"), new_owner("n")
+        abandoned(server, KEY, late)
+        taken_over(locks, KEY, holder)
+        assert locks.release(KEY, late) is False
+        assert renewed(locks, KEY, holder) == Renewal.RENEWED
+
+
+class TestHandOver:
+    def test_hands_over(self, locks: LockProvider) -> None:
+        """The true owner has the key, for the time given, and its renewals go on."""
+        finder, true = new_owner("finder"), new_owner("true")
+        stands_s = kept_s(locks, granted(locks, TWO, finder, ttl_s=60.0), 10.0)
+        assert locks.hand_over(TWO, finder, to=true, ttl_s=10.0) is True
+        answer = take(locks, TWO, new_owner("n"))
+        assert isinstance(answer, Held)
+        assert answer.owner == true
+        assert stands_s - 5.0 < answer.remaining_s <= stands_s
+        assert renewed(locks, TWO, true) == Renewal.RENEWED
+        assert renewed(locks, TWO, finder) == Renewal.TAKEN
+
+    def test_twice(self, locks: LockProvider) -> None:
+        """Asked again it says the same and does not touch the true owner's lease."""
+        finder, true = new_owner("finder"), new_owner("true")
+        stands_s = kept_s(locks, granted(locks, KEY, finder), 60.0)
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=10.0) is True
+        assert renewed(locks, KEY, true, ttl_s=60.0) == Renewal.RENEWED
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=10.0) is True
+        answer = take(locks, KEY, new_owner("n"))
+        assert isinstance(answer, Held)
+        assert answer.remaining_s > stands_s - 10.0
+
+    def test_by_another(self, locks: LockProvider) -> None:
+        """Who does not hold the key gives nothing away."""
+        holder = new_owner("m")
+        take(locks, KEY, holder)
+        assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
+        assert renewed(locks, KEY, holder) == Renewal.RENEWED
+
+    def test_free_key(self, locks: LockProvider, server: LockServer) -> None:
+        """A key that nobody holds is given to nobody."""
+        assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
+        assert server.leftovers() == []
+
+
+class TestRenew:
+    def test_extends(self, locks: LockProvider) -> None:
+        """A renewed lease lasts for its ttl from now."""
+        owner = new_owner("m")
+        stands_s = kept_s(locks, granted(locks, KEY, owner, ttl_s=5.0), 60.0)
+        assert renewed(locks, KEY, owner, ttl_s=60.0) == Renewal.RENEWED
+        answer = take(locks, KEY, new_owner("n"))
+        assert isinstance(answer, Held)
+        assert answer.remaining_s > stands_s - 10.0
+
+    def test_run_out(self, locks: LockProvider, server: LockServer) -> None:
+        """A lease that ran out does not come back."""
+        late, probe = new_owner("late"), new_owner("n")
+        abandoned(server, KEY, late)
+        taken_over(locks, KEY, probe)
+        locks.release(KEY, probe)
+        assert renewed(locks, KEY, late) == Renewal.GONE
+
+    def test_keeps_alive(self, locks: LockProvider) -> None:
+        """Renewed in time, a short lease never runs out."""
+        ttl_s = max(0.4, min(locks.traits.min_ttl_s, 2.0))
+        owner, until = new_owner("m"), time.monotonic() + 2 * ttl_s
+        take(locks, KEY, owner, ttl_s=ttl_s)
+        while time.monotonic() < until:
+            assert renewed(locks, KEY, owner, ttl_s=ttl_s) == Renewal.RENEWED
+            assert isinstance(take(locks, KEY, new_owner("n")), Held)
+            time.sleep(0.02)
+
+    def test_answers(self, locks: LockProvider) -> None:
+        """One answer for each lease, in order; of several keys, one taken makes TAKEN, else one
+        gone makes GONE."""
+        me, other = new_owner("m"), new_owner("n")
+        take(locks, ("mine1", "mine2"), me)
+        take(locks, ("theirs",), other)
+        cases = {
+            ("mine1", "mine2"): Renewal.RENEWED,
+            ("theirs",): Renewal.TAKEN,
+            ("nobody",): Renewal.GONE,
+            ("mine1", "nobody"): Renewal.GONE,
+            ("mine1", "theirs"): Renewal.TAKEN,
+            ("nobody", "theirs"): Renewal.TAKEN,
+            ("nobody", "theirs", "nobody2"): Renewal.TAKEN,
+            ("mine2",): Renewal.RENEWED,
+        }
+        holds = [Hold(keys, me, 30.0) for keys in cases]
+        assert locks.renew(holds) == list(cases.values())
+        assert renewed(locks, ("theirs",), other) == Renewal.RENEWED
+
+    def test_creates_nothing(self, locks: LockProvider, server: LockServer) -> None:
+        """Renewing what the server forgot brings nothing back."""
+        owner = new_owner("m")
+        take(locks, TWO, owner)
+        server.forget()
+        assert renewed(locks, TWO, owner) == Renewal.GONE
+        assert server.leftovers() == []
+        assert isinstance(take(locks, TWO, new_owner("n")), Granted)
+
+    def test_none(self, locks: LockProvider) -> None:
+        """No leases, no answers."""
+        assert locks.renew([]) == []
+
+    def test_many(self, locks: LockProvider) -> None:
+        """Many leases of several keys and different times get their own answers."""
+        me, other = new_owner("m"), new_owner("n")
+        holds = [Hold((f"a{i}", f"b{i}"), me, 20.0 + i % 7) for i in range(700)]
+        for i, hold in enumerate(holds):
+            if i % 3:
+                take(locks, hold.keys, me if i % 3 == 1 else other)
+        expected = [(Renewal.GONE, Renewal.RENEWED, Renewal.TAKEN)[i % 3] for i in range(700)]
+        assert locks.renew(holds) == expected
+
+
+def token(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> int:
+    """That of a grant."""
+    return granted(locks, keys, owner, with_fence=True).fence
+
+
+def taken_over(
+    locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, with_fence: bool = False
+) -> Granted:
+    """The grant of keys that are about to be free."""
+
+    def asked() -> Granted | None:
+        answer = take(locks, keys, owner, with_fence=with_fence)
+        return answer if isinstance(answer, Granted) else None
+
+    found = wait_until(asked, timeout_s=slack_s(locks), message=f"{keys} free")
+    assert found is not None
+    return found

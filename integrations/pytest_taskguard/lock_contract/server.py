@@ -1,0 +1,123 @@
+"""The lock server under test, and short ways to ask it.
+
+Guarantees: what is asked here is what `taskguard.LockProvider` has, and nothing else of a provider
+is used. Everything that a kind of server does in its own way is said by its `LockServer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import pytest
+
+from taskguard.lease import Owner
+from taskguard.locks.base import Granted, Held, Hold, LockProvider
+
+__all__ = [
+    "KEY",
+    "TWO",
+    "LockServer",
+    "abandoned",
+    "granted",
+    "kept_s",
+    "locks",
+    "renewed",
+    "slack_s",
+    "take",
+]
+
+# A machine that is busy may need so long for what takes no time.
+PATIENCE_S = 10.0
+KEY = ("order:42",)
+TWO = ("order:1", "order:2")
+
+
+@dataclass(frozen=True)
+class LockServer:
+    """One server under test.
+
+    Attributes:
+        connect: a provider as another process would have it.
+        forget: the server loses its memory.
+        leftovers: what stands in the server, apart from tokens.
+        url: None where the server is in this process alone.
+        deafened: a provider that gets no replies to what it sends: None where there is no wire.
+        end_session: ends a provider's session as its server does that has heard nothing of it:
+            None where locks are no session's.
+    """
+
+    connect: Callable[[], LockProvider]
+    forget: Callable[[], object]
+    leftovers: Callable[[], list[str]]
+    url: str | None = None
+    deafened: Callable[[], AbstractContextManager[LockProvider]] | None = None
+    end_session: Callable[[LockProvider], object] | None = None
+
+
+@pytest.fixture
+def locks(server: LockServer) -> LockProvider:
+    """A provider on the server."""
+    return server.connect()
+
+
+def take(
+    locks: LockProvider,
+    keys: tuple[str, ...],
+    owner: Owner,
+    *,
+    ttl_s: float = 30.0,
+    with_fence: bool = False,
+    wait_s: float = 0.0,
+) -> Granted | Held:
+    """The answer."""
+    return locks.acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s)
+
+
+def granted(
+    locks: LockProvider,
+    keys: tuple[str, ...],
+    owner: Owner,
+    *,
+    ttl_s: float = 30.0,
+    with_fence: bool = False,
+) -> Granted:
+    """The answer, which has to be a grant."""
+    answer = take(locks, keys, owner, ttl_s=ttl_s, with_fence=with_fence)
+    assert isinstance(answer, Granted)
+    return answer
+
+
+def renewed(
+    locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, ttl_s: float = 30.0
+) -> str:
+    """The answer for one lease."""
+    (answer,) = locks.renew([Hold(keys, owner, ttl_s)])
+    return answer
+
+
+def kept_s(locks: LockProvider, first: Granted, ttl_s: float) -> float:
+    """How long a lease is kept for which `ttl_s` was asked after its `first` grant.
+
+    A session's locks are kept as long as their session, whatever is asked for.
+    """
+    return first.ttl_s if locks.traits.session else max(ttl_s, locks.traits.min_ttl_s)
+
+
+def abandoned(
+    server: LockServer, keys: tuple[str, ...], owner: Owner, *, with_fence: bool = False
+) -> Granted:
+    """Somebody takes the keys, and is not heard of again: from here on, they run out."""
+    gone = server.connect()
+    answer = granted(gone, keys, owner, ttl_s=0.05, with_fence=with_fence)
+    if gone.traits.session:
+        if server.end_session is None:
+            pytest.skip("nothing ends its sessions: say in LockServer how")
+        server.end_session(gone)
+    return answer
+
+
+def slack_s(locks: LockProvider) -> float:
+    """For how long to wait for the end of a short lease, on a machine that is busy."""
+    return PATIENCE_S + 3 * locks.traits.min_ttl_s

@@ -1,0 +1,146 @@
+"""Who is refused and waits: woken by a release, and by nothing that it would have to wait for.
+
+Guarantees: a wait is shown to be short by one of several tries, for a machine that is busy may take
+longer at times. Does not guarantee an order among those that wait: no provider promises one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from pytest_taskguard.lock_contract.server import KEY, LockServer, take
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, LockProvider
+
+__all__ = ["Ended", "TestWait"]
+
+
+class TestWait:
+    def test_woken(self, locks: LockProvider, server: LockServer) -> None:
+        """A release wakes who was refused and waits, at once."""
+        waiter = server.connect()
+
+        def wait() -> float:
+            holder = new_owner("m")
+            take(locks, KEY, holder)
+            assert isinstance(take(waiter, KEY, new_owner("n"), wait_s=30.0), Held)
+            woken = Ended(lambda: waiter.wait(KEY[0], timeout_s=30.0))
+            time.sleep(0.1)  # until it blocks
+            locks.release(KEY, holder)
+            woken.join()
+            return woken.took_s
+
+        assert within(0.6, wait)
+
+    def test_release_before_the_wait(self, locks: LockProvider) -> None:
+        """A release between the refusal and the wait is not missed."""
+
+        def wait() -> float:
+            holder = new_owner("m")
+            take(locks, KEY, holder)
+            assert isinstance(take(locks, KEY, new_owner("n"), wait_s=30.0), Held)
+            locks.release(KEY, holder)
+            return took_s(lambda: locks.wait(KEY[0], timeout_s=30.0))
+
+        assert within(0.5, wait)
+
+    def test_bounded(self, locks: LockProvider) -> None:
+        """A wait ends after its time-out, and soon after a second in any case: then ask again."""
+        take(locks, KEY, new_owner("m"))
+
+        def wait(timeout_s: float) -> Callable[[], float]:
+            return lambda: took_s(lambda: locks.wait(KEY[0], timeout_s=timeout_s))
+
+        for timeout_s, least_s, most_s in [(0.0, 0.0, 0.1), (-1.0, 0.0, 0.1), (0.2, 0.15, 0.7)]:
+            assert within(most_s, wait(timeout_s), least_s=least_s)
+        assert within(1.9, wait(30.0))
+
+    def test_one_after_the_other(self, locks: LockProvider, server: LockServer) -> None:
+        """Many who wait for one key all get it, each woken by the one before."""
+        # By polling once a second, eight in a row would take several seconds.
+        assert within(2.0, lambda: self._all_in_a_row(locks, server, 8))
+
+    def _all_in_a_row(self, locks: LockProvider, server: LockServer, count: int) -> float:
+        holder = new_owner("m")
+        got: list[Owner] = []
+        take(locks, KEY, holder)
+
+        def worker() -> None:
+            mine, me = server.connect(), new_owner("w")
+            until = time.monotonic() + 30.0
+            while time.monotonic() < until:
+                answer = take(mine, KEY, me, wait_s=until - time.monotonic())
+                if isinstance(answer, Granted):
+                    got.append(me)
+                    mine.release(KEY, me)
+                    return
+                mine.wait(answer.key, timeout_s=until - time.monotonic())
+
+        threads = [threading.Thread(target=worker) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        released_at = time.monotonic()
+        locks.release(KEY, holder)
+        for thread in threads:
+            thread.join(30.0)
+        assert len(set(got)) == count
+        return time.monotonic() - released_at
+
+    def test_several_keys(self, locks: LockProvider, server: LockServer) -> None:
+        """Woken for one of its keys while another is taken, a waiter for several passes it on."""
+        assert within(0.5, lambda: self._passed_on(locks, server))
+
+    def _passed_on(self, locks: LockProvider, server: LockServer) -> float:
+        first, second = new_owner("m"), new_owner("n")
+        take(locks, ("a",), first)
+        take(locks, ("b",), second)
+        both, single = server.connect(), server.connect()
+        assert isinstance(take(both, ("a", "b"), new_owner("both"), wait_s=30.0), Held)
+        assert isinstance(take(single, ("a",), new_owner("single"), wait_s=30.0), Held)
+        greedy = Ended(lambda: both.wait("a", timeout_s=30.0))
+        time.sleep(0.1)  # it is first in the queue
+        locks.release(("a",), first)
+        greedy.join()
+        assert isinstance(take(both, ("a", "b"), new_owner("both"), wait_s=30.0), Held)
+        waited_s = took_s(lambda: single.wait("a", timeout_s=30.0))
+        mine = new_owner("single")
+        assert isinstance(take(single, ("a",), mine), Granted)
+        locks.release(("a",), mine)
+        locks.release(("b",), second)
+        return waited_s
+
+
+def took_s(call: Callable[[], object]) -> float:
+    """How long the call took."""
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+def within(most_s: float, seconds: Callable[[], float], *, least_s: float = 0.0) -> bool:
+    """Whether it can be done in this time: a machine that is busy may take longer at times."""
+    return any(least_s <= seconds() < most_s for _ in range(5))
+
+
+class Ended:
+    """A call in a thread, and how long it took."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.took_s = 0.0
+        self.ended = False
+        self._call = call
+        self._thread = threading.Thread(target=self._run)
+        self._started = time.monotonic()
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._call()
+        self.took_s = time.monotonic() - self._started
+        self.ended = True
+
+    def join(self) -> None:
+        self._thread.join(30.0)
+        assert self.ended, "the call did not end"

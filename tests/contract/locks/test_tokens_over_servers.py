@@ -1,0 +1,30 @@
+"""Tokens of locks alone, where the kind of lock server is changed under way."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from pytest_taskguard.lock_contract.server import KEY, granted
+from support.lock_servers import LockServer
+from taskguard.lease import new_owner
+from taskguard.locks.base import LockProvider
+from taskguard.locks.memory import MemoryLocks
+
+
+def token(locks: LockProvider) -> int:
+    owner = new_owner("m")
+    fence = granted(locks, KEY, owner, with_fence=True).fence
+    locks.release(KEY, owner)
+    return fence
+
+
+def test_tokens_grow_when_the_server_is_changed(server: LockServer) -> None:
+    """There, to another kind that knows nothing of what went before, and back: what a row or a
+    service has seen of the one server does not refuse whoever has the lock of the next."""
+    if not server.connect().traits.tokens:
+        pytest.skip("it issues no tokens")
+    tokens = [token(server.connect()), token(MemoryLocks())]
+    tokens += [token(server.connect()), token(server.connect()), token(MemoryLocks())]
+    assert all(before < after for before, after in pairwise(tokens)), tokens

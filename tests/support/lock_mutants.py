@@ -1,0 +1,311 @@
+"""Lock providers with something wrong, each with the test of the contract suite that has to fail.
+
+Two that are right, in memory, are broken one at a time; `MUTANTS` are named for what is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pytest_taskguard.lock_contract import LockServer
+from support.session_locks import SessionLocks, SessionServer, session_kind
+from taskguard import Granted, Held, Hold, MemoryLocks, Owner, Renewal, Traits
+from taskguard.errors import LockServerUnavailableError
+from taskguard.lease import new_owner
+
+MUTANTS: dict[str, tuple[Callable[[], LockServer], str]] = {}
+
+
+def caught_by(test: str) -> Callable[[type[MemoryLocks]], type[MemoryLocks]]:
+    """Registers a mutant of the provider in memory."""
+
+    def register(kind: type[MemoryLocks]) -> type[MemoryLocks]:
+        def server() -> LockServer:
+            locks = kind()
+            return LockServer(lambda: locks, locks.flush, lambda: list(locks.held()))
+
+        MUTANTS[kind.__name__] = server, test
+        return kind
+
+    return register
+
+
+def session_caught_by(test: str) -> Callable[[type[SessionLocks]], type[SessionLocks]]:
+    """The same for the provider of sessions."""
+
+    def register(kind: type[SessionLocks]) -> type[SessionLocks]:
+        def made() -> LockServer:
+            server = SessionServer()
+            return session_kind(server, kind)
+
+        MUTANTS[kind.__name__] = made, test
+        return kind
+
+    return register
+
+
+class Locks(MemoryLocks):
+    """Short ways to do the right thing within a wrong one."""
+
+    def ask(self, keys: tuple[str, ...], owner: Owner, ttl_s: float = 30.0) -> Granted | Held:
+        return MemoryLocks.acquire(self, keys, owner, ttl_s=ttl_s, with_fence=True, wait_s=0.0)
+
+    def holder(self, key: str) -> Owner | None:
+        return self.held().get(key)
+
+
+@caught_by("TestAcquire::test_all_or_none")
+class TakesWhatIsFree(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        for key in keys:
+            answer = super().acquire((key,), owner, **asked)
+            if isinstance(answer, Held):
+                return answer
+        return answer
+
+
+@caught_by("TestAcquire::test_same_message_is_no_owner")
+class OwnersByMessage(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        return super().acquire(keys, Owner("", owner.message), **asked)
+
+
+@caught_by("TestAcquire::test_taken")
+class ForgetsTheMessage(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        return replace(answer, owner=Owner(answer.owner.nonce, "")) if _held(answer) else answer
+
+
+@caught_by("TestAcquire::test_asked_twice")
+class NewGrantEachTime(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        super().release(keys, owner)
+        return super().acquire(keys, owner, **asked)
+
+
+@caught_by("TestAcquire::test_asked_twice")
+class RefusesItsOwner(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        for key in keys:
+            if self.holder(key) == owner:
+                return Held(key, owner, 1.0)
+        return super().acquire(keys, owner, **asked)
+
+
+@caught_by("TestAcquire::test_asked_twice_extends")
+class NeverExtendsAGrant(Locks):
+    def acquire(self, keys, owner, *, ttl_s, **asked):  # type: ignore[no-untyped-def]
+        again = any(self.holder(key) == owner for key in keys)
+        super().acquire(keys, owner, ttl_s=5.0 if again else ttl_s, **asked)
+        return Granted(1, ttl_s)
+
+
+@caught_by("TestAcquire::test_runs_out")
+class NeverEnds(Locks):
+    def acquire(self, keys, owner, *, ttl_s, **asked):  # type: ignore[no-untyped-def]
+        return super().acquire(keys, owner, ttl_s=3600.0, **asked)
+
+
+@caught_by("TestAcquire::test_any_key")
+class KeysWithPatterns(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        return super().acquire(tuple(key.strip("}{") or "x" for key in keys), owner, **asked)
+
+
+@caught_by("TestTokens::test_grow")
+class TokensOfMilliseconds(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        return answer if _held(answer) else replace(answer, fence=answer.fence // 1000)
+
+
+@caught_by("TestTokens::test_are_microseconds")
+class TokensFromOne(Locks):
+    first: int = 0
+
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        if _held(answer):
+            return answer
+        self.first = self.first or answer.fence - 1
+        return replace(answer, fence=answer.fence - self.first)
+
+
+@caught_by("TestTokens::test_after_memory_loss")
+class TokensOfACounter(Locks):
+    FIRST = 1_600_000_000_000_000
+    count = FIRST
+
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        self.count += 1
+        return answer if _held(answer) else replace(answer, fence=self.count)
+
+    def flush(self) -> None:
+        super().flush()
+        self.count = self.FIRST
+
+
+@caught_by("TestTraits::test_tokens")
+class TokensThatItDoesNotHave(Locks):
+    @property
+    def traits(self) -> Traits:
+        return Traits(tokens=False)
+
+
+@caught_by("TestTraits::test_ttl")
+class GrantsLessThanWasAskedFor(Locks):
+    def acquire(self, keys, owner, *, ttl_s, **asked):  # type: ignore[no-untyped-def]
+        return super().acquire(keys, owner, ttl_s=ttl_s / 2, **asked)
+
+
+@caught_by("TestTraits::test_ttl")
+class GrantsLessThanItsLeast(Locks):
+    @property
+    def traits(self) -> Traits:
+        return Traits(min_ttl_s=5.0)
+
+
+@caught_by("TestRelease::test_by_another")
+class FreesForAnybody(Locks):
+    def release(self, keys, owner):  # type: ignore[no-untyped-def]
+        holders = [self.holder(key) for key in keys]
+        return bool([super(FreesForAnybody, self).release(keys, each) for each in holders if each])
+
+
+@caught_by("TestRelease::test_twice")
+class AlwaysHasReleased(Locks):
+    def release(self, keys, owner):  # type: ignore[no-untyped-def]
+        super().release(keys, owner)
+        return True
+
+
+@caught_by("TestRelease::test_partly")
+class FreesAllOrNothing(Locks):
+    def release(self, keys, owner):  # type: ignore[no-untyped-def]
+        return all(self.holder(key) == owner for key in keys) and super().release(keys, owner)
+
+
+@caught_by("TestHandOver::test_by_another")
+class HandsOverForAnybody(Locks):
+    def hand_over(self, keys, owner, *, to, ttl_s):  # type: ignore[no-untyped-def]
+        holder = self.holder(keys[0])
+        return holder is not None and super().hand_over(keys, holder, to=to, ttl_s=ttl_s)
+
+
+@caught_by("TestHandOver::test_twice")
+class HandsOverOnce(Locks):
+    def hand_over(self, keys, owner, *, to, ttl_s):  # type: ignore[no-untyped-def]
+        mine = any(self.holder(key) == owner for key in keys)
+        return super().hand_over(keys, owner, to=to, ttl_s=ttl_s) and mine
+
+
+@caught_by("TestHandOver::test_free_key")
+class GivesWhatNobodyHas(Locks):
+    def hand_over(self, keys, owner, *, to, ttl_s):  # type: ignore[no-untyped-def]
+        return super().hand_over(keys, owner, to=to, ttl_s=ttl_s) or _granted(
+            self.ask(keys, to, ttl_s)
+        )
+
+
+@caught_by("TestRenew::test_creates_nothing")
+class TakesWhatIsGone(Locks):
+    def renew(self, holds):  # type: ignore[no-untyped-def]
+        return [
+            Renewal.RENEWED if _granted(self.ask(h.keys, h.owner, h.ttl_s)) else Renewal.TAKEN
+            for h in holds
+        ]
+
+
+@caught_by("TestRenew::test_answers")
+class LooksAtTheFirstKey(Locks):
+    def renew(self, holds):  # type: ignore[no-untyped-def]
+        return super().renew([Hold(hold.keys[:1], hold.owner, hold.ttl_s) for hold in holds])
+
+
+@caught_by("TestRenew::test_many")
+class AnswersSorted(Locks):
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        return sorted(super().renew(holds))
+
+
+@caught_by("TestRenew::test_keeps_alive")
+class OnlySaysThatItRenewed(Locks):
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        held = self.held()
+        mine = [all(held.get(key) == hold.owner for key in hold.keys) for hold in holds]
+        return [Renewal.RENEWED if each else Renewal.GONE for each in mine]
+
+
+@caught_by("TestWait::test_woken")
+class NeverWakes(Locks):
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        time.sleep(min(max(timeout_s, 0.0), 1.0))
+
+
+@caught_by("TestWait::test_bounded")
+class NeverWaits(Locks):
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Whoever waits asks all the time."""
+
+
+@caught_by("TestContention::test_one_of_many")
+class LooksAndThenTakes(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        probe = new_owner("probe")
+        answer = super().acquire(keys, probe, **asked)
+        if _held(answer):
+            return answer
+        super().release(keys, probe)
+        time.sleep(0.05)
+        for key in keys:
+            self._locks.pop(key, None)
+        return super().acquire(keys, owner, **asked)
+
+
+@caught_by("TestClose::test_used_again")
+class FreesWhatItClosed(Locks):
+    def close(self) -> None:
+        self.flush()
+
+
+@session_caught_by("TestSession::test_close")
+class KeepsWhatItClosed(SessionLocks):
+    def close(self) -> None:
+        """The session stays."""
+
+
+@session_caught_by("TestSession::test_lost")
+class NeverConnectsAgain(SessionLocks):
+    @property
+    def session(self) -> int:
+        self._session = self._session or self.server.open()
+        return self._session
+
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        return answer if self.server.knows(self.session) else Held(keys[0], owner, 1.0)
+
+
+@session_caught_by("TestSession::test_lost")
+class TrustsItsMemory(SessionLocks):
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        return [Renewal.RENEWED for _ in holds]
+
+
+@session_caught_by("TestSwallowedReply::test_of_acquire")
+class KeepsWhatItDoesNotKnow(SessionLocks):
+    def _hear(self) -> None:
+        if self.deaf:
+            raise LockServerUnavailableError("No reply came.")
+
+
+def _held(answer: Granted | Held) -> bool:
+    return isinstance(answer, Held)
+
+
+def _granted(answer: Granted | Held) -> bool:
+    return isinstance(answer, Granted)
