@@ -41,6 +41,8 @@ _PROVIDERS = {
     "unix": ("taskguard.locks.redis", "RedisLocks"),
     "etcd": ("taskguard.locks.etcd", "EtcdLocks"),
     "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
+    "consul": ("taskguard.locks.consul", "ConsulLocks"),
+    "consuls": ("taskguard.locks.consul", "ConsulLocks"),
 }
 
 

@@ -35,6 +35,7 @@ from support.waiting import wait_until
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
     TEMPLATES_VARIABLE,
+    Consul,
     DebianRedis,
     Etcd,
     MariaDB,
@@ -49,6 +50,7 @@ from taskguard_sandbox.servers import (
 )
 
 _OF_DEBIAN = {
+    "consul",
     "debian_redis",
     "etcd",
     "mariadb",
@@ -161,6 +163,11 @@ def debian_redis() -> Iterator[DebianRedis]:
 @pytest.fixture(scope="session")
 def etcd() -> Iterator[Etcd]:
     yield from started(Etcd())
+
+
+@pytest.fixture(scope="session")
+def consul() -> Iterator[Consul]:
+    yield from started(Consul())
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import http.client
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -34,6 +35,7 @@ from typing import Any, ClassVar
 from taskguard_sandbox.process import Server, ServerError, environment, free_port, nobody
 
 __all__ = [
+    "Consul",
     "DebianRedis",
     "Etcd",
     "MariaDB",
@@ -630,6 +632,76 @@ class Etcd(Server):
         ):
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
+        return False
+
+
+class Consul(Server):
+    """The Consul 1.8 of Debian 11, which `.ci/unpack-servers` has put beside the system.
+
+    One server, which knows no other. Options are those of its command line, `_` for `-`.
+    """
+
+    name = "Consul"
+    _PLACES: ClassVar[str] = "/usr/local/lib/taskguard-consul"
+
+    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
+        self._inner_ports = (0, 0)
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        found = shutil.which("consul", path=cls._PLACES)
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else "Consul is not there (Debian 11: consul)"
+
+    @property
+    def url(self) -> str:
+        return f"consul://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """Ends a server that was halted or killed for good: `start()` begins with nothing."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._inner_ports = free_port(), free_port()
+
+    def _command(self) -> list[str]:
+        server, gossip = self._inner_ports
+        # An election in a second instead of eight.
+        config = {"performance": {"raft_multiplier": 1}, "ports": {"grpc": -1, "dns": -1}}
+        (self.folder / "taskguard.json").write_text(json.dumps(config), encoding="utf-8")
+        options: dict[str, str | int] = {
+            "config-file": str(self.folder / "taskguard.json"),
+            "data-dir": str(self.folder / "data"),
+            "bootstrap-expect": 1,
+            "bind": "127.0.0.1",
+            "client": "127.0.0.1",
+            "http-port": self.port,
+            "server-port": server,
+            "serf-lan-port": gossip,
+            "serf-wan-port": -1,
+            "log-level": "warn",
+            **self.options,
+        }
+        flags = [f"-{name}={value}" for name, value in options.items()]
+        return [str(self.binary()), "agent", "-server", *flags]
+
+    def _answers(self) -> bool:
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
+            ) as connection,
+        ):
+            # Not by /status/leader, which knows one before it is ready.
+            connection.request("GET", "/v1/kv/ready?consistent")
+            return connection.getresponse().status in (403, 404)
         return False
 
 

@@ -65,11 +65,15 @@ class ServerUrl:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer: its status, its text, and the server's clock in whole seconds, if it says so."""
+    """One answer: its status, its text, and the server's clock in whole seconds, if it says so.
+
+    `index` is Consul's: of the last change of what was asked for.
+    """
 
     status: int
     body: bytes
     clock_s: float | None
+    index: int = 0
 
 
 def parse_url(url: str, *, plain: str, tls: str, port: int) -> ServerUrl:
@@ -177,7 +181,12 @@ class HttpLink:
             with connection.getresponse() as response:
                 text = response.read()
                 known = not response.will_close
-                return Reply(response.status, text, _clock_s(response.getheader("Date", "")))
+                return Reply(
+                    response.status,
+                    text,
+                    _clock_s(response.getheader("Date", "")),
+                    int(response.getheader("X-Consul-Index") or 0),
+                )
         finally:
             if known:
                 self._idle.put(endpoint, connection)

@@ -396,7 +396,7 @@ FAULTS = (
         31,
         "a session at a coordination service is lost",
         {
-            "faults/test_etcd.py": (
+            "faults/test_coordination.py": (
                 "TestLedger::test_killed",
                 "TestLedger::test_killed_for_good",
                 "TestLedger::test_frozen",
@@ -409,7 +409,7 @@ FAULTS = (
             ),
             "integration/test_etcd.py": ("TestConnections::test_a_leader_that_is_killed",),
         },
-        Reason("Locks on ZooKeeper and Consul do not exist yet."),
+        Reason("Locks on ZooKeeper do not exist yet."),
     ),
     Fault(
         32,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from support.consul import consul_kind
 from support.etcd import etcd_kind
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
@@ -30,6 +31,7 @@ KINDS = [
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("etcd", marks=pytest.mark.debian),
     pytest.param("newest_etcd", marks=pytest.mark.debian),
+    pytest.param("consul", marks=pytest.mark.debian),
 ]
 
 
@@ -49,6 +51,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         yield _redis_kind(fake, lambda: RedisLocks(fake))
     elif request.param in ("etcd", "newest_etcd"):
         yield etcd_kind(request.getfixturevalue(request.param))
+    elif request.param == "consul":
+        yield consul_kind(request.getfixturevalue("consul"))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:
