@@ -7,8 +7,8 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `etcd`, `newest_etcd`, `postgres`, `mariadb`, `mysql`,
-`rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its own
+`valkey`, `redis62`, `debian_redis`, `etcd`, `newest_etcd`, `consul`, `postgres`, `mariadb`,
+`mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its own
 (`taskguard_sandbox.servers`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """

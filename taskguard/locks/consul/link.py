@@ -14,11 +14,15 @@ from typing import Any
 from urllib.parse import quote
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.http import HttpLink, Reply, ServerUrl
+from taskguard.locks.http import Endpoint, HttpLink, Reply, ServerUrl
 
-__all__ = ["ConsulLink", "Entry", "Failed", "encoded"]
+__all__ = ["MOST_OPERATIONS", "ConsulLink", "Entry", "Failed", "RefusedError", "encoded"]
 
 MOST_OPERATIONS = 64
+
+
+class RefusedError(LockServerUnavailableError):
+    """Consul answered, and what it said was no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Failed:
 
 
 def encoded(text: str) -> str:
-    """A key's text as Consul takes it in a path and in JSON: without '/', and without surrogates."""
+    """A key's text as Consul takes it in paths and in JSON: no '/' in it, and no surrogates."""
     return quote(text.encode("utf-8", "surrogatepass"), safe="")
 
 
@@ -64,6 +68,7 @@ class ConsulLink:
             connect_timeout_s=connect_timeout_s,
         )
         self.address = self._prompt.address
+        self.endpoints = url.endpoints
         self._headers = {"X-Consul-Token": url.password} if url.password else {}
 
     def look(self, name: str) -> tuple[Entry | None, Reply]:
@@ -104,6 +109,20 @@ class ConsulLink:
         path = f"/v1/kv/{quote(name)}?index={index}&wait={max(10, int(timeout_s * 1000))}ms"
         self._checked(self._patient.ask("GET", path, headers=self._headers), (200, 404))
 
+    def try_rights(self, name: str) -> None:
+        """Ask for what needs the rights of locks, and changes nothing. Raises RefusedError."""
+        session, _ = self.open_session(10)
+        self.end_session(session)
+        # An index that no key has.
+        self.change([{"Verb": "delete-cas", "Key": name, "Index": 1}])
+
+    def leader_of(self, endpoint: Endpoint) -> str:
+        """Who leads, as one agent has it; "" for nobody. Raises OSError or HTTPException."""
+        reply = self._prompt.ask_at(endpoint, "GET", "/v1/status/leader", b"", self._headers)
+        return (
+            reply.body.decode("utf-8", "replace").strip().strip('"') if reply.status == 200 else ""
+        )
+
     def close(self) -> None:
         """Close idle connections."""
         self._prompt.close()
@@ -131,7 +150,7 @@ class ConsulLink:
                 f"forbids what locks need: {said}. This is a mistake in the settings: correct the "
                 "token; taskguard.locks.consul tells what rights it needs."
             )
-        raise LockServerUnavailableError(f"The lock server {self.address} {rest}")
+        raise RefusedError(f"The lock server {self.address} {rest}")
 
 
 def _entry(found: dict[str, Any]) -> Entry:

@@ -20,6 +20,7 @@ from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.consul import findings
 from taskguard.locks.consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
 from taskguard.locks.http import Reply, parse_url
 
@@ -209,9 +210,8 @@ class ConsulLocks:
             entry, reply = self._link.look(name)
 
     def check(self) -> list[Finding]:
-        """Nothing yet; raises LockServerUnavailableError where it does not answer."""
-        self._link.look(self._epoch_name)
-        return []
+        """What is wrong with the agents of the URL, and the rights of the token."""
+        return findings.check(self._link, self._epoch_name)
 
     def close(self) -> None:
         """End the sessions, and with them what they hold."""
