@@ -8,8 +8,8 @@ of its own share, and tests know nothing of each other. What a database's comman
 folder is made once for all of them.
 
 `valkey`, `redis62`, `debian_redis`, `etcd`, `newest_etcd`, `consul`, `postgres`, `mariadb`,
-`mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its own
-(`taskguard_sandbox.servers`).
+`mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its
+own (`taskguard_sandbox.servers`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 

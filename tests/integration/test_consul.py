@@ -140,6 +140,15 @@ class TestSessions:
             proxy.mode = Mode.PASS
             assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
             assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
+            # Nor is a release forgotten that did not arrive.
+            freed = new_owner("freed")
+            take(locks, owner=freed)
+            proxy.mode = Mode.CUT
+            with pytest.raises(LockServerUnavailableError):
+                locks.release(KEY, freed)
+            proxy.mode = Mode.PASS
+            assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
+            assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
             locks.close()
 
     def test_a_session_that_has_ended(self, locks: ConsulLocks, consul: Consul) -> None:
@@ -150,6 +159,29 @@ class TestSessions:
             ask(consul, "PUT", f"/v1/session/destroy/{session.id}")
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.GONE]
         assert isinstance(take(locks), Granted)
+
+    def test_a_longer_ttl(self, locks: ConsulLocks, consul: Consul) -> None:
+        """Asked for a longer one, a key comes under another session, and keeps its token."""
+        owner = new_owner("m")
+        first = take(locks, owner=owner, ttl_s=10.0, with_fence=True)
+        second = take(locks, owner=owner, ttl_s=60.0, with_fence=True)
+        assert isinstance(first, Granted)
+        assert isinstance(second, Granted)
+        assert (second.fence, second.ttl_s) == (first.fence, 60.0)
+        ask(consul, "PUT", f"/v1/session/destroy/{locks._sessions[10].id}")
+        assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
+        assert locks.release(KEY, owner) is True
+        assert standing(consul) == ["taskguard/epoch"]
+
+    def test_handed_over_to_another_process(self, locks: ConsulLocks, consul: Consul) -> None:
+        """The true owner's renewal brings its key under its own session."""
+        finder, true, other = new_owner("finder"), new_owner("true"), ConsulLocks(consul.url)
+        take(locks, owner=finder)
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
+        assert other.renew([Hold(KEY, true, 30.0)]) == [Renewal.RENEWED]
+        locks.close()
+        assert isinstance(take(other), Held)
+        assert other.release(KEY, true) is True
 
     def test_a_fork(self, locks: ConsulLocks) -> None:
         """A child has a session of its own: closing it frees nothing of the parent's."""

@@ -8,11 +8,13 @@ Does not guarantee: exclusion against a paused holder, which is the ledger's par
 
 Locks are a session's: a process has one for each ttl, of ten seconds at least, which holds all its
 keys. `close()` ends them, and they end when nobody renews them, which Consul may notice as late as
-twice their ttl. What was granted without an answer is freed before a session is renewed.
+twice their ttl. What was granted, or is to be freed, without an answer is freed before a session is
+renewed.
 
 What stands in the server:
 
-    taskguard/lock/order%3A42    the lock: epoch:ttl:nonce/message of its owner, under its session
+    taskguard/lock/order%3A42    the lock: epoch:ttl:nonce/message of its owner, under its session;
+                                 =token instead of the epoch if it came from another session
     taskguard/epoch              what an index is added to for a token: the server's clock in µs
                                  less its index, as of the youngest session
 

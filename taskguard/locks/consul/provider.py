@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
@@ -30,6 +30,8 @@ _MIN_TTL_S = 10
 _WAIT_SLICE_S = 1.0
 _NO_EXPIRY_S = 86_400.0
 _TRIES = 5
+# A refusal does not say who holds the key: who looks may find it free again, and then asks again.
+_TRIES_TO_TAKE = 50
 # A session is renewed by an acquire that finds it older than this share of the ttl, and lasts for
 # that much longer, so that what is granted lasts for the ttl.
 _AGE_SHARE = 0.25
@@ -87,7 +89,7 @@ class ConsulLocks:
         self._sessions: dict[int, _Session] = {}
         # The index of each key as it was granted, by its owner's nonce: one request frees it.
         self._indexes: dict[str, dict[str, int]] = {}
-        # What may have been granted without an answer: freed before a session is renewed.
+        # What may be held though nobody knows of it: freed before a session is renewed.
         self._doubts: deque[tuple[tuple[str, ...], Owner]] = deque(maxlen=_MOST_DOUBTS)
         self._epoch: tuple[int, int] = (0, 0)  # its value, and its index
 
@@ -110,7 +112,7 @@ class ConsulLocks:
                 "or use another lock server."
             )
         found: list[Entry | None] = [None] * len(keys)
-        for _ in range(_TRIES):
+        for _ in range(_TRIES_TO_TAKE):
             session = self._session(ttl_s)
             try:
                 entries = self._take(keys, found, owner, session)
@@ -122,7 +124,10 @@ class ConsulLocks:
                     name: each.changed
                     for name, each in zip(self._names(keys), entries, strict=True)
                 }
-                token = max(each.created + _parts(each)[0] for each in entries)
+                for doubt in [each for each in self._doubts if each[1] == owner]:
+                    with contextlib.suppress(ValueError):  # it is no doubt any more
+                        self._doubts.remove(doubt)
+                token = max(map(_token, entries))
                 return Granted(token if with_fence else 0, float(session.ttl_s))
             found = self._look(keys)
             for key, entry in zip(keys, found, strict=True):
@@ -137,6 +142,13 @@ class ConsulLocks:
         False if none was; True if a first attempt got no reply, for it may have freed them.
         """
         self._after_fork()
+        try:
+            return self._free(keys, owner)
+        except BaseException:
+            self._doubts.append((keys, owner))  # else its session would keep it
+            raise
+
+    def _free(self, keys: tuple[str, ...], owner: Owner) -> bool:
         retries: list[None] = []
         names = self._names(keys)
         known = self._indexes.pop(owner.nonce, {})
@@ -165,8 +177,7 @@ class ConsulLocks:
         handed = False
         for name, entry in zip(self._names(keys), self._look(keys), strict=True):
             if entry is not None and _is_of(entry, owner):
-                epoch, lasts_s, _ = _parts(entry)
-                value = _value(epoch, int(lasts_s), to)
+                value = _value(f"={_token(entry)}", int(_parts(entry)[1]), to)
                 done = self._link.change([_cas(name, value, entry.changed)])
                 handed = handed or not isinstance(done, Failed)
             elif entry is not None and _is_of(entry, to):
@@ -250,7 +261,7 @@ class ConsulLocks:
             while True:
                 doubt = self._doubts.popleft()
                 try:
-                    self.release(*doubt)
+                    self._free(*doubt)
                 except BaseException:
                     self._doubts.append(doubt)
                     raise
@@ -280,32 +291,25 @@ class ConsulLocks:
         operations: list[dict[str, Any]] = [
             {"Verb": "check-index", "Key": self._epoch_name, "Index": index}
         ]
-        kept: dict[int, Entry] = {}
-        for number, (name, entry) in enumerate(zip(self._names(keys), found, strict=True)):
+        values = {}
+        for name, entry in zip(self._names(keys), found, strict=True):
             if entry is None:
+                values[name] = _value(str(epoch), session.ttl_s, owner)
                 operations += [
                     {"Verb": "check-not-exists", "Key": name},
-                    _lock(name, _value(epoch, session.ttl_s, owner), session.id),
+                    _lock(name, values[name], session.id),
                 ]
-            elif _parts(entry)[1] < session.ttl_s or entry.session == "":
-                operations += [
-                    _cas(name, _value(_parts(entry)[0], session.ttl_s, owner), entry.changed)
-                ]
-                kept[number] = entry
             else:
-                operations += [{"Verb": "check-index", "Key": name, "Index": entry.changed}]
-                kept[number] = entry
+                values[name] = _value(f"={_token(entry)}", session.ttl_s, owner)
+                operations += _moved(name, entry, values[name], session.id)
         answer = self._link.change(operations)
         if isinstance(answer, Failed):
             self._heed(answer, session)
             return None
-        entries = []
-        for number, name in enumerate(self._names(keys)):
-            made, before = answer[name], kept.get(number)
-            stamp = epoch if before is None else _parts(before)[0]
-            value = base64.b64decode(_value(stamp, session.ttl_s, owner))
-            entries.append(Entry(value, made.session, made.created, made.changed))
-        return entries
+        # What a transaction answers has no values.
+        return [
+            replace(answer[name], value=base64.b64decode(value)) for name, value in values.items()
+        ]
 
     def _heed(self, failed: Failed, session: _Session) -> None:
         """A session that has ended, or another epoch: what was known of them is forgotten."""
@@ -331,11 +335,8 @@ class ConsulLocks:
             operations = []
             for name, entry in zip(self._names(hold.keys), found, strict=True):
                 assert entry is not None  # noqa: S101  # none is missing
-                value = _value(_parts(entry)[0], session.ttl_s, hold.owner)
-                if entry.session == session.id:
-                    operations.append(_cas(name, value, entry.changed))
-                else:
-                    operations += [_delete(name, entry.changed), _lock(name, value, session.id)]
+                value = _value(f"={_token(entry)}", session.ttl_s, hold.owner)
+                operations += _moved(name, entry, value, session.id)
             answer = self._link.change(operations)
             if not isinstance(answer, Failed):
                 self._indexes[hold.owner.nonce] = {
@@ -355,20 +356,23 @@ class ConsulLocks:
 
     def _raise_epoch(self, reply: Reply) -> None:
         """Bring the epoch up to the server's clock; never down."""
+        wanted = 0
         for _ in range(_TRIES):
             entry, seen = self._link.look(self._epoch_name)
-            now_s, clock_s = time.time(), seen.clock_s or reply.clock_s
-            if clock_s is not None:
-                now_s = min(max(now_s, clock_s), clock_s + 1.0)
-            now = int(now_s * 1_000_000) - seen.index
+            if not wanted:
+                now_s, clock_s = time.time(), seen.clock_s or reply.clock_s
+                if clock_s is not None:
+                    # The server's clock is known to the second; within that, ours is believed.
+                    now_s = min(max(now_s, clock_s), clock_s + 1.0)
+                wanted = int(now_s * 1_000_000) - seen.index
             before, index = (0, 0) if entry is None else (int(entry.value), entry.changed)
-            if now <= before:
+            if before >= wanted:  # of those who raise it at once, one does it for all
                 self._epoch = before, index
                 return
-            packed = base64.b64encode(b"%d" % now).decode()
+            packed = base64.b64encode(b"%d" % wanted).decode()
             done = self._link.change([_cas(self._epoch_name, packed, index)])
             if not isinstance(done, Failed):
-                self._epoch = now, done[self._epoch_name].changed
+                self._epoch = wanted, done[self._epoch_name].changed
                 return
         raise self._restless(())
 
@@ -384,19 +388,25 @@ def _whole(ttl_s: float) -> int:
     return max(_MIN_TTL_S, math.ceil(ttl_s))
 
 
-def _value(epoch: int, ttl_s: int, owner: Owner) -> str:
-    text = f"{epoch}:{ttl_s}:{owner}"
+def _value(token: str, ttl_s: int, owner: Owner) -> str:
+    text = f"{token}:{ttl_s}:{owner}"
     return base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
 
 
-def _parts(entry: Entry) -> tuple[int, float, Owner]:
-    """Epoch, ttl and owner; what somebody else wrote has no end."""
+def _parts(entry: Entry) -> tuple[str, float, Owner]:
+    """The epoch, or the token after '='; the ttl and the owner. What is no lock has no end."""
     text = entry.value.decode("utf-8", "replace")
-    epoch, _, rest = text.partition(":")
+    token, _, rest = text.partition(":")
     ttl_s, _, owner = rest.partition(":")
-    if not (epoch.isdecimal() and ttl_s.isdecimal() and entry.session):
-        return 0, _NO_EXPIRY_S, Owner.parse(text)
-    return int(epoch), float(ttl_s), Owner.parse(owner)
+    if not (token.removeprefix("=").isdecimal() and ttl_s.isdecimal() and entry.session):
+        return "0", _NO_EXPIRY_S, Owner.parse(text)
+    return token, float(ttl_s), Owner.parse(owner)
+
+
+def _token(entry: Entry) -> int:
+    """By the epoch and the index of the grant; a key that has moved keeps its token."""
+    token = _parts(entry)[0]
+    return int(token[1:]) if token.startswith("=") else int(token) + entry.created
 
 
 def _is_of(entry: Entry, owner: Owner) -> bool:
@@ -410,6 +420,13 @@ def _lock(name: str, value: str, session: str) -> dict[str, Any]:
 
 def _cas(name: str, value: str, index: int) -> dict[str, Any]:
     return {"Verb": "cas", "Key": name, "Value": value, "Index": index}
+
+
+def _moved(name: str, entry: Entry, value: str, session: str) -> list[dict[str, Any]]:
+    """A key that is the owner's comes under this session, if it is under another."""
+    if entry.session == session:
+        return [_cas(name, value, entry.changed)]
+    return [_delete(name, entry.changed), _lock(name, value, session)]
 
 
 def _delete(name: str, index: int) -> dict[str, Any]:
