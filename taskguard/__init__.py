@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
+    from taskguard.doctor import Configuration, GuardedTask, Report, examine
     from taskguard.findings import Finding, Level
     from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
@@ -52,6 +53,7 @@ _HOMES = {
     "Answered": "delivery",
     "Codec": "delivery",
     "Completed": "delivery",
+    "Configuration": "doctor",
     "Decorator": "decorated",
     "Deferred": "delivery",
     "Delivery": "delivery",
@@ -60,6 +62,7 @@ _HOMES = {
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
+    "GuardedTask": "doctor",
     "GuardedRow": "ledger.own_rows.guarded_row",
     "Finding": "findings",
     "Level": "findings",
@@ -77,6 +80,7 @@ _HOMES = {
     "Outcome": "delivery",
     "Policy": "policy",
     "Queue": "delivery",
+    "Report": "doctor",
     "Runner": "runner",
     "SqlLedger": "ledger.sql",
     "Overrides": "overrides",
@@ -88,6 +92,7 @@ _HOMES = {
     "ddl_statements": "ledger.schema.creation",
     "set_defaults": "settings",
     "enqueue_in": "outbox",
+    "examine": "doctor",
     "include_name": "ledger.schema.creation",
     "current_guard": "guard",
     "key": "keys",
@@ -101,6 +106,7 @@ __all__ = [
     "Answered",
     "Codec",
     "Completed",
+    "Configuration",
     "Decorator",
     "Deferred",
     "Delivery",
@@ -112,6 +118,7 @@ __all__ = [
     "Guard",
     "GuardedFunction",
     "GuardedRow",
+    "GuardedTask",
     "Held",
     "Hold",
     "Lease",
@@ -125,6 +132,7 @@ __all__ = [
     "Policy",
     "Queue",
     "Renewal",
+    "Report",
     "Runner",
     "SqlLedger",
     "Sweeper",
@@ -137,6 +145,7 @@ __all__ = [
     "enqueue_in",
     "errors",
     "events",
+    "examine",
     "fenced",
     "include_name",
     "key",

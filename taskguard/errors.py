@@ -4,6 +4,7 @@
   - ConfigurationError             the program is wrong: mend it and start again
     + KeyTemplateError             a key template does not fit its task
     + MissingDriverError           an extra is not installed
+    + CommandTargetError           a command was given the name of an app, or a URL, that is none
     + LedgerSchemaError            the ledger's tables are missing or of another version
   - CallTooLargeError              the call is to be stored, and its database cannot take it
   - KeyArgumentError               this call's argument cannot be part of a key
@@ -45,6 +46,7 @@ from typing import Any
 __all__ = [
     "BodyCancelledError",
     "CallTooLargeError",
+    "CommandTargetError",
     "CommitUnknownError",
     "ConfigurationError",
     "FencedRowMissingError",
@@ -123,6 +125,10 @@ class KeyTemplateError(ConfigurationError):
 
 class MissingDriverError(ConfigurationError):
     """A package is missing; the message names the extra that brings it."""
+
+
+class CommandTargetError(ConfigurationError):
+    """A command was told to look where there is nothing: no such app, no such URL."""
 
 
 class LedgerSchemaError(ConfigurationError):

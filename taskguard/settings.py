@@ -21,6 +21,7 @@ __all__ = [
     "LOCKS_VARIABLE",
     "NAMESPACE_VARIABLE",
     "UNSET",
+    "is_set",
     "make_ledger",
     "make_locks",
     "make_namespace",
@@ -39,6 +40,8 @@ _PROVIDERS = {
     "valkey": ("taskguard.locks.redis", "RedisLocks"),
     "valkeys": ("taskguard.locks.redis", "RedisLocks"),
     "unix": ("taskguard.locks.redis", "RedisLocks"),
+    "sentinel": ("taskguard.locks.redis", "RedisLocks"),
+    "sentinels": ("taskguard.locks.redis", "RedisLocks"),
     "etcd": ("taskguard.locks.etcd", "EtcdLocks"),
     "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
     "consul": ("taskguard.locks.consul", "ConsulLocks"),
@@ -86,6 +89,11 @@ def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | No
     if given is not UNSET:
         return given
     return (os.environ if environ is None else environ).get(variable) or UNSET
+
+
+def is_set(variable: str) -> bool:
+    """Whether the environment, or this process's defaults, have a value for it."""
+    return _from_environment(UNSET, variable, None) is not UNSET
 
 
 def make_locks(

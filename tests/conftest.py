@@ -7,9 +7,9 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `etcd`, `newest_etcd`, `consul`, `postgres`, `mariadb`,
-`mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its
-own (`taskguard_sandbox.servers`).
+`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `etcd`, `newest_etcd`, `consul`, `postgres`,
+`mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one
+starts its own (`taskguard_sandbox.servers`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -31,6 +31,7 @@ import pytest
 
 from support.exploration import Exploration
 from support.needs import need, need_redis_in_memory
+from support.sentinel import Group, groups
 from support.waiting import wait_until
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
@@ -60,6 +61,8 @@ _OF_DEBIAN = {
     "newest_etcd",
     "newest_rabbitmq",
     "rabbitmq",
+    "sentinel",
+    "sentinel_group",
 }
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -173,6 +176,14 @@ def consul() -> Iterator[Consul]:
 @pytest.fixture(scope="session")
 def newest_etcd() -> Iterator[NewestEtcd]:
     yield from started(NewestEtcd())
+
+
+@pytest.fixture(scope="session")
+def sentinel_group() -> Iterator[Group]:
+    """One that fails over when it is told to, and not because the machine is busy."""
+    need(DebianRedis)
+    with groups(down_after_ms=60_000) as group:
+        yield group
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,15 @@ from taskguard_celery.runtime import runtime_of
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
 
-__all__ = ["SWEEP_TASK", "Enqueued", "enqueue", "open_queue", "schedule_sweep", "sweep"]
+__all__ = [
+    "SWEEP_TASK",
+    "Enqueued",
+    "app_at",
+    "enqueue",
+    "open_queue",
+    "schedule_sweep",
+    "sweep",
+]
 
 SWEEP_TASK = "taskguard.sweep"
 
@@ -217,15 +225,23 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
     """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
-    app = _app_at(target)
-    # As when a worker starts: with Django, that is where its settings are read.
-    app.loader.import_default_modules()
+    app = app_at(target)
     return runtime_of(app), CelerySender(app)
 
 
-def _app_at(target: str) -> Celery:
-    """The app. Raises ConfigurationError if there is none; errors of its module go on."""
-    missing = errors.ConfigurationError(
+def app_at(target: str) -> Celery:
+    """The app, with its tasks' modules imported.
+
+    Raises CommandTargetError if there is none; errors of its modules go on.
+    """
+    app = _found_app(target)
+    # As when a worker starts: with Django, that is where its settings are read.
+    app.loader.import_default_modules()
+    return app
+
+
+def _found_app(target: str) -> Celery:
+    missing = errors.CommandTargetError(
         f"--celery: there is no Celery app at {target!r}. Give what `celery -A` takes, "
         "MODULE:APP, and run this where that module can be imported."
     )

@@ -23,6 +23,7 @@ from taskguard import GuardedFunction, errors
 __all__ = [
     "Call",
     "guarded_function_of",
+    "guarded_tasks",
     "hidden_guard_of",
     "in_hand",
     "mark",
@@ -55,6 +56,14 @@ def guarded_function_of(task: Task) -> GuardedFunction | None:
         if compiled is not None:
             return compiled
     return None
+
+
+def guarded_tasks(app: Any) -> Iterator[tuple[Task, GuardedFunction]]:
+    """The app's guarded tasks."""
+    for task in app.tasks.values():
+        compiled = guarded_function_of(task)
+        if compiled is not None:
+            yield task, compiled
 
 
 def _marked(function: Any) -> GuardedFunction | None:

@@ -10,16 +10,18 @@ delivers again what a killed one left in Redis.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
-from taskguard import GuardedFunction, LockProvider, errors
+from taskguard import Finding, GuardedFunction, Level, errors, examine
+from taskguard_celery.doctor import configuration_of
+from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
 from taskguard_celery.recognition import (
     guarded_function_of,
+    guarded_tasks,
     hidden_guard_of,
     takes_itself,
     unrecognised,
@@ -32,6 +34,7 @@ logger = logging.getLogger("taskguard")
 
 _LOOK_FOR_LOST_CHILDREN_S = 0.5
 _AFTER_TIME_LIMIT_S = 60.0
+_SAID_BY_CELERY = frozenset({"queue_server_away"})
 
 
 def safe_defaults(app: Any) -> None:
@@ -71,41 +74,18 @@ def _set_transport_option(app: Any, name: str, value: Any) -> None:
     app.conf.broker_transport_options = options
 
 
-def time_limit_s(task: Task) -> float | None:
-    """After how many seconds Celery kills the task's body; None: never."""
-    limit = task.time_limit or task.app.conf.task_time_limit
-    return None if limit is None else float(limit)
-
-
-def guarded_tasks(app: Any) -> Iterator[tuple[Task, GuardedFunction]]:
-    """The app's guarded tasks."""
-    for task in app.tasks.values():
-        compiled = guarded_function_of(task)
-        if compiled is not None:
-            yield task, compiled
-
-
 def warnings_for(task: Task) -> list[str]:
     """What in the task's settings can lose or repeat its work, one sentence each."""
-    found = []
-    if not task.acks_late:
-        found.append("acks_late (task_acks_late) is off: a killed worker loses the message")
-    if not task.reject_on_worker_lost:
-        found.append(
-            "reject_on_worker_lost (task_reject_on_worker_lost) is off: a killed pool child "
-            "loses the message"
-        )
-    visible_s, limit_s = visibility_timeout_s(task.app), time_limit_s(task)
-    if visible_s is not None and limit_s is not None and visible_s < limit_s:
-        found.append(
-            f"visibility_timeout (broker_transport_options, {visible_s:g} s) is below time_limit "
-            f"({limit_s:g} s): the message is delivered again while the body runs"
-        )
-    return found
+    found = findings_of_task(settings_of(task))
+    return [
+        f"{each.what.rstrip('.')}: {each.why[:1].lower()}{each.why[1:].rstrip('.')}"
+        for each in found
+        if each.name in LOSING
+    ]
 
 
 def check_worker(app: Any) -> None:
-    """Log the warnings; raise ConfigurationError if nothing guarded could run, or unguarded."""
+    """Log what is found; raise ConfigurationError if nothing guarded could run, or unguarded."""
     _refuse_hidden_guards(app)
     tasks = list(guarded_tasks(app))
     for task, _ in tasks:
@@ -129,25 +109,35 @@ def _refuse_hidden_guards(app: Any) -> None:
 
 
 def _check_servers(app: Any, rows: list[Any]) -> None:
-    """Check locks and ledger by connections that are closed before the pool forks."""
+    """Ask the servers by connections that are closed before the pool forks."""
     runtime = build(app)
     try:
-        if runtime.runner.locks is not None:
-            _check_locks(runtime.runner.locks)
-        if runtime.ledger is not None:
+        reports = examine(configuration_of(app, runtime=runtime))
+        found = [each for report in reports for each in report.findings]
+        names = {each.name for each in found}
+        if runtime.ledger is not None and "ledger_away" not in names:
+            # Raises for what is found there, too, and stops the worker.
             runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
+        return
     finally:
         runtime.close()
+    for finding in found:
+        _log(finding)
 
 
-def _check_locks(locks: LockProvider) -> None:
-    try:
-        for finding in locks.check():
-            logger.warning("%s", finding)
-    except errors.LockServerUnavailableError as error:
-        logger.warning("the lock server is away; until it answers: %s", error)
+def _log(finding: Finding) -> None:
+    if finding.name in LOSING or finding.name in _SAID_BY_CELERY:
+        return
+    if finding.name == "lock_server_away":
+        logger.warning("the lock server is away; until it answers: %s", finding.what)
+    elif finding.name == "ledger_away":
+        logger.warning("the ledger is away; deliveries will be put off: %s", finding.what)
+    elif finding.level is Level.NOTE:
+        logger.debug("%s (finding %s)", finding, finding.name)
+    else:
+        logger.warning("%s (finding %s)", finding, finding.name)
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from django.core import checks
 
-from taskguard import UNSET, errors
+from taskguard import UNSET, Configuration, Finding, Level, connect, errors, examine
 from taskguard_django import conf
 
 __all__ = ["register"]
@@ -57,14 +58,37 @@ def check_tasks(**_: Any) -> list[Any]:
 
 
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
-    """Whether the ledger's tables are there (`check --database default`)."""
+    """Whether the ledger's tables are there (`check --database default`), and what else is wrong.
+
+    Nothing is more than a warning: `migrate`, which makes the tables, asks this first.
+    """
     try:
         if conf.alias() not in (databases or ()):
             return []
-        conf.ledger().check_schema()
+        ledger = conf.ledger()
+        ledger.check_schema()
+        return [] if conf.testing() else [_told(finding) for finding in _findings(ledger)]
     except errors.LedgerSchemaError as error:
         hint = "Run `manage.py migrate`."
         return [checks.Warning(error.problem, hint=hint, id="taskguard.W002")]
     except errors.TaskguardError as error:
         return [checks.Warning(str(error), id="taskguard.W003")]
-    return []
+
+
+def _findings(ledger: Any) -> Iterator[Finding]:
+    """What `taskguard doctor` finds by Django's settings; its connections are closed."""
+    locks = conf.locks()
+    if locks is UNSET and not os.environ.get("TASKGUARD_LOCKS_URL"):
+        locks = None  # said by `check_settings`
+    for report in examine(Configuration(lambda: connect(locks=locks, ledger=ledger))):
+        yield from report.findings
+
+
+def _told(finding: Finding) -> Any:
+    level = checks.INFO if finding.level is Level.NOTE else checks.WARNING
+    return checks.CheckMessage(
+        level,
+        f"{finding.where}: {finding.what} {finding.why}",
+        hint=finding.mend,
+        id=f"taskguard.{finding.name}",
+    )

@@ -25,7 +25,7 @@ from taskguard_rq.runtime import runtime
 if TYPE_CHECKING:
     from taskguard import Swept, TaskGuard
 
-__all__ = ["Enqueued", "enqueue", "open_queue", "sweep"]
+__all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
 
 
 class Enqueued:
@@ -123,13 +123,18 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
     """For `taskguard sweep --rq redis://…`: locks and ledger come from the environment."""
+    connection = connection_at(target)
+    return runtime(), RQSender(connection)
+
+
+def connection_at(target: str) -> Redis:
+    """A client of the queues' Redis. Raises CommandTargetError for what is no URL of one."""
     try:
-        connection = Redis.from_url(target)
+        return Redis.from_url(target)
     except ValueError:
         # Not chained: what it quotes may be a piece of the password.
-        raise errors.ConfigurationError(
+        raise errors.CommandTargetError(
             "--rq: the URL of the queues' Redis cannot be read; it looks like "
             "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
             "password are percent-encoded."
         ) from None
-    return runtime(), RQSender(connection)

@@ -46,6 +46,7 @@ __all__ = [
     "RabbitMQ",
     "Redis62",
     "RedisServer",
+    "SentinelOf",
     "Server",
     "ServerError",
     "Valkey",
@@ -154,6 +155,43 @@ class DebianRedis(RedisServer):
     @classmethod
     def available(cls) -> str | None:
         return None if cls.binary() else "redis-server is not installed (Debian: redis-server)"
+
+
+class SentinelOf(DebianRedis):
+    """A Sentinel of the system's redis-server that watches the port `master`.
+
+    `more` are further lines about it, without its name. It promotes a replica soon after its master
+    is gone.
+    """
+
+    def __init__(
+        self,
+        master: int,
+        *,
+        name: str = "shop",
+        quorum: int = 1,
+        down_after_ms: int = 2000,
+        more: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        lines = [
+            f"monitor {name} 127.0.0.1 {master} {quorum}",
+            f"down-after-milliseconds {name} {down_after_ms}",
+            f"failover-timeout {name} 2000",
+        ]
+        for line in more:
+            word, _, rest = line.partition(" ")
+            lines.append(f"{word} {name} {rest}")
+        super().__init__(sentinel=lines, **options)
+
+    def _command(self) -> list[str]:
+        binary, config = super()._command()
+        path = Path(config)
+        # The options of a store are none of Sentinel's, and users come before what they are for.
+        wrong = ("save ", "appendonly ")
+        lines = [line for line in path.read_text().splitlines() if not line.startswith(wrong)]
+        path.write_text("\n".join([*lines, ""]))
+        return [binary, config, "--sentinel"]
 
 
 class _Database(Server):

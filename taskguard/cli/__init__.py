@@ -5,6 +5,7 @@ taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version,
 taskguard purge [--older-than 30d] [--url URL]  forget work that ended so long ago
 taskguard sweep --celery shop:app               send the messages of overdue work again
 taskguard relay --celery shop:app               the same every second, until it is stopped
+taskguard doctor --celery shop:app              what is wrong with locks, ledger, clocks and queue
 taskguard work list [--state DEAD]              work that waits for a person, or in a state
 taskguard work show WORK                        all that is known of one
 taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from taskguard.cli.doctor import add_doctor
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.work import CommandError, add_url, add_work, count
@@ -69,23 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     purge.set_defaults(run=_purge)
     add_sweep(commands, _duration_s)
     add_work(commands)
+    add_doctor(commands)
     arguments = parser.parse_args(argv)
     try:
         with logged_printably():
-            _run(arguments)
+            return _run(arguments)
     except (TaskguardError, CommandError) as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
         return 1
-    return 0
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> int:
     if hasattr(arguments, "run_alone"):
-        arguments.run_alone(arguments)
-        return
+        return arguments.run_alone(arguments) or 0
     with contextlib.closing(_ledger(arguments.url)) as ledger:
         ledger.check_schema()
         arguments.run(ledger, arguments)
+    return 0
 
 
 def _duration_s(text: str) -> float:

@@ -21,8 +21,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.findings import Finding
 from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
+from taskguard.policy import DAY_S
 from taskguard.states import Decision, State
 
 if TYPE_CHECKING:
@@ -462,6 +464,23 @@ class OperatorLedger(Ledger, Protocol):
 
         Raises ConfigurationError where that is too early.
         """
+        ...
+
+    def check(
+        self,
+        rows: Iterable[DeclaredRow] = (),
+        *,
+        longest_body_s: float = 30.0,
+        retention_s: float = 30 * DAY_S,
+    ) -> list[Finding]:
+        """What is wrong with the database, its settings and the tables; nothing is changed.
+
+        Raises LedgerUnavailableError where it does not answer at all.
+        """
+        ...
+
+    def now_us(self) -> int:
+        """The database's clock, in µs since 1970."""
         ...
 
     def upgrade_schema(self) -> tuple[int, int]:

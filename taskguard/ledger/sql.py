@@ -23,7 +23,8 @@ from taskguard.errors import (
     LedgerUnavailableError,
     TransactionRetryError,
 )
-from taskguard.ledger import endings, operator, outbox
+from taskguard.findings import Finding
+from taskguard.ledger import endings, health, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.outbox import Overdue
@@ -91,6 +92,7 @@ class SqlLedger:
         check_number("idle_in_transaction_s", idle_in_transaction_s, at_least=0.001, at_most=DAY_S)
         check_number("resolve_timeout_s", resolve_timeout_s, at_least=0, at_most=DAY_S)
         self._database = Database(database, lock_timeout_s=lock_timeout_s, pooled=pooled)
+        self._idle_s = idle_in_transaction_s
         self._identity = Identity(self._database)
         # Declarations of users' rows whose tables were found to be as declared.
         self._checked: WeakSet[GuardedRow] = WeakSet()
@@ -369,6 +371,39 @@ class SqlLedger:
             expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
         check_privileges(self._database)
         self._check_rows(cast("Iterable[GuardedRow]", rows))
+
+    def check(
+        self,
+        rows: Iterable[DeclaredRow] = (),
+        *,
+        longest_body_s: float = 30.0,
+        retention_s: float = 30 * DAY_S,
+    ) -> list[Finding]:
+        """What is wrong with the database, its settings and the tables; nothing is changed.
+
+        Args:
+            rows: the users' own rows, whose tables have to be as declared.
+            longest_body_s: how long a body may take, which no time-out should cut short.
+            retention_s: the longest of the tasks' `retention_s`.
+
+        Raises:
+            LedgerUnavailableError: it gives no answer at all.
+        """
+        bounded = self._database.dialect.bounds_idleness(self._database.engine)
+        bodies = health.Bodies(
+            longest_s=longest_body_s,
+            idle_s=self._idle_s if bounded else None,
+            retention_s=retention_s,
+        )
+        declared = cast("Iterable[GuardedRow]", rows)
+        return health.check(
+            self._database, bodies=bodies, check_rows=lambda: self._check_rows(declared)
+        )
+
+    def now_us(self) -> int:
+        """The database's clock, in µs since 1970."""
+        with self._database.transaction() as db:
+            return self._database.now_us(db)
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
         for each in declared:

@@ -31,11 +31,13 @@ class Traits:
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
+        failover_s: for how long it may give no answer while another server takes its place.
     """
 
     session: bool = False
     tokens: bool = True
     min_ttl_s: float = 0.0
+    failover_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class LockProvider(Protocol):
 
     def check(self) -> list[Finding]:
         """What is wrong with the server and its settings; what it will not say is left out.
+
+        May try each step of a lock on a key of its own, of which nothing stays.
 
         Raises LockServerUnavailableError where it does not answer at all.
         """

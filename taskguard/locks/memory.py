@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.findings import Finding
+from taskguard.findings import Finding, Level
 from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 
@@ -36,6 +36,9 @@ class MemoryLocks:
         self._locks: dict[str, _Lock] = {}
         self._fences: dict[str, int] = {}
         self._releases: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return "<MemoryLocks>"
 
     @property
     def traits(self) -> Traits:
@@ -107,8 +110,18 @@ class MemoryLocks:
             return {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
 
     def check(self) -> list[Finding]:
-        """Nothing to find."""
-        return []
+        """What they are: locks of one process."""
+        return [
+            Finding(
+                "locks_in_memory",
+                Level.NOTE,
+                where="the locks",
+                what="They are in the memory of each process (memory://).",
+                why="Two processes do not see each other's: with a ledger one effect stays one, "
+                "with locks alone two may work at once.",
+                mend="The URL of a lock server, but in tests.",
+            )
+        ]
 
     def _standing(self, key: str, now_s: float) -> _Lock | None:
         lock = self._locks.get(key)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 import redis
 
+from support.needs import need
+from support.sentinel import groups
 from support.waiting import wait_until
+from taskguard_sandbox.servers import DebianRedis
 
 
 def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: Any) -> None:
@@ -40,6 +44,29 @@ def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valke
         assert "lost after" not in worker.text()
         spare_valkey.start()
         assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
+    assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
+
+
+@pytest.mark.debian
+def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
+    """Sentinel replaces a killed master in the middle of bodies: one effect each, no lease is lost,
+    and what comes then has its locks at the new master."""
+    need(DebianRedis)
+    with groups() as group:
+        shop, replica = make_shop(SHOP_LOCKS=group.url), group.replica
+        first = [shop.tasks.ship.delay(order, 5.0) for order in range(2)]
+        with shop.worker(concurrency=4) as worker:
+            shop.wait_for_steps("began", 2)
+            group.master.kill()
+            again = [shop.tasks.ship.delay(order) for order in range(4)]
+            for result in [*first, *again]:
+                result.get(timeout=60)
+            group.wait_for_promotion(replica)
+            before = worker.text().count("lock server gave no answer")
+            assert before > 0
+            assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
+            assert worker.text().count("lock server gave no answer") == before
+            assert "lost after" not in worker.text()
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
 
 

@@ -18,10 +18,9 @@ from sqlalchemy import make_url
 import taskguard_celery
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task
 from taskguard_celery.startup import _on_worker_ready
-from taskguard_sandbox.servers import Valkey, free_port
+from taskguard_sandbox.servers import free_port
 
 SECRET = "s3cret-horse"
 
@@ -289,24 +288,6 @@ def test_a_running_worker_tells_no_password(shop: Any) -> None:
         assert "taskguard_locks_url" in shown
         assert SECRET not in shown
         assert SECRET not in worker.text()
-
-
-def test_a_lock_server_that_throws_locks_away_when_it_is_full_is_warned_about(
-    sqlite_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At worker start, with the setting's name; with noeviction nothing is said."""
-    settings = {"task_acks_late": True, "task_reject_on_worker_lost": True}
-    for policy, said in (("allkeys-lru", True), ("noeviction", False)):
-        with Valkey(maxmemory="50mb", maxmemory_policy=policy) as locks:
-            app = make_app(
-                taskguard_locks_url=locks.url, taskguard_ledger_url=sqlite_url, **settings
-            )
-            ledger = SqlLedger(sqlite_url)
-            ledger.create_schema()
-            ledger.close()
-            caplog.clear()
-            taskguard_celery.check_worker(app)
-            assert ("maxmemory-policy allkeys-lru" in caplog.text) is said
 
 
 def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:

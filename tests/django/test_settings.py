@@ -13,6 +13,7 @@ import taskguard
 from support.django_shop import django_on, set_up
 from taskguard.errors import ConfigurationError
 from taskguard.locks.memory import MemoryLocks
+from taskguard_sandbox.servers import Valkey, free_port
 
 
 @contextlib.contextmanager
@@ -121,7 +122,11 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
     def found() -> list[str]:
         # W004 is of tasks, also of those that other tests of this process share with all apps.
         ids = [str(each.id) for each in run_checks(databases=["default"])]
-        return sorted(each for each in ids if each.startswith("taskguard.") and "W004" not in each)
+        # A server of tests does not flush.
+        others = ("W004", "commits_unflushed")
+        return sorted(
+            each for each in ids if each.startswith("taskguard.") and not each.endswith(others)
+        )
 
     monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
     with settings_as({"LOCKS": None}):
@@ -133,6 +138,35 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
         (warning,) = [each for each in run_checks(databases=["default"]) if "W002" in str(each.id)]
         assert "migrate" in str(warning.hint)
         assert "taskguard ledger" not in str(warning), "one command, not two"
+
+
+def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None:
+    """What `taskguard doctor` finds, by its name; plain `check` and a test run ask nobody."""
+    from django.core.checks import INFO, WARNING, run_checks
+    from django.test.utils import setup_test_environment, teardown_test_environment
+
+    def found(**options: Any) -> dict[str, int]:
+        told = [each for each in run_checks(**options) if "W004" not in str(each.id)]
+        ids = {str(each.id): each.level for each in told}
+        return {name: level for name, level in ids.items() if name.startswith("taskguard.")}
+
+    with (
+        Valkey(maxmemory="50mb", maxmemory_policy="allkeys-lru") as server,
+        settings_as({"LOCKS": server.url}),
+    ):
+        assert found(databases=["default"]) == {
+            "taskguard.eviction": WARNING,
+            "taskguard.no_persistence": INFO,
+            "taskguard.commits_unflushed": WARNING,  # an Error would stop `migrate`
+        }
+        assert found() == {}
+        setup_test_environment()
+        try:
+            assert found(databases=["default"]) == {}
+        finally:
+            teardown_test_environment()
+    with settings_as({"LOCKS": f"redis://127.0.0.1:{free_port()}"}):
+        assert found(databases=["default"])["taskguard.lock_server_away"] == WARNING
 
 
 def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -91,6 +93,43 @@ def test_the_table_of_events_has_each_event() -> None:
         kind.name: levels[kind.level] for kind in kinds if kind is not events.StillDead
     }  # it is a duplicate, and the table says so
     assert dict(rows[1:]) == loudest
+
+
+def findings() -> Iterator[tuple[str, set[str]]]:
+    """Each that the code can make: its name, and the levels that it names beside."""
+    for folder in ("taskguard", "integrations"):
+        for file in sorted((ROOT / folder).glob("**/*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                    continue
+                if node.func.id == "Finding":
+                    given = {each.arg: each.value for each in node.keywords}
+                    name, level, *_ = *node.args, given.get("name"), given.get("level")
+                    assert level is not None, f"{file}:{node.lineno}: its level"
+                    assert isinstance(name, ast.Constant), f"{file}:{node.lineno}: its name"
+                    parts = [each for each in ast.walk(level) if isinstance(each, ast.Attribute)]
+                    yield str(name.value), {each.attr.lower() for each in parts}
+
+
+def test_the_page_of_findings_has_each_finding_with_its_level() -> None:
+    """And none that the code does not know; one name may stand in several tables."""
+    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|", page("reference/findings.md"), re.MULTILINE)
+    told: dict[str, set[str]] = {}
+    for name, levels in rows:
+        told.setdefault(name, set()).update(re.findall(r"error|warning|note", levels))
+    known: dict[str, set[str]] = {}
+    for name, named in findings():
+        known.setdefault(name, set()).update(named)
+    assert told.keys() == known.keys()
+    for name, named in known.items():
+        assert named <= told[name], name
+
+
+def test_each_finding_has_a_test() -> None:
+    """That names it."""
+    texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/test_*.py")]
+    cited = set(re.findall(r"([\w-]+)[\"']", "\n".join(texts)))
+    assert {name for name, _ in findings()} <= cited
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -16,8 +16,6 @@ pytestmark = pytest.mark.once
 
 RUNBOOK = ROOT / "docs" / "how-to" / "production.md"
 LEVELS = {"warning", "error", "critical", "exception"}
-# What is logged as it was made elsewhere, by what it says.
-MADE_ELSEWHERE = {"%s": "has maxmemory-policy"}
 
 
 def logged() -> Iterator[tuple[str, str]]:
@@ -41,7 +39,6 @@ def loud_events() -> list[type[events.Event]]:
 
 def longest_part(text: str) -> str:
     """The longest piece of a sentence of it without a placeholder: advice may be in other words."""
-    text = MADE_ELSEWHERE.get(text, text)
     parts = re.split(r"%\(\w+\)[.\d]*[a-z]|%[.\d]*[a-z]", text.partition(". ")[0])
     return max((part.strip(" ;:,.()[]") for part in parts), key=len)
 

@@ -19,14 +19,13 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.rivals import expect_one_effect
-from support.sentinel import SentinelOf
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import KeyBusyError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import DebianRedis
+from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 pytestmark = pytest.mark.debian
 

@@ -274,7 +274,7 @@ class TestRights:
         with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as caught:
             take(locks)
         (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("consul-token", Level.ERROR)
+        assert (finding.name, finding.level) == ("consul_token", Level.ERROR)
         for text in (str(caught.value), str(finding), repr(locks)):
             assert "c0ffee" not in text
 
@@ -312,7 +312,7 @@ class TestFindings:
         with pytest.raises(LockServerUnavailableError):
             ConsulLocks(f"consul://127.0.0.1:{port}").check()
         (finding,) = ConsulLocks(f"consul://127.0.0.1:{port},127.0.0.1:{consul.port}").check()
-        assert (finding.name, finding.level) == ("consul-agent", Level.WARNING)
+        assert (finding.name, finding.level) == ("consul_agent", Level.WARNING)
 
     def test_no_leader(self) -> None:
         """One that waits for others that never come."""
@@ -322,4 +322,4 @@ class TestFindings:
             with pytest.raises(LockServerUnavailableError):
                 take(locks)
             (finding,) = locks.check()
-            assert (finding.name, finding.level) == ("consul-leader", Level.ERROR)
+            assert (finding.name, finding.level) == ("consul_leader", Level.ERROR)

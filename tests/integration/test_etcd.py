@@ -133,7 +133,7 @@ class TestLeases:
             assert isinstance(answer, Granted)
             assert answer.ttl_s == locks.traits.min_ttl_s == 8.0
             (finding,) = locks.check()
-            assert finding.name == "etcd-ttl"
+            assert finding.name == "etcd_ttl"
             assert "8 s" in finding.what
 
     def test_a_longer_lease(self, locks: EtcdLocks) -> None:
@@ -342,7 +342,7 @@ class TestConnections:
             assert isinstance(held, Held)
             assert held.owner == owner
             (finding,) = locks.check()
-            assert finding.name == "etcd-member"
+            assert finding.name == "etcd_member"
             assert str(leader.port) in finding.where
 
     def test_no_majority(self) -> None:
@@ -356,7 +356,7 @@ class TestConnections:
             with pytest.raises(LockServerUnavailableError, match="gave no answer"):
                 take(locks)
             (finding,) = locks.check()
-            assert finding.name == "etcd-quorum"
+            assert finding.name == "etcd_quorum"
 
     def test_a_fork(self, locks: EtcdLocks) -> None:
         """A child has connections of its own, and its parent's go on."""

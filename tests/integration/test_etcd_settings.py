@@ -97,7 +97,7 @@ class TestUsers:
         with pytest.raises(LockServerUnavailableError, match=said) as caught:
             cycle(locks)
         (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("etcd-user", Level.ERROR)
+        assert (finding.name, finding.level) == ("etcd_user", Level.ERROR)
         for text in (str(caught.value), str(finding), repr(locks)):
             assert "secret" not in text
             assert PASSWORD not in text
@@ -167,7 +167,7 @@ class TestFindings:
             locks = EtcdLocks(server.url)
             with pytest.raises(LockServerUnavailableError, match="--enable-grpc-gateway"):
                 cycle(locks)
-            assert found(locks).name == "etcd-gateway"
+            assert found(locks).name == "etcd_gateway"
 
     def test_full(self) -> None:
         """No lock is granted any more, which the alarm tells."""
@@ -181,14 +181,14 @@ class TestFindings:
             with pytest.raises(LockServerUnavailableError, match="is full"):
                 cycle(locks)
             finding = found(locks)
-            assert (finding.name, finding.level) == ("etcd-alarm", Level.ERROR)
+            assert (finding.name, finding.level) == ("etcd_alarm", Level.ERROR)
             assert "NOSPACE" in finding.what
 
     def test_clocks_apart(self, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
         """A clock that is a minute off, on either side."""
         now_s = time.time
         monkeypatch.setattr("taskguard.locks.etcd.findings.time.time", lambda: now_s() + 60)
-        assert found(EtcdLocks(etcd.url)).name == "etcd-clock"
+        assert found(EtcdLocks(etcd.url)).name == "etcd_clock"
 
     def test_away(self, etcd: Etcd) -> None:
         """Where nobody answers there is nothing to find."""
@@ -197,4 +197,4 @@ class TestFindings:
         with pytest.raises(LockServerUnavailableError):
             EtcdLocks(url).check()
         (finding,) = EtcdLocks(f"{url},127.0.0.1:{etcd.port}").check()
-        assert (finding.name, finding.level) == ("etcd-member", Level.WARNING)
+        assert (finding.name, finding.level) == ("etcd_member", Level.WARNING)

@@ -14,7 +14,6 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from support.needs import need
-from support.sentinel import SentinelOf
 from support.waiting import wait_until
 from taskguard.errors import (
     ConfigurationError,
@@ -24,7 +23,7 @@ from taskguard.errors import (
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import DebianRedis, Valkey
+from taskguard_sandbox.servers import DebianRedis, SentinelOf, Valkey
 
 KEY = ("order:42",)
 
@@ -82,7 +81,6 @@ class TestUrls:
             ("localhost:6379", "no scheme"),
             ("", "no scheme"),
             ("http://:secret@localhost", "http:// is not known"),
-            ("sentinel://:secret@localhost", "master_for"),
             ("secret@host://", "no scheme"),
             ("redis://:secret@localhost/first", "cannot be read"),
             ("redis://:se/cret@localhost", "cannot be read"),
@@ -279,16 +277,23 @@ print("ok")
 """
 
 
+@pytest.fixture(params=["redis_url", pytest.param("sentinel_group", marks=pytest.mark.debian)])
+def any_url(request: pytest.FixtureRequest) -> str:
+    """Of one server, and of a group of Sentinels."""
+    found = request.getfixturevalue(request.param)
+    return found if isinstance(found, str) else str(found.url)
+
+
 class TestProcesses:
-    def test_fork(self, redis_url: str) -> None:
+    def test_fork(self, any_url: str) -> None:
         """A forked child uses connections of its own; neither reads the other's replies, and the
         child's end does not close the parent's."""
-        assert run(FORK, redis_url) == "ok"
+        assert run(FORK, any_url) == "ok"
 
-    def test_greenlets_and_a_native_thread(self, redis_url: str) -> None:
+    def test_greenlets_and_a_native_thread(self, any_url: str) -> None:
         """Greenlets share connections among themselves, never with a native thread, and the
         waiting of one lets the others run."""
-        assert run(GREENLETS, redis_url) == "ok"
+        assert run(GREENLETS, any_url) == "ok"
 
     def test_driver_is_loaded_late(self) -> None:
         """Importing the provider does not load redis-py."""

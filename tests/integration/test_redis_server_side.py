@@ -351,19 +351,3 @@ class TestRights:
         self.grant(client, self.RIGHTS)
         with pytest.raises(LockServerUnavailableError, match="forbids what locks need"):
             take(RedisLocks(user_url, namespace="other"))
-
-
-class TestWarnings:
-    def test_eviction(self, client: Any, locks: RedisLocks) -> None:
-        """A server that throws keys away when it is full is warned of; others are not."""
-        assert locks.check() == []
-        client.config_set("maxmemory-policy", "allkeys-lru")
-        try:
-            assert locks.check() == []  # without a limit it never does
-            client.config_set("maxmemory", "1gb")
-            (finding,) = locks.check()
-            assert finding.name == "eviction"
-            assert "maxmemory-policy allkeys-lru" in finding.what
-        finally:
-            client.config_set("maxmemory", "0")
-            client.config_set("maxmemory-policy", "noeviction")

@@ -15,8 +15,10 @@ import sqlalchemy as sa
 from rq import Retry
 
 from support.invoices import charge, hold, patient
+from support.needs import need
 from support.office import Office
-from taskguard_sandbox.servers import Postgres, Valkey
+from support.sentinel import groups
+from taskguard_sandbox.servers import DebianRedis, Postgres, Valkey
 
 
 @pytest.fixture
@@ -69,6 +71,29 @@ def test_without_its_lock_server_work_goes_on(make_office: Any, pg_url: str) -> 
             office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
         assert office.effects() == Counter({"1": 1, "2": 1, "3": 1})
         assert "lock server gave no answer" in office.logs()
+
+
+@pytest.mark.debian
+def test_a_failover_of_its_lock_server_changes_nothing(make_office: Any, pg_url: str) -> None:
+    """Sentinel replaces a killed master in the middle of a body: each job has one effect, and those
+    that come then have their locks at the new master."""
+    need(DebianRedis)
+    with groups() as group:
+        office, replica = make_office(locks=group.url, database=pg_url), group.replica
+        jobs = [office.queue.enqueue(charge, 1, 4.0)]
+        office.worker()
+        office.wait_for(lambda: office.steps("began"), "the body")
+        group.master.kill()
+        office.worker()
+        jobs += [office.queue.enqueue(charge, number) for number in (1, 2, 2, 3)]
+        group.wait_for_promotion(replica)
+        for job in jobs:
+            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
+        before = office.logs().count("lock server gave no answer")
+        last = office.queue.enqueue(charge, 4)
+        office.wait_for(lambda: last.get_status(refresh=True) == "finished", "answered")
+        assert office.logs().count("lock server gave no answer") == before
+        assert office.effects() == Counter({"1": 1, "2": 1, "3": 1, "4": 1})
 
 
 def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any) -> None:

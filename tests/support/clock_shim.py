@@ -24,7 +24,7 @@ import redis
 from support.waiting import wait_until
 from taskguard_sandbox import servers
 
-__all__ = ["Postgres", "ServerClock", "Valkey", "server_clock", "unavailable"]
+__all__ = ["DebianRedis", "Postgres", "ServerClock", "Valkey", "server_clock", "unavailable"]
 
 SOURCE = Path(__file__).with_name("clock_shim.c")
 
@@ -74,8 +74,8 @@ def server_clock() -> Iterator[ServerClock]:
         yield ServerClock(folder)
 
 
-class Valkey(servers.Valkey):
-    """A Valkey that goes by `clock`."""
+class _Redis(servers.RedisServer):
+    """A Redis that goes by `clock`."""
 
     def __init__(self, clock: ServerClock, **options: str | int | list[str]) -> None:
         super().__init__(**options)
@@ -89,6 +89,14 @@ class Valkey(servers.Valkey):
 
     def _environment(self) -> dict[str, str]:
         return super()._environment() | self.clock.environment
+
+
+class Valkey(_Redis, servers.Valkey):
+    """A Valkey that goes by `clock`."""
+
+
+class DebianRedis(_Redis, servers.DebianRedis):
+    """The system's that goes by `clock`."""
 
 
 class Postgres(servers.Postgres):

@@ -1,29 +1,134 @@
-"""A Sentinel of the system's redis-server: it promotes a replica soon after its master is gone."""
+"""Sentinels of the system's redis-server, which promote a replica soon after its master is gone."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
-from taskguard_sandbox.servers import DebianRedis
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from support.waiting import wait_until
+from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 
-class SentinelOf(DebianRedis):
-    """One Sentinel that watches `master`."""
+@dataclass
+class Group:
+    """A master, its replicas and its Sentinels."""
 
-    def __init__(self, master: int) -> None:
-        super().__init__(
-            sentinel=[
-                f"monitor shop 127.0.0.1 {master} 1",
-                "down-after-milliseconds shop 2000",
-                "failover-timeout shop 2000",
-            ]
+    servers: list[DebianRedis]
+    sentinels: list[SentinelOf]
+
+    @property
+    def url(self) -> str:
+        """Locks behind them."""
+        return self.url_of(*self.sentinels)
+
+    def url_of(self, *sentinels: SentinelOf, credentials: str = "", options: str = "") -> str:
+        """The same by these Sentinels alone."""
+        hosts = ",".join(f"127.0.0.1:{each.port}" for each in sentinels)
+        return f"sentinel://{credentials}{hosts}/shop/0{options}"
+
+    @property
+    def master(self) -> DebianRedis:
+        """By its own word; the first in the list where there are two."""
+        return next(each for each in self.servers if role(each) == "master")
+
+    @property
+    def replica(self) -> DebianRedis:
+        """One that is."""
+        return next(each for each in self.servers if role(each) == "slave")
+
+    def ask(self, sentinel: SentinelOf, *words: object) -> Any:
+        """One command to a Sentinel."""
+        with redis.Redis(port=sentinel.port, decode_responses=True) as client:
+            return client.execute_command("SENTINEL", *words)
+
+    def values(self, sentinel: SentinelOf) -> dict[str, str]:
+        """What it knows of the master."""
+        return _named_values(self.ask(sentinel, "MASTER", "shop"))
+
+    def named(self, sentinel: SentinelOf) -> int:
+        """The port of the master that it names."""
+        return int(self.ask(sentinel, "GET-MASTER-ADDR-BY-NAME", "shop")[1])
+
+    def wait_for_promotion(self, of: DebianRedis) -> None:
+        """Until this server is master, and each Sentinel that answers says so."""
+        wait_until(lambda: role(of) == "master", timeout_s=60, message="the replica is promoted")
+        running = [each for each in self.sentinels if each.running]
+        wait_until(
+            lambda: {self.named(each) for each in running} == {of.port},
+            timeout_s=60,
+            message="the Sentinels name the new master",
         )
 
-    def _command(self) -> list[str]:
-        binary, config = super()._command()
-        path = Path(config)
-        # The options of a store are none of Sentinel's.
-        wrong = ("save ", "appendonly ")
-        lines = [line for line in path.read_text().splitlines() if not line.startswith(wrong)]
-        path.write_text("\n".join([*lines, ""]))
-        return [binary, config, "--sentinel"]
+
+def role(server: DebianRedis) -> str | None:
+    """`master` or `slave` by its own word; None where it does not answer."""
+    once = Retry(NoBackoff(), 0)
+    with (
+        suppress(redis.RedisError),
+        redis.Redis(port=server.port, socket_timeout=1, retry=once) as client,
+    ):
+        return str(client.info("replication")["role"])
+    return None
+
+
+@contextmanager
+def groups(
+    *,
+    sentinels: int = 3,
+    replicas: int = 1,
+    quorum: int = 2,
+    down_after_ms: int = 2000,
+    of_sentinels: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[Group]:
+    """A group whose members all know each other; `options` are those of its servers."""
+    with ExitStack() as stack:
+        start = stack.enter_context
+        options = {"repl_diskless_sync_delay": 0, **options}
+        master = start(DebianRedis(**options))
+        behind = {**options, "replicaof": f"127.0.0.1 {master.port}"}
+        servers = [start(DebianRedis(**behind)) for _ in range(replicas)]
+        watchers = [
+            start(
+                SentinelOf(
+                    master.port,
+                    quorum=quorum,
+                    down_after_ms=down_after_ms,
+                    **(of_sentinels or {}),
+                )
+            )
+            for _ in range(sentinels)
+        ]
+        group = Group([master, *servers], watchers)
+        wait_until_complete(group)
+        yield group
+
+
+def wait_until_complete(group: Group) -> None:
+    """Until each Sentinel knows of the others and of all servers, and replicas follow."""
+    wait_until(
+        lambda: all(_is_complete(group, each) for each in group.sentinels),
+        timeout_s=60,
+        message="a group",
+        interval_s=0.1,
+    )
+
+
+def _is_complete(group: Group, sentinel: SentinelOf) -> bool:
+    master = group.values(sentinel)
+    others = int(master["num-other-sentinels"]), int(master["num-slaves"])
+    replicas = map(_named_values, group.ask(sentinel, "REPLICAS", "shop"))
+    return others == (len(group.sentinels) - 1, len(group.servers) - 1) and all(
+        each["master-link-status"] == "ok" and each["flags"] == "slave" for each in replicas
+    )
+
+
+def _named_values(reply: Any) -> dict[str, str]:
+    """Older versions of redis-py leave it as it came."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

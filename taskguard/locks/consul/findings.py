@@ -35,7 +35,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
         )
     found = [
         Finding(
-            "consul-agent",
+            "consul_agent",
             Level.WARNING,
             where=f"the lock server {endpoint}",
             what=f"It does not answer, while others do: {said}.",
@@ -47,7 +47,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
     if not any(leaders.values()):
         found.append(
             Finding(
-                "consul-leader",
+                "consul_leader",
                 Level.ERROR,
                 where=where,
                 what="No leader is known to it.",
@@ -61,7 +61,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
     except RefusedError as error:
         found.append(
             Finding(
-                "consul-token",
+                "consul_token",
                 Level.ERROR,
                 where=where,
                 what=f"It refuses the token: {str(error).rstrip('.')}.",

@@ -60,7 +60,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
     where = f"the lock server {endpoint}"
     if isinstance(said, int):
         yield Finding(
-            "etcd-gateway",
+            "etcd_gateway",
             Level.ERROR,
             where=where,
             what=f"It answers with status {said} where etcd has its JSON gateway.",
@@ -69,7 +69,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
         )
     elif isinstance(said, str):
         yield Finding(
-            "etcd-member",
+            "etcd_member",
             Level.WARNING,
             where=where,
             what=f"It does not answer, while others do: {said.rstrip('.')}.",
@@ -81,7 +81,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
         ahead_s = said["ahead_s"]
         if ahead_s is not None and abs(ahead_s + 0.5) > _CLOCKS_APART_S + 0.5:
             yield Finding(
-                "etcd-clock",
+                "etcd_clock",
                 Level.WARNING,
                 where=where,
                 what=f"Its clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}.",
@@ -100,7 +100,7 @@ def _of_cluster(
     except RefusedError as error:
         if error.is_of_user:
             yield Finding(
-                "etcd-user",
+                "etcd_user",
                 Level.ERROR,
                 where=where,
                 what=f"It refuses the user: {error.said}.",
@@ -111,7 +111,7 @@ def _of_cluster(
     except LockServerUnavailableError as error:
         leaderless = [str(each) for each, said in members.items() if not _has_leader(said)]
         yield Finding(
-            "etcd-quorum",
+            "etcd_quorum",
             Level.ERROR,
             where=where,
             what=(
@@ -135,7 +135,7 @@ def _alarms(link: EtcdLink, where: str) -> Iterator[Finding]:
     for alarm in sorted({each.get("alarm", "NONE") for each in answer.get("alarms", [])}):
         full = alarm == "NOSPACE"
         yield Finding(
-            "etcd-alarm",
+            "etcd_alarm",
             Level.ERROR,
             where=where,
             what=f"It has raised the alarm {alarm}.",
@@ -159,7 +159,7 @@ def _least_ttl(link: EtcdLink, where: str) -> Iterator[Finding]:
     least_s = int(answer["TTL"])
     if least_s > _LONG_TTL_S:
         yield Finding(
-            "etcd-ttl",
+            "etcd_ttl",
             Level.WARNING,
             where=where,
             what=f"Its shortest lease is {least_s} s, for that is 1.5 times its election time-out.",

@@ -1,4 +1,4 @@
-"""Locks on one Redis or Valkey server, 6.2 or later: every step one script, one round trip.
+"""Locks on a Redis or Valkey server, 6.2 or later: every step one script, one round trip.
 
 Guarantees, while the server keeps its memory: a key has one owner at a time; only its owner
 renews, frees or hands it on; every call may be asked twice. Tokens are max(last + 1, the server's
@@ -26,7 +26,8 @@ The server should run with `maxmemory-policy noeviction`: `check()` says if it d
 A Redis Cluster is not supported yet: a key's entries share a slot, those of several keys do not.
 
 Read next: `provider.py`, the steps; `link.py`, connections, time-outs and errors; `protocol.py`,
-what goes over the wire; `address.py`, URLs and clients.
+what goes over the wire; `address.py`, URLs and clients; `sentinel.py`, which server it is where
+Sentinels say so.
 """
 
 from taskguard.locks.redis.provider import RedisLocks

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from taskguard.errors import ConfigurationError
 
-__all__ = ["address_of", "from_client", "from_url", "refuse_unknown_certificates"]
+__all__ = [
+    "address_of",
+    "from_client",
+    "from_url",
+    "refuse_unknown_certificates",
+    "take_options",
+    "unreadable",
+]
 
 _SCHEMES = {
     "redis": "redis",
@@ -26,8 +33,13 @@ _CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py w
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
 
 
-def from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The class of connections and its options; raises ConfigurationError."""
+def from_url(
+    url: str, driver: Any, *, called: str | None = None
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The class of connections and its options; raises ConfigurationError.
+
+    `called`: the scheme as its user knows it, where the URL was made of another.
+    """
     scheme, separator, rest = url.partition("://")
     known = _SCHEMES.get(scheme.lower()) if separator else None
     if known is None:
@@ -36,7 +48,7 @@ def from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]
         raise ConfigurationError(
             f"The lock server's URL cannot be used ({named}). It reads "
             "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
-            "unix:///path. For Sentinel, hand in the client of its master_for()."
+            "unix:///path, or sentinel://[user:password@]h1,h2,h3/name/0."
         )
     plain = f"{known}://{rest}"
     try:
@@ -50,15 +62,40 @@ def from_url(url: str, driver: Any) -> tuple[Callable[..., Any], dict[str, Any]]
         options = dict(driver.connection.parse_url(plain))
     except ValueError:
         # Not chained: the driver's message quotes pieces of the URL, the password's among them.
-        raise ConfigurationError(
-            f"The lock server's URL {scheme}://… cannot be read. It reads "
-            f"{scheme}://[user:password@]host[:port][/database number]; characters such as "
-            "/ # ? @ : in a password are percent-encoded (urllib.parse.quote)."
-        ) from None
+        raise unreadable(called or scheme) from None
     options.pop("max_connections", None)
     options.pop("timeout", None)
     kind = options.pop("connection_class", driver.connection.Connection)
     return kind, options
+
+
+def unreadable(scheme: str) -> ConfigurationError:
+    """What is said of a URL that is wrong after its scheme."""
+    hosts, path = "host[:port]", "[/database number]"
+    if scheme.startswith("sentinel"):
+        hosts, path = "host[:port],host[:port],…", f"/name of the master{path}"
+    return ConfigurationError(
+        f"The lock server's URL {scheme}://… cannot be read. It reads "
+        f"{scheme}://[user:password@]{hosts}{path}; characters such as / # ? @ : in a password "
+        "are percent-encoded (urllib.parse.quote)."
+    )
+
+
+def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
+    """A URL without these options, and what they were."""
+    plain, mark, query = url.partition("?")
+    query, hash_mark, fragment = query.partition("#")  # which is wrong, and left to be said
+    taken: dict[str, str] = {}
+    left = []
+    for piece in query.split("&"):
+        name, _, value = piece.partition("=")
+        if name in names:
+            taken[name] = unquote(value)
+        else:
+            left.append(piece)
+    if not taken:
+        return url, taken
+    return (plain + mark + "&".join(left)).rstrip("?") + hash_mark + fragment, taken
 
 
 def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -87,7 +124,7 @@ def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     return kind, options
 
 
-def refuse_unknown_certificates(options: dict[str, Any]) -> None:
+def refuse_unknown_certificates(options: dict[str, Any], address: str) -> None:
     """redis-py says so only once it connects, and names no option."""
     given = options.get("ssl_cert_reqs")
     if not isinstance(given, str) or given in _CERTIFICATES:
@@ -97,7 +134,7 @@ def refuse_unknown_certificates(options: dict[str, Any]) -> None:
     known = " or ".join(f"ssl_cert_reqs={each}" for each in _CERTIFICATES)
     advice = f"ssl_cert_reqs={word}" if word in _CERTIFICATES else known
     raise ConfigurationError(
-        f"The lock server {address_of(options)}: redis-py does not know {said} of its URL or "
+        f"The lock server {address}: redis-py does not know {said} of its URL or "
         f"client; write {advice}, which Celery knows, too."
     )
 

@@ -19,6 +19,7 @@ that failed had no effect. That is why every script may be asked twice.
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import socket
@@ -32,6 +33,7 @@ from taskguard.errors import (
     LockServerUnavailableError,
     MissingDriverError,
 )
+from taskguard.findings import Finding
 from taskguard.locks.redis.address import (
     address_of,
     from_client,
@@ -40,15 +42,35 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["RedisLink"]
+__all__ = ["Connections", "RedisLink", "Refusal", "driver"]
 
 _MOST_IDLE = 64
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
 
+class Refusal(enum.Enum):
+    """Why a server that answers does not do what it is asked."""
+
+    LOGIN = enum.auto()
+    RIGHTS = enum.auto()
+    CLUSTER = enum.auto()
+    OTHER = enum.auto()
+
+
 class RedisLink:
-    """Calls to one server. `target` is a URL or a redis-py client whose address it borrows."""
+    """Calls to one server.
+
+    Args:
+        target: a URL, a redis-py client whose address it borrows, or what `from_url` makes of one.
+        socket_timeout_s: how long one reply may take.
+        connect_timeout_s: how long one connection may take.
+        retries: how often a call that got no reply is asked again.
+        longest_block_s: how much later a blocking command may answer.
+        address: what the server is called for people, if not by host and port.
+    """
+
+    what = "lock server"
 
     def __init__(
         self,
@@ -58,28 +80,32 @@ class RedisLink:
         connect_timeout_s: float,
         retries: int,
         longest_block_s: float,
+        address: str | None = None,
     ) -> None:
-        self._redis = _driver()
+        self._redis = driver()
         self._target = target  # a Sentinel's connections know their pool by a weak reference
-        self._errors = self._redis.exceptions
+        self._errors = errors = self._redis.exceptions
+        self._lost = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
         self._retries = retries
         bounds = {
             "socket_timeout": socket_timeout_s,
             "socket_connect_timeout": connect_timeout_s,
         }
         if isinstance(target, str):
-            kind, options = from_url(target, self._redis)
+            target = from_url(target, self._redis)
+        if isinstance(target, tuple):
+            kind, options = target
             options = bounds | options  # whoever writes a time-out into the URL means it
         else:
             kind, options = from_client(target)
             options |= bounds
-        refuse_unknown_certificates(options)
+        self.address = address or address_of(options)
+        refuse_unknown_certificates(options, self.address)
         options |= self._quiet_options()
-        self.address = address_of(options)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
-        self._prompt = _Connections(lambda: kind(**options))
-        self._patient = _Connections(lambda: kind(**patient))
+        self._prompt = self._connections(kind, options)
+        self._patient = self._connections(kind, patient)
         self._check(kind, options)
 
     def call(
@@ -89,19 +115,22 @@ class RedisLink:
         arguments: list[bytes],
         *,
         on_retry: Callable[[], None] = lambda: None,
+        behind: bytes | None = None,
     ) -> Any:
         """Run a script; one round trip, two where the server does not know the script.
 
-        `on_retry` is called before it is asked again, for want of an answer.
+        `on_retry` is called before it is asked again, for want of an answer. `behind` is as in
+        `ask`.
         """
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
-            return self.ask(pack(b"EVALSHA", script.sha, *rest), on_retry=on_retry)
+            command = pack(b"EVALSHA", script.sha, *rest)
+            return self.ask(command, on_retry=on_retry, behind=behind)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
-        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry)
+        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry, behind=behind)
 
     def ask(
         self,
@@ -109,12 +138,17 @@ class RedisLink:
         *,
         blocks: bool = False,
         on_retry: Callable[[], None] = lambda: None,
+        behind: bytes | None = None,
     ) -> Any:
-        """One command, one reply. `blocks`: the server may take up to `longest_block_s`."""
+        """One command, one reply. `blocks`: the server may take up to `longest_block_s`.
+
+        With `behind`, a second command that goes along, the answer is a pair: the reply, and what
+        the second one came to, which may be an exception and is never asked again.
+        """
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
             try:
-                return self._ask_once(connections, command)
+                return self._ask_once(connections, command, behind)
             except (self._errors.RedisError, OSError) as error:
                 if left and self._may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
@@ -124,19 +158,51 @@ class RedisLink:
                 raise self._unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def was_refused(self, error: LockServerUnavailableError) -> bool:
-        """Whether the server answered, and what it said was no."""
-        return isinstance(error.__cause__, self._errors.ResponseError)
+    def refusal_of(self, error: BaseException | None) -> Refusal | None:
+        """Why the server, which answered, refused; None: it gave no answer.
+
+        Takes an error of redis-py's, or LockServerUnavailableError, whose cause that is.
+        """
+        if isinstance(error, LockServerUnavailableError):
+            error = error.__cause__
+        errors, said = self._errors, str(error)
+        # A server that wants a password first refuses a script for its length.
+        if "unauthenticated" in said or isinstance(
+            error, (errors.AuthenticationError, errors.AuthorizationError)
+        ):
+            return Refusal.LOGIN
+        if isinstance(error, errors.NoPermissionError) or any(
+            sign in said for sign in _FORBIDDEN_IN_SCRIPT
+        ):
+            return Refusal.RIGHTS
+        if said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
+            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
+        ):
+            return Refusal.CLUSTER
+        return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the way to the server, whatever the server itself says."""
+        return []
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""
         self._prompt.close()
         self._patient.close()
 
-    def _ask_once(self, connections: _Connections, command: bytes) -> Any:
+    def _ask_once(
+        self, connections: Connections, command: bytes, behind: bytes | None = None
+    ) -> Any:
         connection = connections.take()
         known = False
         try:
+            if behind is not None:
+                first, second = self._both(connection, command + behind)
+                known = not isinstance(second, self._lost)  # two errors may be two replies
+                if isinstance(first, Exception):
+                    known = known and not isinstance(first, self._errors.ReadOnlyError)
+                    raise first
+                return first, second
             connection.send_packed_command([command], check_health=False)
             try:
                 reply = read_short(connection)
@@ -152,7 +218,24 @@ class RedisLink:
             if known:
                 connections.put(connection)
             else:
-                connection.disconnect()
+                connections.drop(connection)
+
+    def _both(self, connection: Any, commands: bytes) -> list[Any]:
+        """Two replies, either of which may be an exception."""
+        connection.send_packed_command([commands], check_health=False)
+        replies: list[Any] = []
+        while len(replies) < 2:
+            try:
+                # By redis-py's parser, which may read the second one along with the first.
+                replies.append(connection.read_response(disable_decoding=True))
+            except self._errors.ResponseError as error:
+                replies.append(error)
+            except self._lost as error:
+                replies += [error] * (2 - len(replies))
+        return replies
+
+    def _connections(self, kind: Callable[..., Any], options: dict[str, Any]) -> Connections:
+        return Connections(lambda: kind(**options))
 
     def _may_pass(self, error: Exception) -> bool:
         """Whether a fresh connection may help: not against a refusal."""
@@ -163,35 +246,28 @@ class RedisLink:
         return isinstance(error, kinds)
 
     def _unavailable(self, error: Exception) -> LockServerUnavailableError:
-        errors = self._errors
         said = str(error).rstrip(".") or type(error).__name__
-        # A server that wants a password first refuses a script for its length.
-        if "unauthenticated" in said or isinstance(
-            error, (errors.AuthenticationError, errors.AuthorizationError)
-        ):
+        refusal = self.refusal_of(error)
+        if refusal is Refusal.LOGIN:
             rest = (
                 f"refuses user or password: {said}. This is a mistake in the settings; correct "
                 "the URL."
             )
-        elif isinstance(error, errors.NoPermissionError) or any(
-            sign in said for sign in _FORBIDDEN_IN_SCRIPT
-        ):
+        elif refusal is Refusal.RIGHTS:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
-            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
-        ):
+        elif refusal is Refusal.CLUSTER:
             rest = (
                 f"is a Redis Cluster ({said}), which is not supported; use a single server or "
                 "Sentinel."
             )
-        elif isinstance(error, errors.ResponseError):
+        elif refusal is Refusal.OTHER:
             rest = f"refused: {said}."
         else:
             rest = f"gave no answer: {said}."
-        return LockServerUnavailableError(f"The lock server {self.address} {rest}")
+        return LockServerUnavailableError(f"The {self.what} {self.address} {rest}")
 
     def _quiet_options(self) -> dict[str, Any]:
         """Options that take redis-py's own retries and side conversations away."""
@@ -223,7 +299,7 @@ class RedisLink:
             ) from None
 
 
-class _Connections:
+class Connections:
     """Idle connections, the latest used first."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -249,6 +325,10 @@ class _Connections:
         else:
             connection.disconnect()
 
+    def drop(self, connection: Any) -> None:
+        """Close a connection whose reply is not known to be complete."""
+        connection.disconnect()
+
     def close(self) -> None:
         """Close the idle ones of this lane; those of others are closed by their own failures."""
         idle = self._lane()
@@ -269,7 +349,8 @@ class _Connections:
         return found if found is not None else self._idle.setdefault(lane, deque())
 
 
-def _driver() -> Any:
+def driver() -> Any:
+    """The package redis; raises MissingDriverError."""
     try:
         import redis
     except ImportError as error:

@@ -9,11 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.findings import Finding, Level
-from taskguard.lease import Owner
+from taskguard.findings import Finding
+from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
-from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.address import take_options
+from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
+from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.replicas import AwaitedReplicas
+from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RedisLocks"]
@@ -30,6 +34,8 @@ _KEYS_PER_RENEWAL = 250
 _RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
 # Only a key that somebody else wrote has no expiry.
 _NO_EXPIRY_S = 86_400.0
+# How long what `check()` tries stands at most, if the process ends meanwhile.
+_TRIAL_S = 2.0
 
 
 class RedisLocks:
@@ -42,6 +48,9 @@ class RedisLocks:
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
         retries: how often a call that got no reply is asked again.
+        wait_replicas: with locks only, how many replicas should have a grant before it is
+            answered; a line of the log says where fewer have. `?wait_replicas=1` in a URL is the
+            same.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class RedisLocks:
         socket_timeout_s: float = 1.0,
         connect_timeout_s: float = 1.0,
         retries: int = 1,
+        wait_replicas: int = 0,
     ) -> None:
         if not namespace or set(namespace) & set("{} \r\n*?[]"):
             raise ConfigurationError(
@@ -61,13 +71,19 @@ class RedisLocks:
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
-        self._link = RedisLink(
+        if isinstance(server, str):
+            server, own = take_options(server, "wait_replicas")
+            wait_replicas = _whole(own.get("wait_replicas", wait_replicas))
+        check_number("wait_replicas", wait_replicas, at_least=0, at_most=100, whole=True)
+        self._link = _link_to(
             server,
             socket_timeout_s=socket_timeout_s,
             connect_timeout_s=connect_timeout_s,
             retries=retries,
             longest_block_s=_WAIT_SLICE_S,
         )
+        self._replicas = AwaitedReplicas(wait_replicas, self._link.address)
+        self._behind = self._replicas.command if wait_replicas else None
         self._before = f"{namespace}:{{".encode()
         self.namespace = namespace
         self._acquire = Script("acquire")
@@ -79,6 +95,11 @@ class RedisLocks:
     def traits(self) -> Traits:
         """Leases with tokens."""
         return Traits()
+
+    @property
+    def address(self) -> str:
+        """Host, port and database."""
+        return self._link.address
 
     def __repr__(self) -> str:
         return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
@@ -103,7 +124,12 @@ class RedisLocks:
                 _FENCE_EXPIRY_MS,
                 _WAKE_EXPIRY_MS,
             ],
+            behind=self._behind,
         )
+        if self._behind is not None:
+            reply, replicas = reply
+            if reply[0] == 1:
+                self._replicas.heard(replicas)
         if reply[0] == 1:
             return Granted(int(reply[1]), ttl_s)
         _, number, value, pttl_ms = reply
@@ -166,30 +192,63 @@ class RedisLocks:
         self._link.close()
 
     def check(self) -> list[Finding]:
-        """What is wrong with the server's settings; empty where this user may not ask."""
+        """What is wrong with the server; its settings are left out where this user may not ask.
+
+        Each step of a lock is tried once, on a key of its own that is gone afterwards.
+        """
+        where = f"the lock server {self._link.address}"
+        found = self._link.check()
         try:
-            info = self._link.ask(pack(b"INFO", b"memory")).decode("utf-8", "replace")
+            facts = self.facts()
+            found += findings_of(facts, where=where)
+            if facts.is_usable:
+                self._try_each_step()
         except LockServerUnavailableError as error:
-            if self._link.was_refused(error):
-                return []
-            raise
-        values = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-        policy = values.get("maxmemory_policy", "noeviction")
-        if policy == "noeviction" or values.get("maxmemory", "0") == "0":
-            return []
-        return [
-            Finding(
-                "eviction",
-                Level.WARNING,
-                where=f"the lock server {self._link.address}",
-                what=f"It has maxmemory-policy {policy}.",
-                why="When it is full it throws locks away.",
-                mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
-            )
-        ]
+            refusal = self._link.refusal_of(error)
+            if refusal is None:
+                raise
+            found.append(refused(refusal, str(error), where=where))
+        return found
+
+    def now_us(self) -> int:
+        """The server's clock, in µs since 1970."""
+        seconds, micros = self._link.ask(pack(b"TIME"))
+        return int(seconds) * 1_000_000 + int(micros)
+
+    def facts(self) -> RedisFacts:
+        """What the server says of itself; of what this user may not ask, the best."""
+        try:
+            return facts_of(self._link.ask(pack(b"INFO")).decode("utf-8", "replace"))
+        except LockServerUnavailableError as error:
+            if self._link.refusal_of(error) is not Refusal.RIGHTS:
+                raise
+            return RedisFacts()  # locks do not need that right
+
+    def _try_each_step(self) -> None:
+        keys, first, second = (f"check:{new_owner().nonce}",), new_owner(), new_owner()
+        self.acquire(keys, first, ttl_s=_TRIAL_S, with_fence=True, wait_s=0.0)
+        try:
+            # Somebody waits, so that the release wakes, and the wait ends at once.
+            self.acquire(keys, second, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
+            self.renew([Hold(keys, first, _TRIAL_S)])
+            self.hand_over(keys, first, to=second, ttl_s=_TRIAL_S)
+        finally:
+            self.release(keys, second)
+            self.release(keys, first)
+        self.wait(keys[0], timeout_s=_TRIAL_S)
+        (lock,) = self._locks(keys)
+        self._link.ask(pack(b"DEL", lock + b":fence", lock + b":waiters", lock + b":wake"))
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
+
+
+def _link_to(server: Any, **bounds: Any) -> RedisLink:
+    if is_sentinel_url(server):
+        from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
+
+        return SentinelLink(server, **bounds)
+    return RedisLink(server, **bounds)
 
 
 def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
@@ -203,6 +262,11 @@ def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
         size += len(hold.keys)
     if batch:
         yield batch
+
+
+def _whole(said: str | int) -> int:
+    """What a URL says as a number; what is none is left for the check, which names the option."""
+    return int(said) if isinstance(said, str) and said.isdecimal() else said  # type: ignore[return-value]
 
 
 def _bytes(text: str) -> bytes:

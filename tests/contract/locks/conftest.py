@@ -15,12 +15,13 @@ from support.etcd import etcd_kind
 from support.lock_servers import LockServer
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
+from support.sentinel import Group
 from support.session_locks import SessionServer, session_kind
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard_sandbox.servers import RedisServer
+from taskguard_sandbox.servers import RedisServer, SentinelOf
 
 KINDS = [
     "memory",
@@ -29,6 +30,7 @@ KINDS = [
     "valkey",
     "redis62",
     pytest.param("debian_redis", marks=pytest.mark.debian),
+    pytest.param("sentinel", marks=pytest.mark.debian),
     pytest.param("etcd", marks=pytest.mark.debian),
     pytest.param("newest_etcd", marks=pytest.mark.debian),
     pytest.param("consul", marks=pytest.mark.debian),
@@ -49,6 +51,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 
         fake = FakeRedis()
         yield _redis_kind(fake, lambda: RedisLocks(fake))
+    elif request.param == "sentinel":
+        group: Group = request.getfixturevalue("sentinel_group")
+        with redis.Redis(port=group.master.port) as client:
+            client.flushall()
+            kind = _redis_kind(client, lambda: RedisLocks(group.url), url=group.url)
+            yield replace(kind, deafened=lambda: _deafened_behind_sentinel(group))
     elif request.param in ("etcd", "newest_etcd"):
         yield etcd_kind(request.getfixturevalue(request.param))
     elif request.param == "consul":
@@ -65,11 +73,25 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 @contextmanager
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
-        locks = RedisLocks(f"redis://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0)
-        locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
-        proxy.mode = Mode.SWALLOW
-        yield locks
-        locks.close()
+        yield from _goes_deaf(f"redis://127.0.0.1:{proxy.port}", proxy)
+
+
+@contextmanager
+def _deafened_behind_sentinel(group: Group) -> Iterator[LockProvider]:
+    # By another name, since those of the group would take it for one of theirs.
+    with (
+        Proxy(group.master.port) as proxy,
+        SentinelOf(proxy.port, name="deaf", down_after_ms=60_000) as sentinel,
+    ):
+        yield from _goes_deaf(f"sentinel://127.0.0.1:{sentinel.port}/deaf", proxy)
+
+
+def _goes_deaf(url: str, proxy: Proxy) -> Iterator[LockProvider]:
+    locks = RedisLocks(url, socket_timeout_s=0.3, retries=0)
+    locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+    proxy.mode = Mode.SWALLOW
+    yield locks
+    locks.close()
 
 
 def _redis_kind(

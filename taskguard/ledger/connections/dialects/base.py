@@ -135,6 +135,11 @@ class Dialect(ABC):
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
         """A body's transaction begins here, and may idle for so long."""
 
+    def bounds_idleness(self, engine: sa.Engine) -> bool:
+        """Whether `begun()` sees to it that an idle transaction ends."""
+        del engine
+        return False
+
     def ended(self, db: sa.Connection) -> bool:
         """Whether the transaction that `begun()` saw is over, as the server sees it. Asked once."""
         del db

@@ -204,6 +204,9 @@ class MySQL(Dialect):
             db.info["taskguard_idle"] = True
         db.exec_driver_sql("savepoint taskguard")
 
+    def bounds_idleness(self, engine: sa.Engine) -> bool:
+        return self.own and bool(getattr(engine.dialect, "is_mariadb", False))
+
     def ended(self, db: sa.Connection) -> bool:
         try:
             db.exec_driver_sql("release savepoint taskguard")

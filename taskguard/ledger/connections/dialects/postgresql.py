@@ -88,6 +88,10 @@ class PostgreSQL(OnConflict):
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
         db.exec_driver_sql(f"select {bounding(idle_s)}").close()
 
+    def bounds_idleness(self, engine: sa.Engine) -> bool:
+        del engine
+        return True
+
     def ended(self, db: sa.Connection) -> bool:
         found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
         return bool(found != BEGUN)

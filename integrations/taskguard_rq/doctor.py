@@ -1,0 +1,87 @@
+"""The queues of a Redis for `taskguard doctor`: what waits in them, and who listens.
+
+Guarantees: nothing is changed there; of each queue the first hundred jobs are looked at, whose
+functions are imported, as a worker would. A job that cannot be read is left out.
+
+Does not tell of what class workers are: RQ keeps no record of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from redis import Redis, exceptions
+from rq import Queue, Worker
+from rq.job import Job
+from rq.scheduler import RQScheduler
+
+from taskguard import Configuration, Finding, GuardedFunction, GuardedTask
+from taskguard_rq.decorator import guarded_function_of
+from taskguard_rq.findings import JobFacts, QueueFacts, findings_of_job, findings_of_queue
+from taskguard_rq.outbox import connection_at
+from taskguard_rq.runtime import runtime
+
+__all__ = ["configuration_at"]
+
+_LOOKED_AT = 100
+
+
+def configuration_at(target: str) -> Configuration:
+    """For `--rq redis://…`. Raises CommandTargetError for what is no URL of a Redis."""
+    tasks: dict[str, GuardedTask] = {}
+    found: list[Finding] = []
+    with (
+        contextlib.closing(connection_at(target)) as connection,
+        # Whether it answers is found by whoever asks the server itself.
+        contextlib.suppress(exceptions.RedisError, OSError),
+    ):
+        queues = Queue.all(connection=connection)
+        for queue in queues:
+            found += findings_of_queue(_facts_of(queue, connection))
+        for job, compiled in _waiting(queues):
+            facts = _facts_of_job(job, compiled)
+            if facts.name not in tasks:
+                found += findings_of_job(facts)
+                tasks[facts.name] = GuardedTask(
+                    facts.name, compiled.policy, compiled.row, facts.limit_s
+                )
+    return Configuration(
+        runtime,
+        name="RQ",
+        tasks=list(tasks.values()),
+        findings=found,
+        queue_server=target,
+    )
+
+
+def _facts_of(queue: Queue, connection: Redis) -> QueueFacts:
+    key: Any = RQScheduler.get_locking_key(queue.name)
+    return QueueFacts(
+        name=queue.name,
+        workers=Worker.count(queue=queue),
+        has_scheduler=bool(connection.exists(key)),
+    )
+
+
+def _waiting(queues: list[Queue]) -> Iterator[tuple[Job, GuardedFunction]]:
+    for queue in queues:
+        for job in queue.get_jobs(0, _LOOKED_AT):
+            try:
+                compiled = guarded_function_of(job.func)
+            except Exception:  # noqa: BLE001,S112  # whatever its module, or its data, raises here
+                continue
+            if compiled is not None:
+                yield job, compiled
+
+
+def _facts_of_job(job: Job, compiled: GuardedFunction) -> JobFacts:
+    limit_s = float(job.timeout) if job.timeout is not None else 0.0
+    return JobFacts(
+        name=compiled.name,
+        retries=job.retries_left,
+        limit_s=limit_s if limit_s > 0 else None,
+        wait_s=compiled.policy.wait_s,
+        recoverable=compiled.policy.recoverable,
+    )

@@ -1,0 +1,103 @@
+"""What is wrong with what an application is guarded by: each part is asked, and says so itself.
+
+    reports = examine(Configuration(lambda: taskguard.connect()))
+
+Guarantees: a part that gives no answer, or is not configured as it has to be, is a finding, and the
+others are asked all the same; every connection that was opened is closed. What is asked is read
+only, but for one key that a lock server is tried with, and that is gone afterwards.
+
+Does not guarantee that nothing else is wrong; nor does it tell two applications that share a
+namespace, for no record says which application wrote it.
+
+`configuration.py` is what there is to examine; `locks.py`, `ledger.py`, `clocks.py` and
+`queues.py` ask one part each, and `migrations.py` looks at files. The rules about a server stand
+beside its provider (`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in
+its integration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from taskguard.doctor.clocks import HasClock, check_clocks
+from taskguard.doctor.configuration import Configuration, GuardedTask, named
+from taskguard.doctor.ledger import check_ledger
+from taskguard.doctor.locks import check_locks
+from taskguard.doctor.migrations import check_migrations, environment_of_alembic
+from taskguard.doctor.queues import QueueServer
+from taskguard.errors import ConfigurationError
+from taskguard.findings import Finding, Level
+
+__all__ = ["Configuration", "GuardedTask", "Report", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in one part.
+
+    Attributes:
+        part: "settings", "locks", "ledger", "clocks", "migrations" or "queue".
+        subject: which one it is, without a password.
+        findings: what is wrong with it, the worst first.
+    """
+
+    part: str
+    subject: str
+    findings: tuple[Finding, ...]
+
+
+def examine(configuration: Configuration) -> list[Report]:
+    """Ask each part of a configuration."""
+    return list(_reports(configuration))
+
+
+def _reports(configuration: Configuration) -> Iterator[Report]:
+    found = list(configuration.findings)
+    try:
+        runtime = configuration.runtime()
+        runner, ledger = runtime.runner, runtime.ledger
+    except ConfigurationError as error:
+        yield _report("settings", configuration.name, [_misconfigured(error), *found])
+        return
+    tasks, locks = configuration.tasks, runner.locks
+    if configuration.name:
+        yield _report("settings", configuration.name, found)
+    clocks: dict[str, Callable[[], int]] = {}
+    with contextlib.closing(runtime):
+        if locks is not None:
+            found, answers = check_locks(locks, tasks, has_ledger=ledger is not None)
+            yield _report("locks", named(locks), found)
+            if answers and isinstance(locks, HasClock):
+                clocks[named(locks)] = locks.now_us
+        if ledger is not None:
+            found, answers = check_ledger(ledger, tasks)
+            yield _report("ledger", named(ledger), found)
+            if answers:
+                clocks[named(ledger)] = ledger.now_us
+        if clocks:
+            yield _report("clocks", "this machine's and theirs", check_clocks(clocks))
+    folder = configuration.folder
+    environment = environment_of_alembic(folder) if folder is not None and ledger else None
+    if environment is not None:
+        yield _report("migrations", "Alembic", check_migrations(environment))
+    queue = configuration.queue_server and QueueServer.of(configuration.queue_server)
+    if queue:
+        yield _report("queue", queue.address, queue.check(locks=locks))
+
+
+def _report(part: str, subject: str, found: list[Finding]) -> Report:
+    levels = list(Level)
+    return Report(part, subject, tuple(sorted(found, key=lambda each: levels.index(each.level))))
+
+
+def _misconfigured(error: ConfigurationError) -> Finding:
+    return Finding(
+        "misconfigured",
+        Level.ERROR,
+        where="the settings",
+        what=str(error),
+        why="Nothing guarded can run.",
+        mend="Mend what it says.",
+    )

@@ -1,0 +1,194 @@
+"""What may be wrong with a group of Sentinels and the servers that they watch.
+
+Each Sentinel of the URL is asked, and each server that they know of. What a user may not ask is
+left out; a server that does not answer is Sentinel's business, and left out, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taskguard.clock import SYSTEM_CLOCK
+from taskguard.errors import LockServerUnavailableError
+from taskguard.findings import Finding, Level
+from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of
+from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.protocol import pack
+from taskguard.locks.redis.sentinel import View
+
+if TYPE_CHECKING:
+    from taskguard.locks.redis.sentinel import SentinelLink
+
+__all__ = ["check_group"]
+
+_FEWEST = 3
+# A third of a lease of 30 s, which is the default: until then a holder has renewed in vain once.
+_SLOWEST_MS = 10_000
+_CLOCKS_APART_S = 1.0
+
+
+def check_group(link: SentinelLink) -> list[Finding]:
+    """All findings; raises LockServerUnavailableError where no Sentinel answers."""
+    where = f"the lock server {link.address}"
+    views: dict[RedisLink, View] = {}
+    silent: dict[RedisLink, LockServerUnavailableError] = {}
+    for sentinel, said in link.sentinels.views():
+        if isinstance(said, View):
+            views[sentinel] = said
+        else:
+            silent[sentinel] = said
+    if not views:
+        raise next(iter(silent.values()))
+    newest = max(views.values(), key=lambda view: view.epoch)
+    servers = [newest.address, *_replicas(link, list(views))]
+    return [
+        *(_silence(error) for error in silent.values()),
+        *_few(where, views),
+        *_disagreement(where, views),
+        *_quorum(where, newest),
+        *_slow(where, newest),
+        *_servers(link, where, servers),
+    ]
+
+
+def _silence(error: LockServerUnavailableError) -> Finding:
+    return Finding(
+        "sentinel_silent",
+        Level.WARNING,
+        where="the lock server's Sentinels",
+        what=str(error),
+        why="Each that is missing brings the group closer to where it cannot fail over.",
+        mend="Start it, mend the network or its user's rights, or take it out of the URL.",
+    )
+
+
+def _few(where: str, views: dict[RedisLink, View]) -> Iterator[Finding]:
+    known = max(int(view.values.get("num-other-sentinels", 0)) + 1 for view in views.values())
+    if min(known, len(views)) < _FEWEST:
+        yield Finding(
+            "sentinel_count",
+            Level.WARNING,
+            where=where,
+            what=f"Of the Sentinels in the URL {len(views)} answer, and they know of {known}.",
+            why="With fewer than three, the loss of one may be the end of failing over, or of "
+            "finding the master.",
+            mend="Run three Sentinels or more on machines of their own, and name them all.",
+        )
+
+
+def _disagreement(where: str, views: dict[RedisLink, View]) -> Iterator[Finding]:
+    named = sorted({f"{view.host}:{view.port}" for view in views.values()})
+    if len(named) > 1:
+        yield Finding(
+            "sentinel_disagreement",
+            Level.ERROR,
+            where=where,
+            what=f"Its Sentinels name different masters: {', '.join(named)}.",
+            why="A client that hears one of them alone takes locks where the others do not.",
+            mend="In a failover this passes; else see that the Sentinels reach each other, and "
+            "SENTINEL RESET where one watches another group.",
+        )
+
+
+def _quorum(where: str, view: View) -> Iterator[Finding]:
+    quorum = int(view.values.get("quorum", 0))
+    known = int(view.values.get("num-other-sentinels", 0)) + 1
+    if known > 1 and not 2 <= quorum <= known:
+        too_low = quorum < 2
+        yield Finding(
+            "sentinel_quorum",
+            Level.WARNING if too_low else Level.ERROR,
+            where=where,
+            what=f"Its quorum is {quorum}, of {known} Sentinels.",
+            why="One Sentinel that is cut off begins a failover."
+            if too_low
+            else "They never begin a failover.",
+            mend=f"SENTINEL SET <name> quorum {known // 2 + 1}, at each Sentinel.",
+        )
+
+
+def _slow(where: str, view: View) -> Iterator[Finding]:
+    after_ms = int(view.values.get("down-after-milliseconds", 0))
+    if after_ms >= _SLOWEST_MS:
+        yield Finding(
+            "sentinel_slow",
+            Level.WARNING,
+            where=where,
+            what=f"Its down-after-milliseconds is {after_ms}.",
+            why="A master that is gone for that long takes leases of 30 s with it: keep it well "
+            "below a third of ttl_s.",
+            mend="SENTINEL SET <name> down-after-milliseconds 5000, at each Sentinel.",
+        )
+
+
+def _replicas(link: SentinelLink, sentinels: list[RedisLink]) -> list[tuple[str, int]]:
+    command = pack(b"SENTINEL", b"REPLICAS", link.sentinels.name.encode())
+    for sentinel in sentinels:
+        try:
+            reply = sentinel.ask(command)
+        except LockServerUnavailableError:
+            continue
+        found = [dict(zip(each[::2], each[1::2], strict=True)) for each in reply]
+        return [
+            (each[b"ip"].decode(), int(each[b"port"]))
+            for each in found
+            if b"down" not in each[b"flags"] and b"disconnected" not in each[b"flags"]
+        ]
+    return []
+
+
+def _servers(link: SentinelLink, where: str, servers: list[tuple[str, int]]) -> Iterator[Finding]:
+    ahead_s: dict[str, float] = {}
+    for number, (host, port) in enumerate(servers):
+        server = link.to(host, port)
+        this = f"the lock server {host}:{port}"
+        try:
+            facts = facts_of(server.ask(pack(b"INFO")).decode("utf-8", "replace"))
+            ahead_s[f"{host}:{port}"] = _ahead_s(server)
+        except LockServerUnavailableError:
+            continue
+        finally:
+            server.close()
+        if number == 0:
+            yield from _replication(where, facts)  # the rest of the master is the provider's
+        else:
+            # What matters once it is the master.
+            yield from findings_of(replace(facts, replica_of=None), where=this)
+    yield from _clocks(where, ahead_s)
+
+
+def _replication(where: str, facts: RedisFacts) -> Iterator[Finding]:
+    if facts.replicas == 0:
+        yield Finding(
+            "no_replica",
+            Level.ERROR,
+            where=where,
+            what="Its master has no replica.",
+            why="There is nothing to fail over to.",
+            mend="Start one with replicaof, or see why it is not connected (masterauth).",
+        )
+
+
+def _ahead_s(server: RedisLink) -> float:
+    before_s = SYSTEM_CLOCK.wall_s()
+    seconds, micros = server.ask(pack(b"TIME"))
+    return float(int(seconds) + int(micros) / 1e6 - (before_s + SYSTEM_CLOCK.wall_s()) / 2)
+
+
+def _clocks(where: str, ahead_s: dict[str, float]) -> Iterator[Finding]:
+    if not ahead_s:
+        return
+    first, last = min(ahead_s, key=ahead_s.__getitem__), max(ahead_s, key=ahead_s.__getitem__)
+    apart_s = ahead_s[last] - ahead_s[first]
+    if apart_s > _CLOCKS_APART_S:
+        yield Finding(
+            "clocks_apart",
+            Level.WARNING,
+            where=where,
+            what=f"The clock of {last} is {apart_s:.1f} s ahead of that of {first}.",
+            why="Tokens are the server's clock: after a failover they may go back by that much, "
+            "where a ledger does not make them.",
+            mend="Run an NTP client on each of the machines.",
+        )

@@ -1,0 +1,99 @@
+"""Where a group of Sentinels is: from a URL to what makes connections to them and to servers.
+
+    sentinel://[user:password@]h1,h2:port,h3/name[/database][?option=…]
+    sentinels://…   TLS to Sentinels and servers
+
+User and password are the servers'; the Sentinels' own are the options `sentinel_username` and
+`sentinel_password`. Other options are redis-py's, `ssl_certfile=…` among them, and are meant for
+both, but for time-outs: `socket_timeout` is the servers', and `sentinel_timeout` the Sentinels'.
+
+Guarantees: what cannot be used is refused at once; no message holds a part of the URL that may be
+a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from taskguard.locks.redis.address import from_url, take_options, unreadable
+from taskguard.policy import DAY_S
+
+__all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]
+
+SCHEMES = {"sentinel": "redis", "sentinels": "rediss"}
+_PORT = 26_379
+# What belongs to the servers alone: a Sentinel has no databases, users of its own, and less time.
+_OF_SERVERS = ("username", "password", "db", "socket_timeout", "socket_connect_timeout")
+_TIMEOUT_S = 0.3
+
+
+def is_sentinel_url(server: object) -> bool:
+    """Whether this is a URL of a group of Sentinels."""
+    return isinstance(server, str) and server.partition("://")[0].lower() in SCHEMES
+
+
+@dataclass(frozen=True)
+class SentinelUrl:
+    """What a URL says.
+
+    Attributes:
+        name: what the Sentinels call the master.
+        sentinels: host and port of each.
+        kind: the class of connections.
+        server_options: theirs to a server, without host and port.
+        sentinel_options: theirs to a Sentinel, without host and port.
+        timeout_s: how long a Sentinel may take for a connection, and for an answer.
+    """
+
+    name: str
+    sentinels: tuple[tuple[str, int], ...]
+    kind: Callable[..., Any]
+    server_options: dict[str, Any]
+    sentinel_options: dict[str, Any]
+    timeout_s: float = _TIMEOUT_S
+
+    @classmethod
+    def parse(cls, url: str, driver: Any) -> SentinelUrl:
+        """Raises ConfigurationError."""
+        url, own = take_options(url, "sentinel_username", "sentinel_password", "sentinel_timeout")
+        scheme = url.partition("://")[0].lower()
+        try:
+            parts = urlsplit(url)
+            credentials, at, hosts = parts.netloc.rpartition("@")
+            sentinels = tuple(map(_host_and_port, hosts.split(",")))
+            timeout_s = float(own.pop("sentinel_timeout", _TIMEOUT_S))
+            name, slash, database = parts.path.strip("/").partition("/")
+            if not name or "@" in parts.path or not 0 < timeout_s < DAY_S:
+                raise ValueError
+        except ValueError:
+            # Not chained: the message may quote a piece of the password.
+            raise unreadable(scheme) from None
+        query = f"?{parts.query}" if parts.query else ""
+        fragment = f"#{parts.fragment}" if parts.fragment else ""
+        # One server's URL says the same of all the rest, and is judged in the same way.
+        one = f"{SCHEMES[scheme]}://{credentials}{at}localhost{slash}{database}{query}{fragment}"
+        kind, options = from_url(one, driver, called=scheme)
+        for option in ("host", "port"):
+            options.pop(option, None)
+        common = {each: value for each, value in options.items() if each not in _OF_SERVERS}
+        credentials_of_sentinels = {
+            option.removeprefix("sentinel_"): value for option, value in own.items()
+        }
+        return cls(
+            name=unquote(name),
+            sentinels=sentinels,
+            kind=kind,
+            server_options=options,
+            sentinel_options=common | credentials_of_sentinels,
+            timeout_s=timeout_s,
+        )
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or "%" in text:
+        raise ValueError
+    return parts.hostname, parts.port or _PORT

@@ -1,0 +1,245 @@
+"""What of a Celery app's settings is found, by the command and when a worker starts."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+import taskguard_celery
+from taskguard import Finding, Level
+from taskguard.cli import main
+from taskguard.ledger.sql import SqlLedger
+from taskguard_celery import guarded_task
+from taskguard_celery.doctor import configuration_of
+from taskguard_celery.findings import (
+    AppSettings,
+    TaskSettings,
+    findings_of_app,
+    findings_of_task,
+    settings_of_app,
+)
+from taskguard_sandbox.servers import Valkey, free_port
+
+
+@pytest.fixture(autouse=True)
+def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apps made here have their own tasks only, whatever was imported before."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+
+
+@pytest.fixture
+def ledger_url(sqlite_url: str) -> str:
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    ledger.close()
+    return sqlite_url
+
+
+def make_app(
+    broker: str = "redis://localhost",
+    *,
+    task: dict[str, Any] | None = None,
+    late: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Celery:
+    """An app with one guarded task, and safe settings but for these; connects to nothing.
+
+    `late`: settings that are made when safe_defaults has seen the others.
+    """
+    app = Celery("shop", broker=broker, set_as_current=False)
+    taskguard_celery.safe_defaults(app)
+    app.conf.update(settings)
+
+    @app.task(name="ship", shared=False, **(task or {}))
+    @guarded_task(key="order:<order>")
+    def ship(order: int) -> None: ...
+
+    app.finalize()
+    app.conf.update(late or {})
+    return app
+
+
+def found(app: Celery) -> dict[str, Finding]:
+    return {each.name: each for each in configuration_of(app).findings}
+
+
+@pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost"])
+def test_safe_defaults_leave_nothing_to_find(broker: str) -> None:
+    """With Redis, and with RabbitMQ."""
+    assert found(make_app(broker)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "given"),
+    [
+        ("early_ack", Level.WARNING, {"task_acks_late": False}),
+        ("worker_lost_ack", Level.WARNING, {"task_reject_on_worker_lost": False}),
+        (
+            "visibility_timeout",
+            Level.WARNING,
+            {"late": {"task_time_limit": 7_200, "task_soft_time_limit": 7_000}},
+        ),
+        ("hard_time_limit", Level.NOTE, {"task_time_limit": 60}),
+        ("failures_rejected", Level.NOTE, {"task_acks_on_failure_or_timeout": False}),
+        (
+            "retry_beyond_visibility",
+            Level.WARNING,
+            {
+                "task": {"autoretry_for": (OSError,)},
+                "broker_transport_options": {"visibility_timeout": 100},
+            },
+        ),
+        (
+            "countdown_beyond_visibility",
+            Level.WARNING,
+            {
+                "beat_schedule": {
+                    "nightly": {"task": "ship", "schedule": 60, "options": {"countdown": 4_000}}
+                }
+            },
+        ),
+        ("eager", Level.WARNING, {"task_always_eager": True}),
+        ("broker_in_memory", Level.WARNING, {"broker": "memory://"}),
+        (
+            "unconfirmed_publish",
+            Level.WARNING,
+            {"broker": "amqp://localhost", "broker_transport_options": {}},
+        ),
+        (
+            "transient_messages",
+            Level.WARNING,
+            {"broker": "amqp://localhost", "task_default_delivery_mode": "transient"},
+        ),
+        ("prefetch", Level.NOTE, {"worker_prefetch_multiplier": 4}),
+    ],
+)
+def test_each_setting_has_its_finding(name: str, level: Level, given: dict[str, Any]) -> None:
+    """One setting, one finding, in an app that is safe otherwise."""
+    (finding,) = found(make_app(**given)).values()
+    assert (finding.name, finding.level) == (name, level)
+
+
+def test_an_app_without_guarded_tasks_is_left_alone() -> None:
+    """Its settings are its own affair."""
+    app = Celery("plain", broker="memory://", set_as_current=False)
+    app.finalize()
+    assert found(app) == {}
+
+
+def test_rules_are_about_settings_alone() -> None:
+    """The best that there are have no finding; a sweep makes up for a hard limit."""
+    assert list(findings_of_task(TaskSettings(name="ship"))) == []
+    assert list(findings_of_app(AppSettings(transport="redis"))) == []
+    swept = TaskSettings(name="ship", limit_s=60.0, recoverable=True)
+    assert list(findings_of_task(swept)) == []
+    assert settings_of_app(Celery("x", broker="pyamqp://h", set_as_current=False)).is_amqp
+
+
+def test_the_command_examines_an_app(
+    tmp_path: Path,
+    ledger_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its settings, locks, ledger, clocks and broker; the broker is no good for locks as well."""
+    with Valkey(appendonly="no", maxmemory="1gb", maxmemory_policy="allkeys-lru") as server:
+        (tmp_path / "doctors_shop.py").write_text(
+            "from celery import Celery\n"
+            "from taskguard_celery import guarded_task\n"
+            f"app = Celery('shop', broker={server.url!r}, set_as_current=False)\n"
+            f"app.conf.taskguard_locks_url = {server.url!r}\n"
+            f"app.conf.taskguard_ledger_url = {ledger_url!r}\n"
+            "@app.task(shared=False)\n"
+            "@guarded_task(key='order:<n>')\n"
+            "def ship(n): ...\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        status = main(["doctor", "--celery", "doctors_shop:app", "--json"])
+        sys.modules.pop("doctors_shop")
+    told = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert [(each["part"], each["name"]) for each in told] == [
+        ("settings", "early_ack"),
+        ("settings", "worker_lost_ack"),
+        ("locks", "eviction"),
+        ("locks", "no_persistence"),
+        ("queue", "queue_eviction"),
+        ("queue", "queue_no_persistence"),
+        ("queue", "shared_database"),
+    ]
+    assert told[0]["where"] == "the task doctors_shop.ship"
+
+
+def test_settings_that_cannot_be_are_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typing error in a setting's name."""
+    (tmp_path / "doctors_typo.py").write_text(
+        "from celery import Celery\n"
+        "app = Celery('shop', broker='memory://', set_as_current=False)\n"
+        "app.conf.taskguard_lock_url = 'memory://'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["doctor", "--celery", "doctors_typo:app"]) == 1
+    sys.modules.pop("doctors_typo")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "error: misconfigured" in said
+    assert "Did you mean taskguard_locks_url?" in said
+
+
+class TestWorkerStart:
+    """`check_worker`, which a worker calls when it starts."""
+
+    def test_findings_are_warnings_with_their_names(
+        self, ledger_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Notes are not; nor is what is said in the line of a task said again."""
+        with Valkey(maxmemory="50mb", maxmemory_policy="allkeys-lru") as server:
+            app = make_app(
+                server.url,
+                taskguard_locks_url=server.url_of(1),
+                taskguard_ledger_url=ledger_url,
+                task_acks_late=False,
+            )
+            with caplog.at_level(logging.INFO, logger="taskguard"):
+                taskguard_celery.check_worker(app)
+        lines = [record.getMessage() for record in caplog.records]
+        assert [line.rpartition("(finding ")[2].rstrip(")") for line in lines[1:]] == [
+            "eviction",
+            "queue_eviction",
+            "queue_no_persistence",
+        ]
+        assert "ship can lose work: acks_late" in lines[0]
+        assert "maxmemory-policy allkeys-lru" in lines[1]
+
+    def test_servers_that_are_away_are_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The worker starts: deliveries are put off until they answer."""
+        app = make_app(
+            f"redis://127.0.0.1:{free_port()}",
+            taskguard_locks_url=f"redis://127.0.0.1:{free_port()}",
+            taskguard_ledger_url=f"postgresql+psycopg://x@127.0.0.1:{free_port()}/x",
+        )
+        taskguard_celery.check_worker(app)
+        told = [
+            record.getMessage().partition(":")[0].partition(";")[0] for record in caplog.records
+        ]
+        assert told == ["the lock server is away", "the ledger is away"]
+
+    def test_every_connection_is_closed(self, ledger_url: str, redis_url: str) -> None:
+        """Before the pool forks; SQLite's too, which says so only when it is forgotten."""
+        app = make_app(redis_url, taskguard_locks_url=redis_url, taskguard_ledger_url=ledger_url)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gc.collect()
+            caught.clear()
+            taskguard_celery.check_worker(app)
+            gc.collect()
+        assert [str(each.message) for each in caught if each.category is ResourceWarning] == []

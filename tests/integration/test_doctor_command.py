@@ -1,0 +1,267 @@
+"""`taskguard doctor`: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.clock_shim import Postgres, Valkey, server_clock, unavailable
+from support.needs import missing, need
+from taskguard.cli import main
+from taskguard.doctor.clocks import Reading, judge_clocks
+from taskguard.ledger.sql import SqlLedger
+from taskguard_sandbox import servers
+from taskguard_sandbox.servers import free_port
+
+SECRET = "s3cret-horse"
+FIELDS = ["part", "name", "level", "where", "what", "why", "mend"]
+Doctor = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TASKGUARD_LOCKS_URL", "TASKGUARD_LEDGER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Runs the command: its status, and what it printed."""
+
+    def doctor(*words: str) -> tuple[int, str]:
+        try:
+            status = main(["doctor", *words])
+        except SystemExit as left:
+            status = int(left.code or 0)
+        said = capsys.readouterr()
+        return status, said.out if status != 2 else said.err
+
+    return doctor
+
+
+@pytest.fixture
+def ledger_url(sqlite_url: str) -> str:
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    ledger.close()
+    return sqlite_url
+
+
+def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
+    """Each part that was asked is named, and the status is 0."""
+    with servers.Valkey(appendonly="yes") as server:
+        status, said = doctor("--locks", server.url, "--ledger", ledger_url)
+    assert status == 0
+    parts = [line.split()[0] for line in said.splitlines() if line and line[0] != " "]
+    assert parts == ["locks", "ledger", "clocks", "0"]
+    assert said.count("  nothing found\n") == 3
+    assert said.endswith("\n0 errors, 0 warnings, 0 notes.\n")
+
+
+def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
+    """What, why and what mends it, in 80 columns of plain text; the status is 1."""
+    status, said = doctor("--ledger", sqlite_url)
+    assert status == 1
+    assert "  error: tables_missing\n    where  the ledger sqlite" in said
+    assert "\n    mend   `taskguard ledger create`, or --sql into a migration.\n" in said
+    assert said.endswith("\n1 error, 0 warnings, 0 notes.\n")
+    assert "\x1b" not in said
+    told = [line for line in said.splitlines() if line.startswith("    ")]
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in told)
+
+
+def test_what_is_away_is_a_finding(doctor: Doctor) -> None:
+    """Both servers, without a traceback, a password, or the clocks of what gave no answer."""
+    locks = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
+    ledger = f"postgresql+psycopg://u:{SECRET}@127.0.0.1:{free_port()}/shop"
+    status, said = doctor("--locks", locks, "--ledger", ledger)
+    assert status == 1
+    assert "lock_server_away" in said
+    assert "ledger_away" in said
+    assert "clocks" not in said
+    assert "Traceback" not in said
+    assert SECRET not in said
+
+
+def test_json(doctor: Doctor, sqlite_url: str) -> None:
+    """A list of findings, whose fields are always the same; nothing else is printed."""
+    dead = f"redis://127.0.0.1:{free_port()}"
+    status, said = doctor("--locks", dead, "--ledger", sqlite_url, "--json")
+    told = json.loads(said)
+    assert status == 1
+    assert [list(each) for each in told] == [FIELDS, FIELDS]
+    assert [(each["part"], each["name"], each["level"]) for each in told] == [
+        ("locks", "lock_server_away", "error"),
+        ("ledger", "tables_missing", "error"),
+    ]
+
+
+def test_strict(doctor: Doctor) -> None:
+    """A warning exits with 0, and with 1 where it is asked for; a note always with 0."""
+    with servers.Valkey(appendonly="no") as server:  # a warning without a ledger
+        assert doctor("--locks", server.url)[0] == 0
+        assert doctor("--locks", server.url, "--strict")[0] == 1
+    with servers.Valkey(appendonly="yes") as server:
+        assert doctor("--locks", server.url, "--strict")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "say what to look at"),
+        (("--celery", "no.such:app"), "no Celery app at 'no.such:app'"),
+        (("--celery", "shop:app", "--locks", "memory://"), "leave --locks and --ledger out"),
+        (("--rq", f"http://:{SECRET}@x"), "--rq: the URL"),
+        (("--celery", "shop:app", "--rq", "redis://x"), "not allowed with"),
+        (("--jason",), "unrecognized arguments"),
+    ],
+)
+def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
+    """2, in a sentence, so that CI can tell a mistake of its own."""
+    status, said = doctor(*words)
+    assert status == 2
+    assert told in said
+    assert SECRET not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--locks", f"nosuch://:{SECRET}@x"), "nosuch://"),
+        (("--ledger", f"nosuch://:{SECRET}@x"), "No ledger for"),
+    ],
+)
+def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
+    """Nothing guarded could run with it."""
+    status, said = doctor(*words)
+    assert (status, "error: misconfigured" in said, SECRET in said) == (1, True, False)
+    assert told in said
+
+
+def test_the_environment_says_what_is_not_given(
+    doctor: Doctor, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for every command."""
+    monkeypatch.setenv("TASKGUARD_LEDGER_URL", ledger_url)
+    monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
+    status, said = doctor()
+    assert (status, "MemoryLocks" in said, "SqlLedger" in said) == (0, True, True)
+
+
+def test_it_leaves_no_connection_open(ledger_url: str, redis_url: str, tmp_path: Path) -> None:
+    """In a process of its own, where each warning is an error."""
+    command = [sys.executable, "-W", "error", "-X", "dev", "-m", "taskguard", "doctor"]
+    done = subprocess.run(
+        [*command, "--locks", redis_url, "--ledger", ledger_url],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing found" in done.stdout
+
+
+def test_locks_in_memory(doctor: Doctor, ledger_url: str) -> None:
+    """Good to know with a ledger; without one every process has its own."""
+    assert "note: locks_in_memory" in doctor("--locks", "memory://", "--ledger", ledger_url)[1]
+    assert "warning: locks_in_memory" in doctor("--locks", "memory://")[1]
+
+
+def test_alembic(
+    doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its env.py, in the folder where the command is run, leaves the ledger alone, or not."""
+    from alembic import command, config
+
+    monkeypatch.chdir(tmp_path)
+    assert "migrations" not in doctor("--ledger", ledger_url)[1]
+    command.init(config.Config("alembic.ini"), "migrations")
+    assert "warning: alembic_drops" in doctor("--ledger", ledger_url)[1]
+    file = tmp_path / "migrations" / "env.py"
+    text = file.read_text().replace(
+        "connection=connection,", "connection=connection, include_name=taskguard.include_name,"
+    )
+    file.write_text(text)
+    said = doctor("--ledger", ledger_url)[1]
+    assert "migrations" in said
+    assert "alembic_drops" not in said
+    # The settings may be in pyproject.toml, too.
+    (tmp_path / "alembic.ini").unlink()
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.alembic]\nscript_location = "%(here)s/migrations"'
+    )
+    assert "migrations" in doctor("--ledger", ledger_url)[1]
+
+
+def test_what_many_tasks_have_is_said_once(
+    doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three of their names; JSON has each."""
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    (tmp_path / "many_tasks.py").write_text(
+        "from celery import Celery\n"
+        "from taskguard_celery import guarded_task\n"
+        "app = Celery('many', broker='amqp://', set_as_current=False)\n"
+        "app.conf.taskguard_locks_url = 'memory://'\n"
+        f"app.conf.taskguard_ledger_url = {ledger_url!r}\n"
+        "app.conf.task_acks_late = app.conf.task_reject_on_worker_lost = True\n"
+        "def ship(n): ...\n"
+        "for n in range(5):\n"
+        "    guarded = guarded_task(key='order:<n>')(ship)\n"
+        "    app.task(name=f'ship{n}', shared=False, acks_late=False)(guarded)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = doctor("--celery", "many_tasks:app")[1]
+    assert said.count("warning: early_ack") == 1
+    assert "the task ship0, the task ship1, the task ship2, and 2 more" in " ".join(said.split())
+    told = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
+    sys.modules.pop("many_tasks")
+    assert [each["name"] for each in told].count("early_ack") == 5
+
+
+class TestClocks:
+    def test_servers_whose_clocks_are_wrong(self, doctor: Doctor) -> None:
+        """The distance is told of the two that are farthest apart."""
+        missing(unavailable())
+        need(Valkey)
+        need(Postgres)
+        with server_clock() as wrong, Valkey(wrong) as locks:
+            locks.jump(7.0)
+            status, said = doctor("--locks", locks.url)
+            assert (status, "warning: clocks_apart" in said) == (0, True)
+            apart_s = float(re.findall(r"clocks are ([\d.]+) s apart", said)[0])
+            assert 5.0 < apart_s < 9.0
+        with server_clock() as wrong, Postgres(wrong) as database:
+            url = database.create_database("shop")
+            assert "clocks_apart" not in doctor("--ledger", url)[1]
+            database.jump(-30.0)
+            said = doctor("--ledger", url)[1]
+            assert "warning: clocks_apart" in said
+
+    @pytest.mark.parametrize(
+        ("readings", "told"),
+        [
+            ([], None),
+            ([Reading("a", 0.9)], None),
+            ([Reading("a", 1.4, error_s=0.5)], None),
+            ([Reading("a", 1.6, error_s=0.5)], "this machine and a"),
+            ([Reading("a", -0.6), Reading("b", 0.6)], "a and b"),
+            ([Reading("a", -0.6), Reading("b", 0.3)], None),
+        ],
+    )
+    def test_what_a_slow_answer_can_explain_is_no_finding(
+        self, readings: list[Any], told: str | None
+    ) -> None:
+        """Of any two of them, this machine's among them."""
+        found = judge_clocks([Reading("this machine", 0.0), *readings])
+        assert [each.where for each in found] == ([] if told is None else [told])

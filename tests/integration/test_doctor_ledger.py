@@ -1,0 +1,437 @@
+"""What a ledger's database is found to be like: real ones, set up that way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support import claims
+from support.databases import DATABASES
+from support.needs import need
+from support.old_tables import back_to_version_1
+from support.pgbouncer import PgBouncer
+from taskguard import (
+    Configuration,
+    Finding,
+    GuardedRow,
+    GuardedTask,
+    Level,
+    Policy,
+    connect,
+    examine,
+)
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import WORK
+from taskguard_sandbox.servers import MariaDB, Postgres, free_port
+
+DAY_S = 86_400.0
+Make = Callable[..., SqlLedger]
+
+
+@pytest.fixture(scope="module")
+def durable() -> Iterator[Postgres]:
+    """A PostgreSQL that flushes its commits."""
+    need(Postgres)
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def url(durable: Postgres) -> Iterator[str]:
+    """Of an empty database there."""
+    name = f"doctor_{time.time_ns()}"
+    yield durable.create_database(name)
+    durable.drop_database(name)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes ledgers with tables, which are closed at the end."""
+    with ExitStack() as stack:
+
+        def make(database: Any, *, tables: bool = True, **options: Any) -> SqlLedger:
+            ledger = stack.enter_context(closing(SqlLedger(database, **options)))
+            if tables:
+                ledger.create_schema()
+            return ledger
+
+        yield make
+
+
+def found(ledger: SqlLedger, *args: Any, **options: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in ledger.check(*args, **options)}
+
+
+def say(url: str, *statements: str) -> None:
+    """As the superuser."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as db:
+        for statement in statements:
+            db.exec_driver_sql(statement)
+
+
+@contextmanager
+def set_for(durable: Postgres, url: str, name: str, value: str) -> Iterator[None]:
+    """A default of the database's, for new connections."""
+    database = sa.make_url(url).database
+    durable.execute(f"alter database {database} set {name} = {value}")
+    yield
+    durable.execute(f"alter database {database} reset {name}")
+
+
+def test_nothing_is_found(url: str, make: Make) -> None:
+    """In tables of today, on a server with its defaults."""
+    ledger = make(url)
+    ledger.claim(claims.request())
+    assert found(ledger) == {}
+
+
+@pytest.mark.parametrize("database", DATABASES)
+def test_each_kind_of_database_is_asked(
+    database: str, request: pytest.FixtureRequest, make: Make
+) -> None:
+    """Those of tests do not flush; nothing else is wrong with them, and their clock is ours."""
+    ledger = make(request.getfixturevalue(database))
+    unflushed = set() if "sqlite" in database else {"commits_unflushed"}
+    assert set(found(ledger)) == unflushed
+    assert abs(ledger.now_us() / 1e6 - time.time()) < 60.0
+
+
+class TestTables:
+    def test_missing(self, url: str, make: Make) -> None:
+        """With the command that makes them."""
+        finding = found(make(url, tables=False))["tables_missing"]
+        assert finding.level is Level.ERROR
+        assert "taskguard ledger create" in finding.mend
+
+    def test_of_an_older_version(self, url: str, make: Make) -> None:
+        """With the command that upgrades them."""
+        ledger = make(url)
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        back_to_version_1(engine)
+        finding = found(ledger)["tables_version"]
+        assert finding.level is Level.ERROR
+        assert "taskguard ledger upgrade" in finding.mend
+
+    @pytest.mark.parametrize("database", DATABASES)
+    def test_an_index_is_missing(
+        self, database: str, request: pytest.FixtureRequest, make: Make
+    ) -> None:
+        """A sweep would read the whole table."""
+        url = request.getfixturevalue(database)
+        ledger = make(url)
+        on = "" if "mysql" not in url and "mariadb" not in url else " on taskguard_work"
+        say(url, f"drop index taskguard_work_due{on}")
+        finding = found(ledger)["index_missing"]
+        assert (finding.level, "taskguard_work_due" in finding.what) == (Level.WARNING, True)
+        ledger.create_schema()
+        assert "index_missing" not in found(ledger)
+
+    def test_an_index_that_was_not_made_to_its_end(self, url: str, make: Make) -> None:
+        """CREATE INDEX CONCURRENTLY was interrupted."""
+        ledger = make(url)
+        say(
+            url,
+            "update pg_index set indisvalid = false "
+            "where indexrelid = 'taskguard_work_due'::regclass",
+        )
+        assert "index_missing" in found(ledger)
+
+    def test_a_primary_key_is_missing(self, url: str, make: Make) -> None:
+        """As after a restore of the data alone."""
+        ledger = make(url)
+        say(url, "alter table taskguard_keys drop constraint taskguard_keys_pkey")
+        finding = found(ledger)["primary_key_missing"]
+        assert (finding.level, "taskguard_keys" in finding.what) == (Level.ERROR, True)
+
+    def test_a_table_is_large(self, url: str, make: Make) -> None:
+        """As the planner believes: nobody counts."""
+        ledger = make(url)
+        say(
+            url,
+            "update pg_class set reltuples = 12345678 where oid = 'taskguard_work'::regclass",
+        )
+        finding = found(ledger)["large_table"]
+        assert (finding.level, "12,345,678 rows" in finding.what) == (Level.NOTE, True)
+
+    @pytest.mark.parametrize("database", DATABASES)
+    def test_nobody_purges(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
+        """Work that ended twice as long ago as any task needs it."""
+        url = request.getfixturevalue(database)
+        ledger = make(url)
+        claimed = ledger.claim(claims.request())
+        ledger.complete(claimed.claim, None)  # type: ignore[union-attr]
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        for days, told in ((59, False), (61, True)):
+            with engine.begin() as db:
+                ago_us = ledger.now_us() - int(days * DAY_S * 1e6)
+                db.execute(sa.update(WORK).values(finished=ago_us))
+            assert ("purge_never_run" in found(ledger)) is told
+        assert "61 days ago" in found(ledger)["purge_never_run"].what
+        assert "purge_never_run" not in found(ledger, retention_s=31 * DAY_S)
+
+    @pytest.mark.parametrize("database", DATABASES)
+    def test_nobody_sweeps(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
+        """Work that has been overdue for long."""
+        url = request.getfixturevalue(database)
+        ledger = make(url)
+        ledger.enqueue(None, claims.request(call="{}"))
+        assert "overdue_work" not in found(ledger)
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.begin() as db:
+            db.execute(sa.update(WORK).values(due=ledger.now_us() - int(901 * 1e6)))
+        assert found(ledger)["overdue_work"].what.endswith(": 1.")
+
+
+class TestPrivileges:
+    @pytest.fixture
+    def clerk(self, durable: Postgres, url: str, make: Make) -> Iterator[str]:
+        """The URL of a user who may do what workers do."""
+        make(url)
+        say(
+            url,
+            "create role clerk login",
+            "grant select, insert, update on all tables in schema public to clerk",
+        )
+        yield sa.make_url(url).set(username="clerk").render_as_string(hide_password=False)
+        say(url, "drop owned by clerk", "drop role clerk")
+
+    def test_enough(self, clerk: str, make: Make) -> None:
+        """What workers need is enough to be asked."""
+        assert found(make(clerk, tables=False)) == {}
+
+    @pytest.mark.parametrize(
+        "missing",
+        [
+            "update on taskguard_messages",
+            "select on taskguard_work",
+            "select on taskguard_keys",
+            "select on taskguard_schema",
+        ],
+    )
+    def test_missing(self, clerk: str, url: str, make: Make, missing: str) -> None:
+        """By their names."""
+        say(url, f"revoke {missing} from clerk")
+        findings = found(make(clerk, tables=False))
+        assert set(findings) == {"privileges"}
+        finding = findings["privileges"]
+        assert finding.level is Level.ERROR
+        assert missing.partition(" on ")[2] in finding.what
+        assert "GRANT" in finding.mend
+
+    def test_a_table_of_the_users_own_is_not_as_declared(self, url: str, make: Make) -> None:
+        """It is not there."""
+        orders = sa.Table(
+            "orders",
+            sa.MetaData(),
+            sa.Column("id", sa.Integer, primary_key=True),
+            sa.Column("state", sa.Text),
+            sa.Column("fence", sa.BigInteger),
+        )
+        row = GuardedRow(
+            orders,
+            id="<id>",
+            state="state",
+            fence="fence",
+            new="NEW",
+            processing="AT_WORK",
+            done="DONE",
+        )
+        ledger = make(url)
+        task = GuardedTask("ship", Policy(), row)
+        runtime = lambda: connect(locks=None, ledger=ledger)  # noqa: E731
+        reports = examine(Configuration(runtime, tasks=[task]))
+        names = [each.name for report in reports for each in report.findings]
+        assert names == ["own_table"]
+
+
+class TestSettings:
+    def test_a_commit_that_is_not_flushed(self, durable: Postgres, url: str, make: Make) -> None:
+        """For this database, as somebody may have set it to be faster."""
+        ledger = make(url)
+        ledger.close()
+        with set_for(durable, url, "synchronous_commit", "off"):
+            finding = found(ledger)["commits_unflushed"]
+            assert finding.level is Level.ERROR
+            assert "synchronous_commit = off" in finding.what
+            ledger.close()
+        assert found(ledger) == {}
+
+    def test_read_only(self, durable: Postgres, url: str, make: Make) -> None:
+        """By a setting; privileges are not blamed for it."""
+        make(url).close()
+        with set_for(durable, url, "default_transaction_read_only", "on"):
+            ledger = make(url, tables=False)
+            assert set(found(ledger)) == {"read_only"}
+            ledger.close()
+
+    def test_standby(self, make: Make) -> None:
+        """A server in recovery."""
+        need(Postgres)
+        with _Standby() as server:
+            make(server.create_database("shop")).close()
+            server.halt()
+            server.stand_by()
+            server.start()
+            ledger = make(server.url_of("shop"), tables=False)
+            findings = found(ledger)
+            assert set(findings) == {"read_only"}
+            assert "standby" in findings["read_only"].what
+            ledger.close()
+
+    @pytest.mark.parametrize(
+        ("name", "value", "finding"),
+        [
+            ("statement_timeout", "'2s'", "statement_timeout"),
+            ("transaction_timeout", "'20s'", "transaction_timeout"),
+        ],
+    )
+    def test_time_outs(
+        self, durable: Postgres, url: str, make: Make, name: str, value: str, finding: str
+    ) -> None:
+        """Shorter than the ledger's own statements, or than a body."""
+        make(url).close()
+        with set_for(durable, url, name, value):
+            ledger = make(url, tables=False)
+            told = found(ledger)[finding]
+            assert (told.level, name in told.what) == (Level.WARNING, True)
+            ledger.close()
+        with set_for(durable, url, name, "'50s'"):
+            ledger = make(url, tables=False)
+            assert found(ledger) == {}
+            ledger.close()
+
+    def test_what_a_transaction_may_idle(self, url: str, make: Make) -> None:
+        """Of the ledger's own making, against the longest body."""
+        task = GuardedTask("ship", Policy(), limit_s=600.0)
+        runtime = lambda: connect(locks=None, ledger=make(url))  # noqa: E731
+        reports = examine(Configuration(runtime, tasks=[task]))
+        (finding,) = [each for report in reports for each in report.findings]
+        assert (finding.name, finding.level) == ("idle_transactions", Level.NOTE)
+        assert found(make(url, idle_in_transaction_s=900.0), longest_body_s=600.0) == {}
+
+    def test_pooled(self, durable: Postgres, url: str, make: Make) -> None:
+        """PgBouncer is recognised; an Engine that prepares behind it is warned of."""
+        need(PgBouncer)
+        make(url).close()
+        with PgBouncer(durable.port) as pooler:
+            behind = pooler.url_of(str(sa.make_url(url).database))
+            ledger = make(behind, tables=False)
+            findings = found(ledger)
+            assert set(findings) == {"pooled"}
+            assert findings["pooled"].level is Level.NOTE
+            for threshold, name in ((5, "pooled_prepares"), (None, "pooled")):
+                engine = sa.create_engine(behind, connect_args={"prepare_threshold": threshold})
+                assert set(found(make(engine, tables=False))) == {name}
+                engine.dispose()
+            ledger.close()
+
+
+class _Standby(Postgres):
+    """A PostgreSQL that can become one; it is ready for those who read."""
+
+    def stand_by(self) -> None:
+        (self._data / "standby.signal").touch()
+
+    def _answers(self) -> bool:
+        if super()._answers():
+            return True
+        state = self._data / "postmaster.pid"
+        lines = state.read_text("utf-8").splitlines() if state.exists() else []
+        return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "standby"
+
+
+class TestMariaDB:
+    @pytest.fixture
+    def set_globally(self, mariadb: MariaDB) -> Iterator[Callable[[str, str], None]]:
+        """Sets a variable of the server's, and sets it back."""
+        with ExitStack() as stack:
+
+            def put(name: str, value: str) -> None:
+                ((before,),) = mariadb.execute(f"select @@global.{name}")
+                mariadb.execute(f"set global {name} = {value}")
+                stack.callback(mariadb.execute, f"set global {name} = {before}")
+
+            yield put
+
+    @pytest.fixture(autouse=True)
+    def flushes(self, set_globally: Callable[[str, str], None]) -> None:
+        set_globally("innodb_flush_log_at_trx_commit", "1")
+
+    def test_commits(self, mariadb_url: str, make: Make, set_globally: Any) -> None:
+        """Flushed, or once a second."""
+        ledger = make(mariadb_url)
+        assert found(ledger) == {}
+        set_globally("innodb_flush_log_at_trx_commit", "2")
+        finding = found(ledger)["commits_unflushed"]
+        assert "innodb_flush_log_at_trx_commit = 2" in finding.what
+
+    def test_read_only(self, mariadb_url: str, make: Make, set_globally: Any) -> None:
+        """A replica, though this user may write there."""
+        ledger = make(mariadb_url)
+        set_globally("read_only", "1")
+        assert set(found(ledger)) == {"read_only"}
+
+    @pytest.mark.parametrize(
+        ("name", "finding"),
+        [
+            ("wait_timeout", "idle_timeout"),
+            ("idle_write_transaction_timeout", "idle_timeout"),
+            ("max_statement_time", "statement_timeout"),
+        ],
+    )
+    def test_time_outs(
+        self, mariadb_url: str, make: Make, set_globally: Any, name: str, finding: str
+    ) -> None:
+        """Shorter than a body, or than the ledger's own statements."""
+        make(mariadb_url).close()
+        set_globally(name, "4")
+        told = found(make(mariadb_url, tables=False))
+        assert set(told) == {finding}
+        assert name in told[finding].what
+
+    def test_what_the_ledger_sets_itself_is_no_finding(
+        self, mariadb_url: str, make: Make, set_globally: Any
+    ) -> None:
+        """On its own connections; on an Engine of the user's the server's time-out counts."""
+        make(mariadb_url).close()
+        set_globally("idle_transaction_timeout", "4")
+        assert found(make(mariadb_url, tables=False)) == {}
+        engine = sa.create_engine(mariadb_url)
+        assert set(found(make(engine, tables=False))) == {"idle_timeout"}
+        engine.dispose()
+
+
+class TestSQLite:
+    def test_commits(self, sqlite_url: str, make: Make) -> None:
+        """Flushed by connections of the ledger's own; on an Engine of the user's as it says."""
+        assert found(make(sqlite_url)) == {}
+        engine = sa.create_engine(sqlite_url)
+        sa.event.listen(engine, "connect", _hurry)
+        assert "synchronous = NORMAL" in found(make(engine))["commits_unflushed"].what
+        engine.dispose()
+
+    def test_unwritable(self, sqlite_url: str, make: Make) -> None:
+        """A file that is opened for reading."""
+        make(sqlite_url).close()
+        path = sa.make_url(sqlite_url).database
+        ledger = make(f"sqlite:///file:{path}?mode=ro&uri=true", tables=False)
+        assert set(found(ledger)) == {"unwritable"}
+
+
+def _hurry(connection: Any, _record: Any) -> None:
+    connection.execute("pragma synchronous = normal")
+
+
+def test_a_ledger_that_is_away_is_a_finding() -> None:
+    """Without its password."""
+    url = f"postgresql+psycopg://shop:s3cret-horse@127.0.0.1:{free_port()}/shop"
+    reports = examine(Configuration(lambda: connect(locks=None, ledger=url)))
+    (finding,) = [each for report in reports for each in report.findings]
+    assert (finding.name, finding.level) == ("ledger_away", Level.ERROR)
+    assert "s3cret-horse" not in str(finding)

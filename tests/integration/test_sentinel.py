@@ -1,0 +1,480 @@
+"""Locks behind Sentinel: who is asked, what it costs, users, TLS, waiting for replicas, findings.
+
+What a failover does is in `tests/faults/test_sentinel_failover.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+import taskguard.locks.redis
+from support import certificates, clock_shim
+from support.certificates import Certificates
+from support.needs import missing, need
+from support.proxy import Mode, Proxy
+from support.sentinel import Group, wait_until_complete
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Level
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Hold, Renewal
+from taskguard.locks.redis import RedisLocks
+from taskguard.locks.redis.sentinel_url import SentinelUrl
+from taskguard_sandbox.servers import DebianRedis, SentinelOf, free_port
+
+pytestmark = pytest.mark.debian
+
+KEY = ("order:42",)
+LOCK = "taskguard:{order:42}"
+# What the package's docstring says of one server's user.
+RIGHTS = re.findall(r"(?<!\w)\+\w+", str(taskguard.locks.redis.__doc__))
+
+
+@pytest.fixture
+def group(sentinel_group: Group) -> Group:
+    """An empty one, in which nothing has failed."""
+    with redis.Redis(port=sentinel_group.master.port) as client:
+        client.flushall()
+    return sentinel_group
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., RedisLocks]]:
+    """Makes providers that are closed at the end."""
+    with ExitStack() as stack:
+
+        def make(url: str, **options: Any) -> RedisLocks:
+            locks = RedisLocks(url, **options)
+            stack.callback(locks.close)
+            return locks
+
+        yield make
+
+
+@contextmanager
+def paused(*servers: DebianRedis) -> Iterator[None]:
+    for server in servers:
+        server.pause()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.resume()
+
+
+@contextmanager
+def settings(server: DebianRedis, **options: object) -> Iterator[None]:
+    """CONFIG SET, and back."""
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        given = {name.replace("_", "-"): value for name, value in options.items()}
+        before = {name: client.config_get(name)[name] for name in given}
+        for name, value in given.items():
+            client.config_set(name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                client.config_set(name, value)
+
+
+def take(locks: RedisLocks, owner: Any = None) -> Any:
+    owner = owner or new_owner("m")
+    answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+    assert isinstance(answer, Granted)
+    return owner
+
+
+def cycle(locks: RedisLocks) -> None:
+    assert locks.release(KEY, take(locks))
+
+
+def fails(locks: RedisLocks) -> bool:
+    try:
+        cycle(locks)
+    except LockServerUnavailableError:
+        return True
+    return False
+
+
+def took_s(call: Callable[[], object]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+class TestUrls:
+    def test_parts(self) -> None:
+        """Ports that are left out are Sentinel's; what is percent-encoded is what it stands for."""
+        url = SentinelUrl.parse(
+            "sentinel://us%40er:p%2F%23%3F%3A%2C@h1,h2:5000,[::1]:6000/my%20shop/3"
+            "?sentinel_username=s%26&sentinel_password=a%2Bb+c&socket_timeout=7&sentinel_timeout=2",
+            redis,
+        )
+        assert url.name == "my shop"
+        assert url.sentinels == (("h1", 26379), ("h2", 5000), ("::1", 6000))
+        assert url.server_options == {
+            "username": "us@er", "password": "p/#?:,", "db": 3, "socket_timeout": 7.0,
+        }  # fmt: skip
+        assert url.sentinel_options == {"username": "s&", "password": "a+b+c"}
+        assert url.timeout_s == 2.0
+
+    @pytest.mark.parametrize(
+        ("url", "says"),
+        [
+            ("sentinel://:secret@localhost", "name of the master"),
+            ("sentinel://:secret@h1,,h2/shop", "name of the master"),
+            ("sentinel://:secret@h1,h2:port/shop", "name of the master"),
+            ("sentinel://:secret@h1/shop/first", "name of the master"),
+            ("sentinel://:se/cret@h1/shop/0", "name of the master"),
+            ("sentinel://:se#cret@h1/shop/0", "name of the master"),
+            ("sentinel://:se?cret@h1/shop/0", "name of the master"),
+            ("sentinel://h1/shop/0?sentinel_password=se#cret", "name of the master"),
+            ("sentinel://h1/shop/0?sentinel_timeout=soon", "name of the master"),
+            ("sentinel://h1/shop/0?sentinel_timeout=nan", "name of the master"),
+            ("sentinel://h1/shop/0?sentinelpassword=secret", "the option sentinelpassword"),
+            ("sentinel://:secret@h1/shop/0?wait_replicas=x", "wait_replicas='x'"),
+            ("sentinels://:secret@h1/shop/0?ssl_cert_reqs=no", "write ssl_cert_reqs=none or"),
+        ],
+    )
+    def test_wrong(self, url: str, says: str) -> None:
+        """A wrong URL is an error at once that says what is wrong, and never shows a password."""
+        with pytest.raises(ConfigurationError) as info:
+            RedisLocks(url)
+        assert says in str(info.value)
+        assert info.value.__cause__ is None
+        assert "secret" not in str(info.value)
+
+
+class TestDiscovery:
+    def test_names_its_place(self, group: Group, made: Any) -> None:
+        """What is said of it names the master as Sentinel does, and the Sentinels."""
+        locks = made(group.url)
+        cycle(locks)
+        port = group.sentinels[0].port
+        assert f"shop/0 by the Sentinels 127.0.0.1:{port}," in repr(locks)
+
+    def test_a_frozen_sentinel_costs_a_new_process_little(self, group: Group, made: Any) -> None:
+        """The first in the URL: its time-out, where redis-py's own takes seconds."""
+        with paused(group.sentinels[0]):
+            assert any(took_s(lambda: cycle(made(group.url))) < 0.6 for _ in range(5))
+
+    def test_a_silent_sentinel_is_waited_for_once(self, group: Group, made: Any) -> None:
+        """Though Sentinels are asked each second; those who answer take turns."""
+        first, *others = group.sentinels
+        with Proxy(first.port) as proxy:
+            hosts = ",".join(
+                f"127.0.0.1:{port}" for port in (proxy.port, *(o.port for o in others))
+            )
+            locks = made(f"sentinel://{hosts}/shop")
+            cycle(locks)
+            assert proxy.connections == 1
+            proxy.mode = Mode.BLACK_HOLE
+            proxy.requests = 0
+            until = time.monotonic() + 5.5  # when each had its turn
+            while time.monotonic() < until:
+                cycle(locks)
+            assert (proxy.connections, proxy.requests) == (1, 1)
+
+    def test_without_sentinels_the_known_master_stands(self, group: Group, made: Any) -> None:
+        """All of them are silent: who knows the master goes on, also by new connections; who does
+        not is told in time which of them gave no answer."""
+        known = made(group.url)
+        cycle(known)
+        with paused(*group.sentinels):
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                cycle(known)
+            known.close()
+            cycle(known)
+            port, fresh = group.sentinels[0].port, made(group.url)
+            for _ in range(2):
+                with pytest.raises(LockServerUnavailableError, match=rf"127.*:{port} gave no"):
+                    cycle(fresh)
+            # The second time they are not waited for again.
+            assert any(took_s(lambda: fails(fresh)) < 0.1 for _ in range(20))
+        wait_until(lambda: not fails(fresh), message="they are asked again")
+
+    def test_sentinels_that_are_gone(self, group: Group, made: Any) -> None:
+        """Those of the URL that refuse connections, or have no name, cost nothing."""
+        hosts = f"127.0.0.1:1,nobody.invalid,127.0.0.1:{group.sentinels[1].port}"
+        cycle(made(f"sentinel://{hosts}/shop/0"))
+
+    def test_a_name_that_nobody_knows(self, group: Group, made: Any) -> None:
+        """The error says so, and where the name stands."""
+        url = group.url.replace("/shop/", "/shop2/")
+        with pytest.raises(LockServerUnavailableError, match=r"no master by the name 'shop2'"):
+            cycle(made(url))
+
+    def test_warm_calls_ask_no_sentinel_more_than_once_a_second(
+        self, group: Group, made: Any
+    ) -> None:
+        """However many calls there are, and from however many threads."""
+        locks = made(group.url_of(group.sentinels[0]))
+        cycle(locks)
+
+        def asked() -> int:
+            with redis.Redis(port=group.sentinels[0].port) as client:
+                stats: Any = client.info("commandstats")
+            return sum(
+                each["calls"] for name, each in stats.items() if "get-master-addr-by-name" in name
+            )
+
+        before, started = asked(), time.monotonic()
+        for _ in range(1500):
+            cycle(locks)
+        assert asked() - before <= 2 + (time.monotonic() - started)
+
+    def test_a_replica_is_not_taken_for_a_master(self, group: Group, made: Any) -> None:
+        """A Sentinel whose news are wrong leads to an error, and not to a lock on a replica."""
+        with SentinelOf(group.replica.port, name="wrong", down_after_ms=60_000) as sentinel:
+            with pytest.raises(LockServerUnavailableError, match="is a slave"):
+                cycle(made(f"sentinel://127.0.0.1:{sentinel.port}/wrong"))
+            assert group.named(group.sentinels[0]) == group.master.port
+
+
+class TestUsers:
+    PASSWORD = "p@ss/w#r?d:%,&+=é"
+
+    @pytest.fixture
+    def users(self, group: Group) -> Iterator[Group]:
+        """A user each at servers and Sentinels, with no more rights than the pages say."""
+        of_servers = ["~taskguard:*", *RIGHTS, "+role"]
+        of_sentinels = ["+sentinel|get-master-addr-by-name", "+sentinel|master"]
+        everybody = [(group.master, of_servers)]
+        everybody += [(each, of_sentinels) for each in group.sentinels]
+        for server, allowed in everybody:
+            name = "locks" if server is group.master else "watch"
+            with redis.Redis(port=server.port) as client:
+                words = ("reset", "on", f">{self.PASSWORD}", *allowed)
+                client.execute_command("ACL", "SETUSER", name, *words)
+        yield group
+        for server, _ in everybody:
+            with redis.Redis(port=server.port) as client:
+                client.execute_command("ACL", "DELUSER", "locks", "watch")
+
+    def url(self, group: Group, *, server: str, sentinel: str) -> str:
+        return group.url_of(
+            *group.sentinels,
+            credentials=f"locks:{quote(server, safe='')}@",
+            options=f"?sentinel_username=watch&sentinel_password={quote(sentinel, safe='')}",
+        )
+
+    def test_least_rights(self, users: Group, made: Any) -> None:
+        """Passwords of any characters; what these users may do is enough."""
+        locks = made(self.url(users, server=self.PASSWORD, sentinel=self.PASSWORD))
+        cycle(locks)
+        locks.wait(KEY[0], timeout_s=0.05)
+        locks.check()
+
+    def test_wrong_passwords(self, users: Group, made: Any) -> None:
+        """It is said whose is wrong, never which it is."""
+        for server, sentinel, who in [
+            ("wrong-secret", self.PASSWORD, "The lock server shop/0"),
+            (self.PASSWORD, "wrong-secret", r"The Sentinel 127\.0\.0\.1"),
+        ]:
+            locks = made(self.url(users, server=server, sentinel=sentinel))
+            with pytest.raises(LockServerUnavailableError, match=f"{who}.*refuses user") as info:
+                cycle(locks)
+            assert "secret" not in f"{info.value} {info.value.__cause__} {locks!r}"
+
+
+class TestTls:
+    @pytest.fixture
+    def certificates(self, tmp_path: Path) -> Certificates:
+        missing(certificates.unavailable())
+        return Certificates.make(tmp_path)
+
+    def test_to_sentinels_and_servers(self, certificates: Certificates, made: Any) -> None:
+        """Both want a client's certificate, and are verified by the authority's."""
+        need(DebianRedis)
+        tls, port = certificates.of_server(), (free_port(), free_port())
+        with (
+            DebianRedis(**tls, tls_port=port[0]),
+            SentinelOf(port[0], **tls, tls_port=port[1]),
+        ):
+            url = f"sentinels://127.0.0.1:{port[1]}/shop/0"
+            cycle(made(f"{url}?{certificates.of_client()}"))
+            for wrong in (
+                f"{url}?ssl_ca_certs={certificates.authority}",  # nobody has asked who we are
+                url,
+                f"{url.replace('sentinels', 'sentinel')}",
+            ):
+                with pytest.raises(LockServerUnavailableError, match=r"The Sentinel .* gave no"):
+                    cycle(made(wrong))
+
+
+class TestWaitReplicas:
+    def test_well(self, group: Group, made: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Granted when a replica has it, too; nothing is said."""
+        locks = made(group.url_of(*group.sentinels, options="?wait_replicas=1"))
+        take(locks)
+        with redis.Redis(port=group.replica.port) as client:
+            assert client.exists(LOCK)
+        assert caplog.records == []
+
+    def test_shortage(self, group: Group, made: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Granted all the same when it has not, and said once; the key stays."""
+        locks = made(group.url, wait_replicas=1)
+        cycle(locks)
+        with paused(group.replica):
+            owner = take(locks)
+            take(locks, owner)
+            with redis.Redis(port=group.master.port) as client:
+                assert client.exists(LOCK)
+            assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+            assert locks.release(KEY, owner) is True
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "replicas that have the last one: 0, wait_replicas=1" in record.getMessage()
+
+    def test_forbidden(self, group: Group, made: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """A user that may not WAIT is granted the lock, and that is said."""
+        with redis.Redis(port=group.master.port) as client:
+            words = ("reset", "on", "nopass", "~*", "+@all", "-wait")
+            client.execute_command("ACL", "SETUSER", "hasty", *words)
+            options = {"credentials": "hasty:x@", "options": "?wait_replicas=1"}
+            locks = made(group.url_of(*group.sentinels, **options))
+            cycle(locks)
+            client.execute_command("ACL", "DELUSER", "hasty")
+        assert "no permissions to run the 'wait' command" in caplog.text
+
+    def test_one_server(self, group: Group, made: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """It is an option of a single server's URL, too."""
+        cycle(made(f"{group.master.url}?wait_replicas=1"))
+        assert caplog.records == []
+        cycle(made(f"{group.master.url}?wait_replicas=2"))
+        assert "wait_replicas=2" in caplog.text
+
+
+class TestMinReplicas:
+    def test_refused(self, group: Group, made: Any) -> None:
+        """A master that lacks replicas to write to is unavailable for grants and renewals, which
+        go on when they are back; refusals it still answers."""
+        locks, owner = made(group.url), new_owner("m")
+        take(locks, owner)
+        with settings(group.master, min_replicas_to_write=5):
+            for call in (
+                lambda: locks.acquire(("x",), new_owner(), ttl_s=9, with_fence=True, wait_s=0),
+                lambda: locks.renew([Hold(KEY, owner, 30.0)]),
+            ):
+                with pytest.raises(LockServerUnavailableError, match="NOREPLICAS"):
+                    call()
+            answer = locks.acquire(KEY, new_owner(), ttl_s=9.0, with_fence=True, wait_s=0.0)
+            assert answer.owner == owner
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        assert locks.release(KEY, owner) is True
+
+
+class TestFindings:
+    @pytest.fixture
+    def sound(self, group: Group) -> Iterator[Group]:
+        """A group in which nothing is wrong."""
+        with ExitStack() as stack:
+            for server in group.servers:
+                stack.enter_context(settings(server, appendonly="yes", min_replicas_to_write=1))
+            tell(group, "down-after-milliseconds", 9_999)
+            wait_until(lambda: names(group.url) == [], message=lambda: f"{names(group.url)}")
+            yield group
+            tell(group, "down-after-milliseconds", 60_000)
+
+    def test_eviction(self, sound: Group) -> None:
+        """Of a replica, too, for it may be the next master."""
+        with settings(sound.replica, maxmemory="1gb", maxmemory_policy="allkeys-lru"):
+            (finding,) = RedisLocks(sound.url).check()
+        assert (finding.name, finding.level) == ("eviction", Level.WARNING)
+        assert f"127.0.0.1:{sound.replica.port}" in finding.where
+
+    def test_persistence(self, sound: Group) -> None:
+        """The same."""
+        with settings(sound.replica, appendonly="no"):
+            (finding,) = RedisLocks(sound.url).check()
+        assert (finding.name, finding.level) == ("no_persistence", Level.NOTE)
+        assert f"127.0.0.1:{sound.replica.port}" in finding.where
+
+    def test_min_replicas(self, sound: Group) -> None:
+        """A master that is cut off would go on granting."""
+        with settings(sound.master, min_replicas_to_write=0):
+            assert names(sound.url) == ["async_replicas"]
+
+    def test_sentinel_slow(self, sound: Group) -> None:
+        """A failover that takes as long as a third of a lease."""
+        tell(sound, "down-after-milliseconds", 10_000)
+        assert names(sound.url) == ["sentinel_slow"]
+
+    @pytest.mark.parametrize(("quorum", "level"), [(1, Level.WARNING), (4, Level.ERROR)])
+    def test_sentinel_quorum(self, sound: Group, quorum: int, level: Level) -> None:
+        """One alone begins a failover, or nobody ever does."""
+        tell(sound, "quorum", quorum)
+        (finding,) = RedisLocks(sound.url).check()
+        tell(sound, "quorum", 2)
+        assert (finding.name, finding.level) == ("sentinel_quorum", level)
+
+    def test_sentinel_silent(self, sound: Group) -> None:
+        """One of the three is gone."""
+        with paused(sound.sentinels[1]):
+            findings = RedisLocks(sound.url).check()
+        assert [each.name for each in findings] == ["sentinel_silent", "sentinel_count"]
+        assert f"127.0.0.1:{sound.sentinels[1].port}" in findings[0].what
+
+    def test_sentinel_count(self, sound: Group) -> None:
+        """Two of them are named."""
+        assert names(sound.url_of(*sound.sentinels[:2])) == ["sentinel_count"]
+
+    def test_sentinel_disagreement(self, sound: Group) -> None:
+        """One of the URL belongs to another master of that name."""
+        with DebianRedis() as other, SentinelOf(other.port, down_after_ms=9_999) as stranger:
+            (finding,) = RedisLocks(sound.url_of(*sound.sentinels, stranger)).check()
+            assert f"127.0.0.1:{other.port}" in finding.what
+        assert (finding.name, finding.level) == ("sentinel_disagreement", Level.ERROR)
+
+    def test_no_replica(self) -> None:
+        """There is nothing to fail over to."""
+        with DebianRedis() as master, SentinelOf(master.port) as sentinel:
+            found = RedisLocks(f"sentinel://127.0.0.1:{sentinel.port}/shop").check()
+        assert "no_replica" in [each.name for each in found]
+
+    def test_clocks_apart(self) -> None:
+        """Tokens would go back with the failover."""
+        missing(clock_shim.unavailable())
+        with (
+            clock_shim.server_clock() as clock,
+            DebianRedis(repl_diskless_sync_delay=0) as master,
+            clock_shim.DebianRedis(clock, replicaof=f"127.0.0.1 {master.port}") as replica,
+            SentinelOf(master.port, down_after_ms=60_000) as sentinel,
+        ):
+            wait_until_complete(Group([master, replica], [sentinel]))
+            replica.jump(-60)
+            (finding,) = (
+                each
+                for each in RedisLocks(f"sentinel://127.0.0.1:{sentinel.port}/shop").check()
+                if each.name == "clocks_apart"
+            )
+            assert f"{master.port} is 60.0 s ahead of that of 127.0.0.1:{replica.port}" in (
+                finding.what
+            )
+
+    def test_nobody_answers(self, group: Group) -> None:
+        """That is an error, and no finding."""
+        with paused(*group.sentinels), pytest.raises(LockServerUnavailableError):
+            RedisLocks(group.url).check()
+
+
+def names(url: str) -> list[str]:
+    """Of what is found."""
+    return [finding.name for finding in RedisLocks(url).check()]
+
+
+def tell(group: Group, option: str, value: object) -> None:
+    """SENTINEL SET at each of them."""
+    for sentinel in group.sentinels:
+        group.ask(sentinel, "SET", "shop", option, value)

@@ -1,0 +1,126 @@
+"""What of RQ's queues is found: jobs that wait, and who listens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rq import Queue, Retry
+
+import taskguard_rq
+from support import invoices
+from support.office import Office
+from taskguard import Level
+from taskguard.cli import main
+from taskguard_rq import guarded_job
+from taskguard_rq.findings import JobFacts, findings_of_job
+
+Doctor = Callable[[], tuple[int, list[tuple[str, str, str]]]]
+
+
+@guarded_job(key="invoice:<invoice>")
+def charge(invoice: int) -> None: ...
+
+
+@guarded_job(key="invoice:<invoice>", busy="wait", wait_s=60.0)
+def patient(invoice: int) -> None: ...
+
+
+@guarded_job(key="invoice:<invoice>", recoverable=True)
+def stored(invoice: int) -> None: ...
+
+
+def plain() -> None: ...
+
+
+@pytest.fixture
+def doctor(
+    office: Office, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Doctor:
+    """Runs the command: its status, and (part, name, where) of what it found in the queue."""
+    for name, value in office.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def doctor() -> tuple[int, list[tuple[str, str, str]]]:
+        status = main(["doctor", "--rq", office.broker, "--json"])
+        told = json.loads(capsys.readouterr().out)
+        # Its own servers are of tests, which keep nothing.
+        of_jobs = [each for each in told if each["part"] == "settings"]
+        return status, [(each["name"], each["level"], each["where"]) for each in of_jobs]
+
+    return doctor
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (charge, {"retry": Retry(max=3)}, []),
+        (charge, {}, [("no_retry", "warning")]),
+        (stored, {}, []),
+        (plain, {}, []),
+        (charge, {"retry": Retry(max=3), "job_timeout": -1}, [("no_time_limit", "note")]),
+        (
+            patient,
+            {"retry": Retry(max=3), "job_timeout": 100},
+            [("wait_beyond_time_limit", "note")],
+        ),
+        (patient, {"retry": Retry(max=3), "job_timeout": 120}, []),
+    ],
+)
+def test_jobs_that_wait(
+    office: Office, doctor: Doctor, function: Any, options: dict[str, Any], expected: Any
+) -> None:
+    """Each function once, however many of its jobs there are; what is not guarded is left alone."""
+    args = () if function is plain else (1,)
+    for _ in range(2):
+        office.queue.enqueue(function, args=args, **options)
+    _, told = doctor()
+    assert [(name, level) for name, level, _ in told] == expected
+    assert all(function.__name__ in where for _, _, where in told)
+
+
+def test_a_job_whose_function_is_not_to_be_found_is_left_out(
+    office: Office, doctor: Doctor
+) -> None:
+    """Its module may be elsewhere."""
+    office.queue.enqueue("no.such.module.function")
+    assert doctor()[1] == []
+
+
+def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
+    """Its workers would put a job straight back; a `GuardedWorker` has one."""
+    office.queue.enqueue(plain)
+    assert doctor()[1] == []  # nobody listens to it yet
+    office.worker("rq.worker.SimpleWorker")
+    assert doctor()[1] == [("no_scheduler", "warning", "the queue invoices")]
+    office.worker("taskguard_rq.GuardedWorker")
+    assert doctor()[1] == []
+
+
+def test_locks_and_ledger_come_from_the_environment(
+    office: Office, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them nothing guarded could run, and that is an error."""
+    monkeypatch.delenv("TASKGUARD_LEDGER_URL")
+    taskguard_rq.configure()
+    status, told = doctor()
+    assert (status, told) == (1, [("misconfigured", "error", "the settings")])
+
+
+def test_nothing_is_changed(office: Office, doctor: Doctor) -> None:
+    """Reading some of RQ's registries requeues jobs; these stay as they are."""
+    job = office.queue.enqueue(invoices.charge, 1)
+    before = {key: office.connection.dump(key) for key in office.connection.scan_iter()}
+    doctor()
+    assert {key: office.connection.dump(key) for key in office.connection.scan_iter()} == before
+    assert Queue("invoices", connection=office.connection).job_ids == [job.id]
+
+
+def test_rules_are_about_facts_alone() -> None:
+    """The best that there are have no finding."""
+    best = JobFacts(name="charge", retries=3, limit_s=180.0)
+    assert list(findings_of_job(best)) == []
+    (finding,) = findings_of_job(JobFacts(name="charge", retries=None, limit_s=180.0))
+    assert finding.level is Level.WARNING
