@@ -11,8 +11,18 @@ from importlib.metadata import PackageNotFoundError, version
 from benchmarks.measure import CONSOLE
 
 ALL = (
-    "startup", "route", "locks", "etcd", "guarded", "mariadb", "leases", "drain", "scale", "sweep",
-)  # fmt: skip
+    "startup",
+    "route",
+    "locks",
+    "cluster",
+    "etcd",
+    "guarded",
+    "mariadb",
+    "leases",
+    "drain",
+    "scale",
+    "sweep",
+)
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "etcd3gw",

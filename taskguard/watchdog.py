@@ -342,7 +342,7 @@ class Watchdog:
             if answer == Renewal.RENEWED:
                 if not tracked.decided_by_ledger:
                     self._extend(tracked, asked_at_s)
-            elif tracked.ended:
+            elif tracked.ended or answer == Renewal.UNANSWERED:
                 continue
             elif not tracked.decided_by_ledger:
                 tracked.at_lock_server = False
@@ -353,33 +353,41 @@ class Watchdog:
     def _ask(self, due: list[TrackedLease], renew: Callable[[], list[str]]) -> list[str]:
         """One batch; no answer leaves every deadline as it was."""
         started_s = self._clock.monotonic_s()
-        first = due[0]
         try:
             answers = renew()
         except TaskguardError as error:
-            took_s = self._clock.monotonic_s() - started_s
+            self._tell_failed(due, str(error), started_s)
+            return []
+        answered = due
+        if Renewal.UNANSWERED in answers:
+            both = list(zip(due, answers, strict=False))
+            answered = [tracked for tracked, answer in both if answer != Renewal.UNANSWERED]
+            silent = [tracked for tracked, answer in both if answer == Renewal.UNANSWERED]
+            self._tell_failed(silent, "a part of the lock server gave no answer", started_s)
+        if answered:
             self._events.emit(
-                RenewalFailed(
-                    key=first.lease.key,
-                    task=first.task,
-                    message=first.message,
-                    count=len(due),
-                    error=str(error),
-                    took_s=took_s,
+                Renewed(
+                    key=answered[0].lease.key,
+                    task=answered[0].task,
+                    message=answered[0].message,
+                    count=len(answered),
+                    took_s=self._clock.monotonic_s() - started_s,
                 )
             )
-            return []
-        took_s = self._clock.monotonic_s() - started_s
+        return answers
+
+    def _tell_failed(self, due: list[TrackedLease], reason: str, started_s: float) -> None:
+        first = due[0]
         self._events.emit(
-            Renewed(
+            RenewalFailed(
                 key=first.lease.key,
                 task=first.task,
                 message=first.message,
                 count=len(due),
-                took_s=took_s,
+                error=reason,
+                took_s=self._clock.monotonic_s() - started_s,
             )
         )
-        return answers
 
     def _extend(self, tracked: TrackedLease, asked_at_s: float) -> None:
         tracked.asked_at_s = asked_at_s

@@ -7,9 +7,9 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `etcd`, `newest_etcd`, `consul`, `postgres`,
-`mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one
-starts its own (`taskguard_sandbox.servers`).
+`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `etcd`, `newest_etcd`, `consul`,
+`postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or
+pauses one starts its own (`taskguard_sandbox`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -33,6 +33,7 @@ from support.exploration import Exploration
 from support.needs import need, need_redis_in_memory
 from support.sentinel import Group, groups
 from support.waiting import wait_until
+from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
     TEMPLATES_VARIABLE,
@@ -184,6 +185,14 @@ def sentinel_group() -> Iterator[Group]:
     need(DebianRedis)
     with groups(down_after_ms=60_000) as group:
         yield group
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, one of them with a replica. Slots stay where they are: it is everybody's."""
+    need(Valkey)
+    with Cluster(replicas=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ class Renewal:
     RENEWED = "renewed"
     GONE = "gone"  # no owner at all: the server forgot, or the lease ran out
     TAKEN = "taken"  # another owner holds at least one of the keys
+    UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
     SKIPPED = "skipped"  # ledgers only: the row is locked, or completed by this very claim
 
 
@@ -122,7 +123,10 @@ class LockProvider(Protocol):
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases with few round trips; one `Renewal` constant for each, in order."""
+        """Renew many leases with few round trips; one `Renewal` constant for each, in order.
+
+        A server of several parts, some of which do not answer, says UNANSWERED for theirs.
+        """
         ...
 
     def wait(self, key: str, *, timeout_s: float) -> None:

@@ -150,8 +150,8 @@ FAULTS = (
                 "TestEviction::test_a_lock_that_was_thrown_away_lets_nobody_in",
                 "TestEviction::test_fences_grow_over_it",
             ),
-            "celery/test_settings.py": (
-                "test_a_lock_server_that_throws_locks_away_when_it_is_full_is_warned_about",
+            "celery/test_celery_doctor.py": (
+                "TestWorkerStart::test_findings_are_warnings_with_their_names",
             ),
         },
     ),
@@ -222,16 +222,25 @@ FAULTS = (
     ),
     Fault(
         16,
-        "a slot of a cluster moves",
+        "a cluster moves a slot, or a master of it dies",
         {
             "faults/test_cluster.py": (
-                "test_a_lock_moves_with_all_that_belongs_to_it",
-                "test_in_the_middle_the_ledger_decides",
-                "test_fenced_values_follow_their_slot",
+                "TestSlotMoves::test_a_lock_moves_with_all_that_belongs_to_it",
+                "TestSlotMoves::test_one_server_is_no_cluster",
+                "TestSlotMoves::test_holders_stay_in_the_middle",
+                "TestSlotMoves::test_several_keys_in_the_middle",
+                "TestSlotMoves::test_the_ledger_decides",
+                "TestSlotMoves::test_fenced_values_follow_their_slot",
+                "TestFailover::test_locks_go_on",
+                "TestFailover::test_one_effect",
+                "TestFailover::test_others_are_served_meanwhile",
+                "TestLostGrant::test_locks_only_it_is_granted_twice",
+                "TestLostGrant::test_the_ledger_keeps_it",
+                "test_a_worker_goes_on_through_a_failover",
+                "test_locks_alone_through_a_failover",
             ),
             "integration/test_redis_faults.py": ("TestRefusals::test_cluster",),
         },
-        Reason("A lock server that is a cluster is refused by name, not used."),
     ),
     Fault(
         17,

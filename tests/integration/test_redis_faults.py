@@ -328,12 +328,12 @@ class TestRefusals:
             take(good)
 
     def test_cluster(self) -> None:
-        """A Redis Cluster is refused by name."""
+        """A Redis Cluster is refused by name, with the URL to write."""
         with Valkey(cluster_enabled="yes") as server:
             with redis.Redis(port=server.port) as client:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
                 wait_until(lambda: client.cluster("info")["cluster_state"] == "ok")
             locks = connect(server.port)
             take(locks)
-            with pytest.raises(LockServerUnavailableError, match="is a Redis Cluster"):
+            with pytest.raises(LockServerUnavailableError, match=r"redis\+cluster://"):
                 locks.acquire(("a", "b"), new_owner(), ttl_s=5, with_fence=True, wait_s=0)

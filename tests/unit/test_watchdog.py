@@ -40,11 +40,14 @@ class FlakyLocks(MemoryLocks):
     """A lock server that can be away."""
 
     away = False
+    silent: tuple[str, ...] = ()  # keys of a part that does not answer
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         if self.away:
             raise LockServerUnavailableError("away")
-        return super().renew(holds)
+        heard = [hold for hold in holds if hold.keys[0] not in self.silent]
+        answers = dict(zip(heard, super().renew(heard), strict=True))
+        return [answers.get(hold, Renewal.UNANSWERED) for hold in holds]
 
 
 class WatchdogRig:
@@ -104,6 +107,35 @@ def test_a_lease_is_kept_for_as_long_as_its_body_runs(with_ledger: bool) -> None
     other = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(other).__name__ == "Held"
     assert "lost" not in rig.names()
+
+
+def test_a_part_of_the_lock_server_is_silent() -> None:
+    """Leases of the others are kept; those of that part keep their deadlines, are asked for again
+    soon, and are lost only when that has passed."""
+    rig = WatchdogRig(with_ledger=False)
+    heard, unheard, back = (rig.keep(key) for key in ("heard", "unheard", "back"))
+    rig.locks.silent = ("unheard", "back")
+    rig.after(TTL_S * 0.6)
+    assert not unheard.lease.is_lost
+    failed = [event for event in rig.events if event.name == "renewal_failed"]
+    assert len(failed) >= 3
+    assert {(event.key, event.count) for event in failed} == {("unheard", 2)}  # type: ignore[attr-defined]
+    rig.locks.silent = ("unheard",)
+    rig.after(TTL_S)
+    heard.lease.check()
+    back.lease.check()
+    assert unheard.lease.is_lost
+    assert rig.names().count("lost") == 1
+
+
+def test_a_silent_part_costs_nothing_where_a_ledger_decides() -> None:
+    """The ledger's answer counts, and the lease is not taken again by the way."""
+    rig = WatchdogRig(with_ledger=True)
+    tracked = rig.keep()
+    rig.locks.silent = ("k",)
+    rig.after(5 * TTL_S)
+    tracked.lease.check()
+    assert rig.locks.held() == {}
 
 
 def test_renewals_are_batched() -> None:

@@ -76,6 +76,14 @@ class TestAcquire:
         assert isinstance(take(locks, ("a",), new_owner("m3")), Granted)
         assert isinstance(take(locks, ("c",), new_owner("m4")), Granted)
 
+    def test_refused_keeps_what_it_had(self, locks: LockProvider) -> None:
+        """An owner that is refused more keys still holds those that it held before."""
+        owner, other = new_owner("m"), new_owner("n")
+        take(locks, ("a",), owner)
+        take(locks, ("b",), other)
+        assert isinstance(take(locks, ("a", "b"), owner), Held)
+        assert renewed(locks, ("a",), owner) == Renewal.RENEWED
+
     def test_partly_ours(self, locks: LockProvider) -> None:
         """An owner that holds some of the keys is granted the rest."""
         owner = new_owner("m")

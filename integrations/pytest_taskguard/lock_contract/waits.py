@@ -112,6 +112,27 @@ class TestWait:
         locks.release(("b",), second)
         return waited_s
 
+    def test_several_keys_in_turn(self, locks: LockProvider, server: LockServer) -> None:
+        """The same where the key that is taken comes before the one that it was woken for."""
+        assert within(0.5, lambda: self._passed_on_before_asking(locks, server))
+
+    def _passed_on_before_asking(self, locks: LockProvider, server: LockServer) -> float:
+        a, b = (f"{name}:{new_owner().nonce}" for name in "ab")  # no wake-up of an earlier try
+        first, second = new_owner("m"), new_owner("n")
+        both, single = server.connect(), server.connect()
+        take(locks, (b,), second)
+        assert isinstance(take(both, (a, b), new_owner("both"), wait_s=30.0), Held)
+        assert isinstance(take(single, (b,), new_owner("single"), wait_s=30.0), Held)
+        greedy = Ended(lambda: both.wait(b, timeout_s=30.0))
+        time.sleep(0.1)  # it is first in the queue
+        take(locks, (a,), first)
+        locks.release((b,), second)
+        greedy.join()
+        assert isinstance(take(both, (a, b), new_owner("both"), wait_s=30.0), Held)
+        waited_s = took_s(lambda: single.wait(b, timeout_s=30.0))
+        assert isinstance(take(single, (b,), new_owner("single")), Granted)
+        return waited_s
+
 
 def took_s(call: Callable[[], object]) -> float:
     """How long the call took."""

@@ -23,7 +23,8 @@ The least that its user needs:
         +pexpire +pttl +time +lpush +blpop   (and +select for a database other than 0)
 
 The server should run with `maxmemory-policy noeviction`: `check()` says if it does not.
-A Redis Cluster is not supported yet: a key's entries share a slot, those of several keys do not.
+A Redis Cluster is another provider, in `cluster`: a key's entries share a slot, those of several
+keys do not.
 
 Read next: `provider.py`, the steps; `link.py`, connections, time-outs and errors; `protocol.py`,
 what goes over the wire; `address.py`, URLs and clients; `sentinel.py`, which server it is where

@@ -6,6 +6,7 @@ password, nor a part of a URL that may be one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,7 @@ from taskguard.errors import ConfigurationError
 
 __all__ = [
     "address_of",
+    "cluster_from_url",
     "from_client",
     "from_url",
     "refuse_unknown_certificates",
@@ -28,6 +30,7 @@ _SCHEMES = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
+_PORT = 6379
 _CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py writes it
 # What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
@@ -48,7 +51,8 @@ def from_url(
         raise ConfigurationError(
             f"The lock server's URL cannot be used ({named}). It reads "
             "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
-            "unix:///path, or sentinel://[user:password@]h1,h2,h3/name/0."
+            "unix:///path, sentinel://[user:password@]h1,h2,h3/name/0, or "
+            "redis+cluster://host:port,host:port for a Redis Cluster."
         )
     plain = f"{known}://{rest}"
     try:
@@ -98,6 +102,38 @@ def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
     return (plain + mark + "&".join(left)).rstrip("?") + hash_mark + fragment, taken
 
 
+def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
+    """A URL of one server, and the addresses at which a cluster may be found; ConfigurationError.
+
+    User, password and options are those of every node: the URL has the first one's address.
+    """
+    scheme, _, rest = url.partition("://")
+    authority, tail = re.findall(r"^([^/?#]*)(.*)$", rest, re.DOTALL)[0]
+    credentials, at, hosts = authority.rpartition("@")
+    try:
+        parts = [urlsplit(f"//{each.strip()}") for each in hosts.split(",")]
+        addresses = [(part.hostname or "", part.port or _PORT) for part in parts]
+        strange = any(part.path or part.query or part.fragment for part in parts)
+        path, _, options = tail.partition("?")
+        if strange or "@" in tail or "#" in tail or path not in ("", "/", "/0"):
+            raise ValueError
+        if not all(host for host, _ in addresses):
+            raise ValueError
+    except ValueError:
+        # Not chained, and not quoted: a piece of it may be one of the password.
+        raise ConfigurationError(
+            f"The lock server's URL {scheme}://… cannot be read. It reads "
+            f"{scheme}://[user:password@]host:port,host:port,…: some nodes of the cluster, by "
+            "which the others are found. Characters such as / # ? @ : in a password are "
+            "percent-encoded (urllib.parse.quote); a cluster has no database but 0."
+        ) from None
+    host, port = addresses[0]
+    shown = f"[{host}]" if ":" in host else host
+    # "valkeys+cluster" is "valkeys" of one server.
+    plain = f"{scheme.partition('+')[0]}://{credentials}{at}{shown}:{port}"
+    return f"{plain}?{options}" if options else plain, addresses
+
+
 def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The same of a redis-py client; raises ConfigurationError."""
     pool: Any = getattr(client, "connection_pool", None)
@@ -111,8 +147,8 @@ def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     if kind is None or "asyncio" in type(client).__module__:
         raise ConfigurationError(
             f"A lock server is a URL or a synchronous redis.Redis client, not "
-            f"{type(client).__module__}.{type(client).__qualname__}. (Redis Cluster is not "
-            "supported.)"
+            f"{type(client).__module__}.{type(client).__qualname__}. For a Redis Cluster give "
+            "its URL: redis+cluster://host:port,host:port."
         )
     options = {
         name: value

@@ -25,7 +25,7 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskguard.errors import (
@@ -42,9 +42,11 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
 
-__all__ = ["Connections", "RedisLink", "Refusal", "driver"]
+__all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver"]
 
 _MOST_IDLE = 64
+# Says to a node of a cluster that a slot is on its way to it: for the next command only.
+_ASKING = pack(b"ASKING")
 # How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
@@ -68,6 +70,8 @@ class RedisLink:
         retries: how often a call that got no reply is asked again.
         longest_block_s: how much later a blocking command may answer.
         address: what the server is called for people, if not by host and port.
+        at: host and port in the place of the URL's own, for a node of a cluster.
+        cluster: what the cluster is called whose node it is.
     """
 
     what = "lock server"
@@ -81,6 +85,8 @@ class RedisLink:
         retries: int,
         longest_block_s: float,
         address: str | None = None,
+        at: tuple[str, int] | None = None,
+        cluster: str = "",
     ) -> None:
         self._redis = driver()
         self._target = target  # a Sentinel's connections know their pool by a weak reference
@@ -99,6 +105,11 @@ class RedisLink:
         else:
             kind, options = from_client(target)
             options |= bounds
+        if at is not None:
+            options |= {"host": at[0], "port": at[1]}
+            address = f"{at[0]}:{at[1]} of {cluster}"
+        self._cluster = cluster
+        self.host = str(options.get("host", ""))
         self.address = address or address_of(options)
         refuse_unknown_certificates(options, self.address)
         options |= self._quiet_options()
@@ -114,6 +125,7 @@ class RedisLink:
         keys: list[bytes],
         arguments: list[bytes],
         *,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
         behind: bytes | None = None,
     ) -> Any:
@@ -125,22 +137,27 @@ class RedisLink:
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
             command = pack(b"EVALSHA", script.sha, *rest)
-            return self.ask(command, on_retry=on_retry, behind=behind)
+            return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
-        return self.ask(pack(b"EVAL", script.source, *rest), on_retry=on_retry, behind=behind)
+        command = pack(b"EVAL", script.source, *rest)
+        return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
 
     def ask(
         self,
         command: bytes,
         *,
         blocks: bool = False,
+        asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
         behind: bytes | None = None,
     ) -> Any:
-        """One command, one reply. `blocks`: the server may take up to `longest_block_s`.
+        """One command, one reply.
+
+        `blocks`: the server may take up to `longest_block_s`. `asking`: of a node of a cluster
+        that is being given the key's slot.
 
         With `behind`, a second command that goes along, the answer is a pair: the reply, and what
         the second one came to, which may be an exception and is never asked again.
@@ -148,15 +165,40 @@ class RedisLink:
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
             try:
-                return self._ask_once(connections, command, behind)
+                return self._ask_once(connections, command, asking=asking, behind=behind)
             except (self._errors.RedisError, OSError) as error:
-                if left and self._may_pass(error):
+                if left and self.may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
                     connections.close()
                     on_retry()
                     continue
-                raise self._unavailable(error) from error
+                raise self.unavailable(error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def block(self, name: bytes, timeout_s: float) -> None:
+        """Until the list of this name has an element, which is taken off it."""
+        self.ask(pack(b"BLPOP", name, b"%.3f" % timeout_s), blocks=True)
+
+    def send(self, commands: Sequence[bytes]) -> Sent:
+        """Commands in one write. They are tried once; `replies()` waits for what they answer."""
+        errors = self._errors
+        try:
+            connection = self._prompt.take()
+            try:
+                connection.send_packed_command([b"".join(commands)], check_health=False)
+            except BaseException:
+                connection.disconnect()
+                raise
+        except (errors.RedisError, OSError) as error:
+            self._prompt.close()
+            raise self.unavailable(error) from error
+        return Sent(
+            connection,
+            len(commands),
+            back_to=self._prompt,
+            errors=errors,
+            unavailable=self.unavailable,
+        )
 
     def refusal_of(self, error: BaseException | None) -> Refusal | None:
         """Why the server, which answered, refused; None: it gave no answer.
@@ -181,6 +223,10 @@ class RedisLink:
             return Refusal.CLUSTER
         return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
 
+    def was_refused(self, error: LockServerUnavailableError) -> bool:
+        """Whether the server answered, and what it said was no."""
+        return isinstance(error.__cause__, self._errors.ResponseError)
+
     def check(self) -> list[Finding]:
         """What is wrong with the way to the server, whatever the server itself says."""
         return []
@@ -191,7 +237,12 @@ class RedisLink:
         self._patient.close()
 
     def _ask_once(
-        self, connections: Connections, command: bytes, behind: bytes | None = None
+        self,
+        connections: Connections,
+        command: bytes,
+        *,
+        asking: bool = False,
+        behind: bytes | None = None,
     ) -> Any:
         connection = connections.take()
         known = False
@@ -203,14 +254,19 @@ class RedisLink:
                     known = known and not isinstance(first, self._errors.ReadOnlyError)
                     raise first
                 return first, second
-            connection.send_packed_command([command], check_health=False)
+            connection.send_packed_command(
+                [_ASKING + command if asking else command], check_health=False
+            )
             try:
-                reply = read_short(connection)
+                if asking:
+                    # What comes with this reply, redis-py's parser has read already.
+                    connection.read_response(disable_decoding=True)
+                reply = UNUSUAL if asking else read_short(connection)
                 if reply is UNUSUAL:
                     reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
                 # The server said no: the reply is complete. A demoted master is left for good.
-                known = not isinstance(error, self._errors.ReadOnlyError)
+                known = not asking and not isinstance(error, self._errors.ReadOnlyError)
                 raise
             known = True
             return reply
@@ -237,7 +293,7 @@ class RedisLink:
     def _connections(self, kind: Callable[..., Any], options: dict[str, Any]) -> Connections:
         return Connections(lambda: kind(**options))
 
-    def _may_pass(self, error: Exception) -> bool:
+    def may_pass(self, error: BaseException | None) -> bool:
         """Whether a fresh connection may help: not against a refusal."""
         errors = self._errors
         if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
@@ -245,7 +301,8 @@ class RedisLink:
         kinds = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, OSError)
         return isinstance(error, kinds)
 
-    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
+    def unavailable(self, error: Exception) -> LockServerUnavailableError:
+        """What went wrong, with the server's address and without its password."""
         said = str(error).rstrip(".") or type(error).__name__
         refusal = self.refusal_of(error)
         if refusal is Refusal.LOGIN:
@@ -258,10 +315,13 @@ class RedisLink:
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
                 "taskguard.locks.redis tells what rights its user needs."
             )
-        elif refusal is Refusal.CLUSTER:
+        elif refusal is Refusal.CLUSTER and not self._cluster:
+            # Not its credentials: whoever wrote the URL knows them.
+            where = self.address.partition("/")[0]
             rest = (
-                f"is a Redis Cluster ({said}), which is not supported; use a single server or "
-                "Sentinel."
+                f"is a Redis Cluster ({said}). Write redis+cluster:// for redis:// and "
+                f"rediss+cluster:// for rediss://, and several of its nodes: "
+                f"redis+cluster://{where},<another host:port>."
             )
         elif refusal is Refusal.OTHER:
             rest = f"refused: {said}."
@@ -297,6 +357,57 @@ class RedisLink:
                 f"The lock server {self.address}: redis-py does not take {which} of its URL or "
                 f"client ({type(error).__name__})."
             ) from None
+
+
+class Sent:
+    """Commands that were sent on one connection, which nobody else has until they are answered."""
+
+    def __init__(
+        self,
+        connection: Any,
+        count: int,
+        *,
+        back_to: Connections,
+        errors: Any,
+        unavailable: Callable[[Exception], LockServerUnavailableError],
+    ) -> None:
+        self._connection = connection
+        self._left = count
+        self._back_to = back_to
+        self._errors = errors
+        self._unavailable = unavailable
+
+    def replies(self) -> list[Any]:
+        """A reply for each, a refusal as the error that it would be raised as.
+
+        Raises LockServerUnavailableError where one did not come.
+        """
+        found: list[Any] = []
+        try:
+            while self._left:
+                try:
+                    found.append(self._connection.read_response(disable_decoding=True))
+                except self._errors.ResponseError as error:
+                    refusal = self._unavailable(error)
+                    refusal.__cause__ = error
+                    found.append(refusal)
+                self._left -= 1
+        except (self._errors.RedisError, OSError) as error:
+            self._back_to.close()  # its idle ones are as old
+            raise self._unavailable(error) from error
+        finally:
+            self.end()
+        return found
+
+    def end(self) -> None:
+        """Give the connection back; one that still owes replies is closed. Asked again: nothing."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._left:
+            connection.disconnect()
+        else:
+            self._back_to.put(connection)
 
 
 class Connections:

@@ -20,18 +20,18 @@ from taskguard.locks.redis.replicas import AwaitedReplicas
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
-__all__ = ["RedisLocks"]
+__all__ = ["RENEWALS", "RedisLocks"]
 
 _FENCE_EXPIRY_MS = b"86400000"
 _WAKE_EXPIRY_MS = b"1000"
 # One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
 # with its waiter, or a lease that ran out, costs the others a second and no more.
-_WAIT_SLICE_S = 1.0
+WAIT_SLICE_S = 1.0
 # The flag outlives the slice by what a slow caller needs to ask again.
 _WAITERS_FLAG_S = 3.0
 # So many keys keep the server busy for about half a millisecond.
 _KEYS_PER_RENEWAL = 250
-_RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
+RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
 # Only a key that somebody else wrote has no expiry.
 _NO_EXPIRY_S = 86_400.0
 # How long what `check()` tries stands at most, if the process ends meanwhile.
@@ -75,12 +75,12 @@ class RedisLocks:
             server, own = take_options(server, "wait_replicas")
             wait_replicas = _whole(own.get("wait_replicas", wait_replicas))
         check_number("wait_replicas", wait_replicas, at_least=0, at_most=100, whole=True)
-        self._link = _link_to(
+        self._link = self._make_link(
             server,
             socket_timeout_s=socket_timeout_s,
             connect_timeout_s=connect_timeout_s,
             retries=retries,
-            longest_block_s=_WAIT_SLICE_S,
+            longest_block_s=WAIT_SLICE_S,
         )
         self._replicas = AwaitedReplicas(wait_replicas, self._link.address)
         self._behind = self._replicas.command if wait_replicas else None
@@ -99,31 +99,18 @@ class RedisLocks:
     @property
     def address(self) -> str:
         """Host, port and database."""
-        return self._link.address
+        return str(self._link.address)
 
     def __repr__(self) -> str:
-        return f"<RedisLocks {self._link.address} namespace={self.namespace!r}>"
+        return f"<{type(self).__name__} {self._link.address} namespace={self.namespace!r}>"
 
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
         """Take all keys or none, in one round trip."""
-        flag_s = min(wait_s, _WAITERS_FLAG_S)
         reply = self._link.call(
             self._acquire,
-            [
-                name
-                for lock in self._locks(keys)
-                for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
-            ],
-            [
-                _bytes(str(owner)),
-                _ms(ttl_s),
-                b"1" if with_fence else b"0",
-                _ms(flag_s) if wait_s > 0 else b"0",
-                _FENCE_EXPIRY_MS,
-                _WAKE_EXPIRY_MS,
-            ],
+            *self._acquire_words(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s),
             behind=self._behind,
         )
         if self._behind is not None:
@@ -132,6 +119,36 @@ class RedisLocks:
                 self._replicas.heard(replicas)
         if reply[0] == 1:
             return Granted(int(reply[1]), ttl_s)
+        return self._held(keys, reply)
+
+    def _acquire_words(
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        least: int = 0,
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Names and arguments; a token is `least` or above."""
+        flag_s = min(wait_s, _WAITERS_FLAG_S)
+        names = [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
+        ]
+        arguments = [
+            _bytes(str(owner)),
+            _ms(ttl_s),
+            b"1" if with_fence else b"0",
+            _ms(flag_s) if wait_s > 0 else b"0",
+            _FENCE_EXPIRY_MS,
+            _WAKE_EXPIRY_MS,
+        ]
+        return names, [*arguments, b"%d" % least] if least else arguments
+
+    def _held(self, keys: tuple[str, ...], reply: Any) -> Held:
         _, number, value, pttl_ms = reply
         return Held(
             key=keys[number - 1],
@@ -145,21 +162,33 @@ class RedisLocks:
         False if none was; True if a first attempt got no reply, for it may have freed them.
         """
         retries: list[None] = []
+        freed = self._link.call(
+            self._release,
+            *self._release_words(keys, owner),
+            on_retry=lambda: retries.append(None),
+        )
+        return bool(freed or retries)
+
+    def _release_words(
+        self, keys: tuple[str, ...], owner: Owner
+    ) -> tuple[list[bytes], list[bytes]]:
         names = [
             name
             for lock in self._locks(keys)
             for name in (lock, lock + b":waiters", lock + b":wake")
         ]
-        arguments = [_bytes(str(owner)), _WAKE_EXPIRY_MS]
-        freed = self._link.call(
-            self._release, names, arguments, on_retry=lambda: retries.append(None)
-        )
-        return bool(freed or retries)
+        return names, [_bytes(str(owner)), _WAKE_EXPIRY_MS]
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
-        arguments = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
-        return bool(self._link.call(self._hand_over, self._locks(keys), arguments))
+        return bool(
+            self._link.call(self._hand_over, *self._hand_over_words(keys, owner, to, ttl_s))
+        )
+
+    def _hand_over_words(
+        self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float
+    ) -> tuple[list[bytes], list[bytes]]:
+        return self._locks(keys), [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases, some 250 keys in a round trip.
@@ -169,23 +198,26 @@ class RedisLocks:
         """
         answers: list[str] = []
         for batch in _batches(holds):
-            names = [lock for hold in batch for lock in self._locks(hold.keys)]
-            arguments = [
-                word
-                for hold in batch
-                for word in (_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys))
-            ]
-            reply = self._link.call(self._renew, names, arguments)
-            answers += [_RENEWALS[letter] for letter in reply]
+            reply = self._link.call(self._renew, *self._renew_words(batch))
+            answers += [RENEWALS[letter] for letter in reply]
         return answers
+
+    def _renew_words(self, holds: Sequence[Hold]) -> tuple[list[bytes], list[bytes]]:
+        names = [lock for hold in holds for lock in self._locks(hold.keys)]
+        arguments = [
+            word
+            for hold in holds
+            for word in (_bytes(str(hold.owner)), _ms(hold.ttl_s), b"%d" % len(hold.keys))
+        ]
+        return names, arguments
 
     def wait(self, key: str, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
         if timeout_s <= 0:
             return
-        slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
+        slice_s = max(0.01, min(timeout_s, WAIT_SLICE_S))
         (lock,) = self._locks((key,))
-        self._link.ask(pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s), blocks=True)
+        self._link.block(lock + b":wake", slice_s)
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
@@ -197,7 +229,7 @@ class RedisLocks:
         Each step of a lock is tried once, on a key of its own that is gone afterwards.
         """
         where = f"the lock server {self._link.address}"
-        found = self._link.check()
+        found: list[Finding] = self._link.check()
         try:
             facts = self.facts()
             found += findings_of(facts, where=where)
@@ -239,16 +271,15 @@ class RedisLocks:
         (lock,) = self._locks(keys)
         self._link.ask(pack(b"DEL", lock + b":fence", lock + b":waiters", lock + b":wake"))
 
+    def _make_link(self, server: Any, **bounds: Any) -> Any:
+        if is_sentinel_url(server):
+            from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
+
+            return SentinelLink(server, **bounds)
+        return RedisLink(server, **bounds)
+
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
-
-
-def _link_to(server: Any, **bounds: Any) -> RedisLink:
-    if is_sentinel_url(server):
-        from taskguard.locks.redis.sentinel import SentinelLink  # only where asked for
-
-        return SentinelLink(server, **bounds)
-    return RedisLink(server, **bounds)
 
 
 def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:

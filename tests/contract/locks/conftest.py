@@ -21,6 +21,8 @@ from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
+from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.servers import RedisServer, SentinelOf
 
 KINDS = [
@@ -29,6 +31,7 @@ KINDS = [
     "fakeredis",
     "valkey",
     "redis62",
+    "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
     pytest.param("etcd", marks=pytest.mark.debian),
@@ -57,6 +60,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
             client.flushall()
             kind = _redis_kind(client, lambda: RedisLocks(group.url), url=group.url)
             yield replace(kind, deafened=lambda: _deafened_behind_sentinel(group))
+    elif request.param == "cluster":
+        yield _cluster_kind(request.getfixturevalue("cluster"))
     elif request.param in ("etcd", "newest_etcd"):
         yield etcd_kind(request.getfixturevalue(request.param))
     elif request.param == "consul":
@@ -102,6 +107,39 @@ def _redis_kind(
         return sorted(key.decode() for key in keys if not key.endswith(b":fence"))
 
     return LockServer(connect, client.flushall, leftovers, url)
+
+
+def _cluster_kind(cluster: Cluster) -> LockServer:
+    def masters(*words: str) -> list[Any]:
+        return [cluster.ask(node, *words) for node in cluster.nodes if cluster.is_master(node)]
+
+    def leftovers() -> list[str]:
+        names = (name for names in masters("KEYS", "*") for name in names)
+        return sorted(name for name in names if not name.endswith(":fence"))
+
+    masters("FLUSHALL")
+    masters("SCRIPT", "FLUSH")
+    return LockServer(
+        connect=lambda: RedisClusterLocks(cluster.url),
+        forget=lambda: masters("FLUSHALL"),
+        leftovers=leftovers,
+        url=cluster.url,
+        deafened=lambda: _deafened_cluster(cluster),
+    )
+
+
+@contextmanager
+def _deafened_cluster(cluster: Cluster) -> Iterator[LockProvider]:
+    """All of it is reached by one node, which has the tests' key, and announces a proxy."""
+    node = cluster.master_of("taskguard:{order:42}")
+    with Proxy(node.port) as proxy, cluster.announcing({node: proxy.port}):
+        locks = RedisClusterLocks(
+            f"redis+cluster://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0
+        )
+        locks.release(("order:42",), new_owner())  # it is connected, and its scripts are loaded
+        proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 -- Takes all keys for one owner or none of them; the same owner gets the same grant again.
 -- KEYS: for each key its lock, its fence, its waiters flag, its wake list.
 -- ARGV: owner, lease in ms, 1 for a token, waiters flag in ms (0: does not wait),
---       fence expiry in ms, wake list expiry in ms.
--- Answers {1, token}, or {0, number of the key that is taken, its owner, its pttl}.
+--       fence expiry in ms, wake list expiry in ms; where it is given, the least token.
+-- Answers {1, token, 1 if they were all the owner's already}, or {0, number of the key that is taken, its owner, its pttl}.
 local owner, ttl_ms, waits_ms = ARGV[1], ARGV[2], tonumber(ARGV[4])
 
 -- A waiter for several keys was woken by one that is free, but another is taken: whoever waits
@@ -43,25 +43,30 @@ for i = 1, #KEYS, 4 do
     redis.call('SET', KEYS[i], owner, 'PX', ttl_ms)
   end
 end
+local again = mine == #KEYS and 1 or 0
 if ARGV[3] ~= '1' then
-  return {1, '0'}
+  return {1, '0', again}
 end
 
 local last = 0
 for i = 2, #KEYS, 4 do
   last = math.max(last, tonumber(redis.call('GET', KEYS[i]) or 0) or 0)
 end
-if mine == #KEYS and last > 0 then
-  return {1, string.format('%.0f', last)}
+local least = tonumber(ARGV[7] or 0)
+if again == 1 and last > 0 and last >= least then
+  return {1, string.format('%.0f', last), again}
 end
 -- max(last + 1, clock): an expired or lost fence cannot make tokens go back. The fence outlives
 -- the time by which it is ahead of the clock.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local token = math.max(last + 1, now)
+local token = math.max(last + 1, least, now)
+if again == 1 and last > 0 then
+  token = least -- the same grant: it rises to what another of its keys was given
+end
 local text = string.format('%.0f', token)
-local keep_ms = string.format('%.0f', ARGV[5] + math.floor((token - now) / 1000))
+local keep_ms = string.format('%.0f', ARGV[5] + math.max(0, math.floor((token - now) / 1000)))
 for i = 2, #KEYS, 4 do
   redis.call('SET', KEYS[i], text, 'PX', keep_ms)
 end
-return {1, text}
+return {1, text, again}

@@ -1,0 +1,552 @@
+"""The way to a Redis Cluster: addresses, slots that move, nodes that are silent, round trips.
+
+What locks do there is in the contract suite; what becomes of work, in `faults/test_cluster.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ClusterDownError
+
+from support.needs import need
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.locks.redis import RedisLocks
+from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.locks.redis.cluster.nodes import slot_of
+from taskguard.settings import make_locks
+from taskguard_sandbox.clusters import Cluster
+from taskguard_sandbox.process import free_port
+from taskguard_sandbox.servers import DebianRedis, Valkey
+
+KEY = ("order:42",)
+MANY = tuple(f"order:{number}" for number in range(1_000))
+
+
+def connect(url: str, **options: Any) -> RedisClusterLocks:
+    return RedisClusterLocks(url, **{"socket_timeout_s": 0.5, "connect_timeout_s": 0.5} | options)
+
+
+def take(
+    locks: RedisLocks, keys: tuple[str, ...] = KEY, owner: Any = None, ttl_s: float = 60.0
+) -> Granted | Held:
+    return locks.acquire(keys, owner or new_owner("m"), ttl_s=ttl_s, with_fence=True, wait_s=0.0)
+
+
+def taken(locks: RedisLocks, keys: tuple[str, ...]) -> list[Hold]:
+    owner = new_owner("m")
+    for key in keys:
+        assert isinstance(take(locks, (key,), owner), Granted)
+    return [Hold((key,), owner, 60.0) for key in keys]
+
+
+def asked(cluster: Cluster, command: str = "cluster|slots") -> int:
+    """How often all nodes were asked this command so far."""
+    calls = 0
+    for node in cluster.nodes:
+        if node.running:
+            said = cluster.ask(node, "INFO", "commandstats")
+            calls += said.get(f"cmdstat_{command}", {}).get("calls", 0)
+    return calls
+
+
+@contextmanager
+def trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
+    """One element for each write to a server, which one reply or many come back for."""
+    made: list[None] = []
+    send = redis.Connection.send_packed_command
+
+    def sending(self: Any, command: Any, check_health: bool = True) -> Any:
+        made.append(None)
+        return send(self, command, check_health)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.Connection, "send_packed_command", sending)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def empty(request: pytest.FixtureRequest) -> None:
+    if "cluster" in request.fixturenames:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        for node in cluster.nodes:
+            if cluster.is_master(node):
+                cluster.ask(node, "FLUSHALL")
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis+cluster://",
+            "redis+cluster://h:x",
+            "redis+cluster://h:1,",
+            "redis+cluster://h:99999999",
+            "redis+cluster://h:1/3",
+            "redis+cluster://u:sec/ret@h:1",
+            "redis+cluster://u:sec#ret@h:1",
+            "redis+cluster://u:sec?ret@h:1",
+            "rediss+cluster://:secret@h:1/x",
+        ],
+    )
+    def test_unreadable(self, url: str) -> None:
+        """What is no URL is refused at once, with how one reads, and none of its password."""
+        with pytest.raises(ConfigurationError, match=r"\[user:password@\]host:port,host:port") as e:
+            make_locks(url)
+        assert not any(word in str(e.value) for word in ("sec", "ret"))
+        assert e.value.__cause__ is None
+
+    def test_option(self) -> None:
+        """An option that redis-py does not have is named."""
+        with pytest.raises(ConfigurationError, match="does not take the option socket_timeoutt"):
+            make_locks("redis+cluster://h:1?socket_timeoutt=3")
+
+    def test_client(self, cluster: Cluster) -> None:
+        """A client of redis-py for clusters is refused: its URL does it."""
+        with (
+            redis.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port) as client,
+            pytest.raises(ConfigurationError, match=r"redis\+cluster://host:port"),
+        ):
+            make_locks(client)
+        with pytest.raises(ConfigurationError, match="are made of its URL"):
+            RedisClusterLocks(redis.Redis())
+
+    def test_any_node_will_do(self, cluster: Cluster) -> None:
+        """One address is enough, a replica's too; those at which nobody is are passed over."""
+        nobody = f"127.0.0.1:{free_port()}"
+        for node in cluster.nodes:
+            locks = make_locks(f"redis+cluster://{nobody},127.0.0.1:{node.port}")
+            assert isinstance(locks, RedisClusterLocks)
+            for hold in taken(locks, MANY[:20]):
+                assert locks.release(hold.keys, hold.owner)
+            locks.close()
+
+    def test_nobody(self) -> None:
+        """Where nobody is, it says at which address, and that it is the lock server."""
+        url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+        for _ in range(2):
+            with pytest.raises(
+                LockServerUnavailableError, match=r"127\.0\.0\.1:\d+ of the cluster"
+            ):
+                take(connect(url))
+
+    def test_one_server(self, redis_url: str) -> None:
+        """A server that is no cluster says so."""
+        with pytest.raises(LockServerUnavailableError, match="write redis:// for it"):
+            take(connect(redis_url.replace("redis://", "redis+cluster://")))
+
+    def test_plain_url(self, cluster: Cluster) -> None:
+        """redis:// to a node of a cluster says what to write."""
+        locks = RedisLocks(cluster.nodes[0].url)
+        with pytest.raises(LockServerUnavailableError, match=r"redis\+cluster://127\.0\.0\.1:"):
+            for key in MANY[:50]:
+                take(locks, (key,))
+
+    def test_escaped(self, cluster: Cluster) -> None:
+        """Keys that begin with what is no hash tag have one, and names of their own."""
+        locks = connect(cluster.url)
+        for key in ("", "}", "\\", "\\}", "\\\\}", "}}", "}x", "%7Dx"):
+            assert isinstance(take(locks, (key,)), Granted)
+
+
+class TestUsers:
+    PASSWORD = "p@ss:/w,ör#d"
+    QUOTED = "p%40ss%3A%2Fw%2C%C3%B6r%23d"
+
+    def test_password(self) -> None:
+        """A user who may do no more than the documentation says, with a password that is quoted."""
+        rights = (
+            "~taskguard:* -@all +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
+            " +blpop +cluster|slots +asking"
+        )
+        users = ["default on nopass ~* &* +@all", f"tasks on >{self.PASSWORD} {rights}"]
+        with Cluster(masters=1, user=users) as cluster:
+            url = cluster.url_of(user="tasks", password=self.QUOTED)
+            locks = connect(url)
+            for hold in taken(locks, MANY[:20]):
+                assert locks.renew([hold]) == [Renewal.RENEWED]
+                assert locks.release(hold.keys, hold.owner)
+            locks.wait("a", timeout_s=0.05)
+            assert locks.check() == []
+            assert self.PASSWORD not in repr(locks)
+            wrong = connect(cluster.url_of(user="tasks", password="wrong"))
+            with pytest.raises(LockServerUnavailableError, match="refuses user or password"):
+                take(wrong)
+
+
+class TestSlots:
+    @pytest.mark.parametrize("name", ["a", "{a}b", "x{a}b{c}", "{}a", "{a", "a}b", "{{a}}", "ü{ß}"])
+    def test_as_the_server_counts(self, cluster: Cluster, name: str) -> None:
+        """The slot of a name is what CLUSTER KEYSLOT says."""
+        assert slot_of(name.encode()) == cluster.ask(cluster.nodes[0], "CLUSTER", "KEYSLOT", name)
+
+    def test_no_polling(self, cluster: Cluster) -> None:
+        """The slots are asked for once."""
+        locks = connect(cluster.url)
+        before = asked(cluster)
+        for _ in range(3):
+            for hold in taken(locks, MANY[:200]):
+                locks.release(hold.keys, hold.owner)
+        assert asked(cluster) == before + 1
+
+    def test_one_trip(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A single key is taken in one round trip, and freed in one."""
+        locks, owner = connect(cluster.url), new_owner("m")
+        take(locks, owner=owner)
+        locks.release(KEY, owner)
+        with trips(monkeypatch) as made:
+            take(locks, owner=owner)
+            locks.release(KEY, owner)
+        assert len(made) == 2
+
+    def test_a_thousand_renewals(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A thousand leases are renewed in a round trip for each master."""
+        locks = connect(cluster.url)
+        holds = taken(locks, MANY)
+        locks.renew(holds[:50])
+        with trips(monkeypatch) as made:
+            assert set(locks.renew(holds)) == {Renewal.RENEWED}
+        assert len(made) == 3
+
+    def test_more_than_a_write(self, cluster: Cluster) -> None:
+        """Renewals beyond what one write takes get their own answers, in order."""
+        locks, owner = connect(cluster.url), new_owner("m")
+        take(locks, KEY, owner)
+        holds = [Hold((f"k{n}",), owner, 60.0) for n in range(4_000)]
+        holds[3_500:3_500] = [Hold(KEY, owner, 60.0)]
+        answers = locks.renew(holds)
+        assert [n for n, answer in enumerate(answers) if answer == Renewal.RENEWED] == [3_500]
+
+    def test_unknown_scripts(self, cluster: Cluster) -> None:
+        """Nodes that have forgotten all scripts cost one more round trip."""
+        locks = connect(cluster.url)
+        holds = taken(locks, MANY[:60])
+        for node in cluster.nodes:
+            cluster.ask(node, "SCRIPT", "FLUSH")
+        assert set(locks.renew(holds)) == {Renewal.RENEWED}
+        for node in cluster.nodes:
+            cluster.ask(node, "SCRIPT", "FLUSH")
+        for hold in holds:
+            assert locks.release(hold.keys, hold.owner)
+
+
+@contextmanager
+def behind_proxies(cluster: Cluster) -> Iterator[dict[int, Proxy]]:
+    """Clients find the masters by proxies, by the port of the node."""
+    with ExitStack() as stack:
+        masters = [node for node in cluster.nodes if cluster.is_master(node)]
+        proxies = {node: stack.enter_context(Proxy(node.port)) for node in masters}
+        stack.enter_context(
+            cluster.announcing({node: proxy.port for node, proxy in proxies.items()})
+        )
+        yield {node.port: proxy for node, proxy in proxies.items()}
+
+
+def apart(cluster: Cluster) -> tuple[str, ...]:
+    """In order, a key for each master."""
+    found: dict[Any, str] = {}
+    for key in MANY:
+        found.setdefault(cluster.master_of(f"taskguard:{{{key}}}"), key)
+        if len(found) == 3:
+            break
+    return tuple(sorted(found.values()))
+
+
+class TestSilentNode:
+    @pytest.mark.parametrize("mode", [Mode.BLACK_HOLE, Mode.CUT])
+    def test_others_are_renewed(self, cluster: Cluster, mode: Mode) -> None:
+        """The leases of other nodes are renewed; those of the silent one are unanswered."""
+        ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in MANY[:90]}
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url)
+            holds = taken(locks, MANY[:90])
+            both = Hold((*holds[0].keys, *holds[1].keys, *holds[2].keys), holds[0].owner, 60.0)
+            silent = ports[MANY[0]]
+            assert len({ports[key] for key in both.keys}) > 1
+            proxies[silent].mode = mode
+            answers = dict(zip(MANY, locks.renew(holds), strict=False))
+            for key, answer in answers.items():
+                expected = Renewal.UNANSWERED if ports[key] == silent else Renewal.RENEWED
+                assert answer == expected
+            assert locks.renew([holds[0], both])[1] == Renewal.UNANSWERED
+            proxies[silent].mode = Mode.PASS
+            assert set(locks.renew(holds)) == {Renewal.RENEWED}
+
+    def test_nobody_answers(self, cluster: Cluster) -> None:
+        """Where all are silent nothing is said of single leases: the renewal raises."""
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url)
+            holds = taken(locks, MANY[:20])
+            for proxy in proxies.values():
+                proxy.mode = Mode.CUT
+            with pytest.raises(LockServerUnavailableError):
+                locks.renew(holds)
+
+    def test_what_was_taken_is_given_back(self, cluster: Cluster) -> None:
+        """Of several keys, those that were taken before a node was silent are free again."""
+        ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in MANY[:20]}
+        first = MANY[0]
+        last = next(key for key in MANY[:20] if ports[key] != ports[first])
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url)
+            proxies[ports[last]].mode = Mode.CUT
+            with pytest.raises(LockServerUnavailableError):
+                take(locks, (first, last))
+            assert isinstance(take(locks, (first,)), Granted)
+
+    def test_a_lost_reply_to_one_of_several(self, cluster: Cluster) -> None:
+        """Whichever step got no reply is asked again: one grant, one token, and nothing is left of
+        it where a later key is another's."""
+        keys = apart(cluster)
+        ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in keys}
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url)
+            owner = new_owner("m")
+            granted = take(locks, keys, owner)
+            assert isinstance(granted, Granted)
+            locks.release(keys, owner)
+            for key in keys:
+                owner = new_owner("m")
+                proxies[ports[key]].lose_reply_to(b"EVALSHA", then=Mode.CUT)
+                again = take(locks, keys, owner)
+                assert not proxies[ports[key]].armed
+                assert isinstance(again, Granted)
+                assert again.fence > granted.fence
+                assert take(locks, keys, owner) == again
+                assert locks.release(keys, owner)
+                granted = again
+            other = new_owner("n")
+            take(locks, keys[-1:], other)
+            proxies[ports[keys[0]]].lose_reply_to(b"EVALSHA", then=Mode.CUT)
+            assert isinstance(take(locks, keys), Held)
+            assert isinstance(take(locks, keys[:1]), Granted)
+
+    def test_no_herd(self, cluster: Cluster) -> None:
+        """Many threads that run into one silent node do not all ask the others who is where."""
+        port = cluster.master_of("taskguard:{order:42}").port
+        with behind_proxies(cluster) as proxies:
+            locks = connect(cluster.url, socket_timeout_s=0.3)
+            take(locks)
+            before = asked(cluster)
+            proxies[port].mode = Mode.BLACK_HOLE
+            failed: list[None] = []
+
+            def run() -> None:
+                with pytest.raises(LockServerUnavailableError, match=r"gave no answer"):
+                    take(locks)
+                failed.append(None)
+
+            threads = [threading.Thread(target=run) for _ in range(200)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60.0)
+            assert len(failed) == 200
+            assert asked(cluster) - before <= 40
+
+    def test_it_says_which(self, cluster: Cluster) -> None:
+        """An announced address that cannot be reached stands in the error, and in a finding."""
+        node, nobody = cluster.master_of("taskguard:{order:42}"), free_port()
+        with cluster.announcing({node: nobody}):
+            locks = connect(cluster.url)
+            with pytest.raises(LockServerUnavailableError, match=f"127.0.0.1:{nobody} of the clus"):
+                take(locks)
+            (finding,) = [each for each in locks.check() if each.name == "announced_address"]
+            assert f"127.0.0.1:{nobody}" in finding.where
+
+
+class TestMoved:
+    """All that a provider knows of the slots is wrong."""
+
+    @staticmethod
+    def mislead(locks: RedisClusterLocks) -> None:
+        link = locks._link
+        links = list(dict.fromkeys(each for each in link._slots if each is not None))
+        after = dict(zip(links, links[1:] + links[:1], strict=True))
+        link._slots = [after[each] for each in link._slots if each is not None]
+        link._ended_at_s = float("-inf")
+
+    def test_one_by_one(self, cluster: Cluster) -> None:
+        """The first refusal teaches the rest: the slots are asked for once."""
+        locks = connect(cluster.url)
+        holds = taken(locks, MANY[:60])
+        before = asked(cluster)
+        self.mislead(locks)
+        for hold in holds:
+            assert locks.release(hold.keys, hold.owner) is True
+        assert asked(cluster) <= before + 1
+
+    def test_in_a_batch(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Renewals that went to wrong nodes are asked again at the right ones, together."""
+        locks = connect(cluster.url)
+        holds = taken(locks, MANY[:300])
+        locks.renew(holds)
+        before = asked(cluster)
+        self.mislead(locks)
+        with trips(monkeypatch) as made:
+            assert set(locks.renew(holds)) == {Renewal.RENEWED}
+        assert asked(cluster) <= before + 1
+        assert len(made) <= 7
+
+    def test_to_another_side_of_the_network(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node that is with the few says that the cluster is down: the others are asked."""
+        locks = connect(cluster.url)
+        take(locks)
+        self.mislead(locks)
+        link = locks._link._slots[slot_of(b"{order:42}")]
+        assert link is not None
+
+        def down(*words: Any, **options: Any) -> Any:
+            raise LockServerUnavailableError("down") from ClusterDownError("down")
+
+        monkeypatch.setattr(link, "call", down)
+        assert isinstance(take(locks), Held)
+
+    def test_while_waiting(self, cluster: Cluster) -> None:
+        """Who waits at the wrong node waits at the right one."""
+        locks = connect(cluster.url)
+        owner = new_owner("m")
+        take(locks, owner=owner)
+        answer = locks.acquire(KEY, new_owner("n"), ttl_s=60, with_fence=False, wait_s=30)
+        assert isinstance(answer, Held)
+        self.mislead(locks)
+        locks.wait(KEY[0], timeout_s=0.2)
+        locks.release(KEY, owner)
+        assert cluster.ask(cluster.master_of("taskguard:{order:42}"), "DBSIZE") >= 1
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Cluster]:
+    """One master and its replica, to be set up wrongly."""
+    need(Valkey)
+    with Cluster(masters=1, replicas=1) as cluster:
+        yield cluster
+
+
+class TestFindings:
+    @staticmethod
+    def names(cluster: Cluster) -> list[str]:
+        return [finding.name for finding in connect(cluster.url).check()]
+
+    @contextmanager
+    def changed(self, cluster: Cluster, **settings: str) -> Iterator[None]:
+        """Settings of every node."""
+        words = {name.replace("_", "-"): value for name, value in settings.items()}
+        before = [{name: cluster.config(node, name) for name in words} for node in cluster.nodes]
+        for node in cluster.nodes:
+            cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(words.items()))
+        yield
+        for node, values in zip(cluster.nodes, before, strict=True):
+            cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(values.items()))
+
+    def test_nothing(self, small: Cluster) -> None:
+        """Nothing is wrong, also right after its start, when nobody has written yet."""
+        assert self.names(small) == []
+
+    def test_no_replica(self, cluster: Cluster) -> None:
+        """Each master without a replica is named."""
+        found = [each for each in connect(cluster.url).check() if each.name == "no_replica"]
+        alone = {f"127.0.0.1:{node.port} of" for node in cluster.nodes[1:3]}
+        assert len(found) == 2
+        assert all(any(where in finding.where for where in alone) for finding in found)
+
+    def test_state_and_slots(self, small: Cluster) -> None:
+        """A slot that nobody has: it is told, and the state that comes of it."""
+        for node in small.nodes:
+            small.ask(node, "CLUSTER", "DELSLOTS", 7, 8)
+        try:
+            wait_until(lambda: self.names(small) == ["cluster_down", "cluster_slots"])
+            said = " ".join(map(str, connect(small.url).check()))
+            assert "2 of its 16384 slots" in said
+        finally:
+            small.ask(small.nodes[0], "CLUSTER", "ADDSLOTS", 7, 8)
+        wait_until(lambda: self.names(small) == [])
+
+    def test_eviction(self, small: Cluster) -> None:
+        """Told for each node that may throw locks away, replicas too: they may become masters."""
+        with self.changed(small, maxmemory="100mb", maxmemory_policy="allkeys-lru"):
+            found = connect(small.url).check()
+        assert [finding.name for finding in found] == ["eviction", "eviction"]
+        assert {finding.where.split()[3] for finding in found} == {
+            f"127.0.0.1:{node.port}" for node in small.nodes
+        }
+
+    def test_node_timeout(self, small: Cluster) -> None:
+        """A cluster that takes long to replace a master: that is its default."""
+        with self.changed(small, cluster_node_timeout="15000"):
+            (finding,) = connect(small.url).check()
+        assert finding.name == "cluster_node_timeout"
+        assert "15 s" in finding.what
+
+    def test_nobody(self) -> None:
+        """Where no node answers there is nothing to say."""
+        with pytest.raises(LockServerUnavailableError):
+            connect(f"redis+cluster://127.0.0.1:{free_port()}").check()
+
+
+class TestTls:
+    @pytest.mark.debian
+    def test_encrypted(self, tmp_path: Path) -> None:
+        """rediss+cluster:// asks every node by TLS, and knows a wrong certificate."""
+        need(DebianRedis)
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        port = free_port()
+        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+        clustered = {"cluster_enabled": "yes", "cluster_port": free_port(), "tls_cluster": "yes"}
+        authority = {"tls_ca_cert_file": str(certificate), "tls_auth_clients": "no"}
+        with DebianRedis(tls_port=port, **files, **authority, **clustered) as server:
+            with redis.Redis(port=server.port, decode_responses=True) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+                wait_until(lambda: client.cluster("info")["cluster_state"] == "ok")
+            url = f"rediss+cluster://127.0.0.1:{port}"
+            locks = connect(f"{url}?ssl_ca_certs={certificate}")
+            for hold in taken(locks, MANY[:20]):
+                assert locks.renew([hold]) == [Renewal.RENEWED]
+                assert locks.release(hold.keys, hold.owner)
+            with pytest.raises(LockServerUnavailableError, match="certificate verify failed"):
+                take(connect(url))
+
+
+class TestFork:
+    def test_child(self, cluster: Cluster) -> None:
+        """A child has connections of its own, and does not wait for a thread of its parent."""
+        locks = connect(cluster.url)
+        take(locks)
+        locks._link._turn.acquire()  # as by a thread of the parent's, at the fork
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                child = connect(cluster.url)
+                child._link._turn, child._link._pid = locks._link._turn, locks._link._pid
+                if isinstance(take(locks), Held) and isinstance(take(child), Held):
+                    status = 0
+            finally:
+                os._exit(status)
+        locks._link._turn.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert isinstance(take(locks), Held)
