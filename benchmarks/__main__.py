@@ -15,6 +15,7 @@ ALL = (
     "route",
     "locks",
     "cluster",
+    "etcd",
     "guarded",
     "mariadb",
     "leases",
@@ -24,7 +25,7 @@ ALL = (
 )
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
-    "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py",
+    "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -316,7 +317,8 @@ class Admission:
         clock was set back). That may be another task's longer lease; then the ledger knows it.
         """
         assert self.locks is not None  # noqa: S101  # it is what holds
-        longest_s = max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s)
+        # Some servers keep leases for whole seconds.
+        longest_s = math.ceil(max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s))
         return held.owner.is_ours and held.remaining_s <= longest_s
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:

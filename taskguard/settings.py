@@ -52,6 +52,10 @@ _PROVIDERS = {
     "postgresql+psycopg": ("taskguard.lock_table", "TableLocks"),
     "mariadb+pymysql": ("taskguard.lock_table", "TableLocks"),
     "mysql+pymysql": ("taskguard.lock_table", "TableLocks"),
+    "etcd": ("taskguard.locks.etcd", "EtcdLocks"),
+    "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
+    "consul": ("taskguard.locks.consul", "ConsulLocks"),
+    "consuls": ("taskguard.locks.consul", "ConsulLocks"),
 }
 # Beside the ledger's tables, whatever that is made of.
 BESIDE_LEDGER = "ledger://"

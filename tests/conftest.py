@@ -7,9 +7,9 @@ The run may be divided (`pytest -n 4`): each of its processes then has servers o
 of its own share, and tests know nothing of each other. What a database's command makes of an empty
 folder is made once for all of them.
 
-`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `postgres`, `mariadb`, `mysql`,
-`rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or pauses one starts its own
-(`taskguard_sandbox`).
+`valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `etcd`, `newest_etcd`, `consul`,
+`postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or
+pauses one starts its own (`taskguard_sandbox`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -37,9 +37,12 @@ from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import share_ports
 from taskguard_sandbox.servers import (
     TEMPLATES_VARIABLE,
+    Consul,
     DebianRedis,
+    Etcd,
     MariaDB,
     MySQL,
+    NewestEtcd,
     NewestRabbitMQ,
     Postgres,
     RabbitMQ,
@@ -49,11 +52,14 @@ from taskguard_sandbox.servers import (
 )
 
 _OF_DEBIAN = {
+    "consul",
     "debian_redis",
+    "etcd",
     "mariadb",
     "mariadb_url",
     "mysql",
     "mysql_url",
+    "newest_etcd",
     "newest_rabbitmq",
     "rabbitmq",
     "sentinel",
@@ -166,6 +172,21 @@ def redis62() -> Iterator[Redis62]:
 @pytest.fixture(scope="session")
 def debian_redis() -> Iterator[DebianRedis]:
     yield from started(DebianRedis())
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Etcd]:
+    yield from started(Etcd())
+
+
+@pytest.fixture(scope="session")
+def consul() -> Iterator[Consul]:
+    yield from started(Consul())
+
+
+@pytest.fixture(scope="session")
+def newest_etcd() -> Iterator[NewestEtcd]:
+    yield from started(NewestEtcd())
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -33,9 +35,12 @@ from typing import Any, ClassVar
 from taskguard_sandbox.process import Server, ServerError, environment, free_port, nobody
 
 __all__ = [
+    "Consul",
     "DebianRedis",
+    "Etcd",
     "MariaDB",
     "MySQL",
+    "NewestEtcd",
     "NewestRabbitMQ",
     "Postgres",
     "RabbitMQ",
@@ -597,6 +602,156 @@ class NewestRabbitMQ(RabbitMQ):
         if os.access(cls._within[0], os.X_OK) and os.geteuid() == 0:
             return None
         return f"{cls.name} is not there, or this is not root"
+
+
+class Etcd(Server):
+    """Debian's etcd: 3.4 on Debian 12. One member, which knows no other.
+
+    Options are those of its command line, `_` for `-`: `Etcd(election_timeout=5000)`. What it has
+    committed survives `kill()`.
+    """
+
+    name = "etcd"
+    _halt_signal = signal.SIGTERM
+    _PLACES: ClassVar[str] = ""  # beside PATH
+
+    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
+        self.peer_port = self._health_port = 0
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        found = shutil.which("etcd", path=cls._PLACES or None)
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else "etcd is not installed (Debian: etcd-server)"
+
+    @property
+    def url(self) -> str:
+        return f"etcd://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """Ends a server that was halted or killed for good: `start()` begins with nothing."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self.peer_port, self._health_port = free_port(), free_port()
+
+    def _command(self) -> list[str]:
+        scheme = "https" if "cert-file" in self.options else "http"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
+        options: dict[str, str | int] = {
+            "name": "alone",
+            "data-dir": str(self.folder / "data"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"alone={peer}",
+            # Health in the clear, also where clients need certificates.
+            "listen-metrics-urls": f"http://127.0.0.1:{self._health_port}",
+            "log-level": "warn",
+            "logger": "zap",
+            **self.options,
+        }
+        return [str(self.binary()), *(f"--{name}={value}" for name, value in options.items())]
+
+    def _answers(self) -> bool:
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", self._health_port, timeout=1.0)
+            ) as connection,
+        ):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        return False
+
+
+class Consul(Server):
+    """The Consul 1.8 of Debian 11, which `.ci/unpack-servers` has put beside the system.
+
+    One server, which knows no other. Options are those of its command line, `_` for `-`.
+    """
+
+    name = "Consul"
+    _PLACES: ClassVar[str] = "/usr/local/lib/taskguard-consul"
+
+    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.options = {name.replace("_", "-"): value for name, value in options.items()}
+        self._inner_ports = (0, 0)
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        """The server's binary, None when it is not installed."""
+        found = shutil.which("consul", path=cls._PLACES)
+        return Path(found) if found else None
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else "Consul is not there (Debian 11: consul)"
+
+    @property
+    def url(self) -> str:
+        return f"consul://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """Ends a server that was halted or killed for good: `start()` begins with nothing."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self._inner_ports = free_port(), free_port()
+
+    def _command(self) -> list[str]:
+        server, gossip = self._inner_ports
+        # An election in a second instead of eight.
+        config = {"performance": {"raft_multiplier": 1}, "ports": {"grpc": -1, "dns": -1}}
+        (self.folder / "taskguard.json").write_text(json.dumps(config), encoding="utf-8")
+        options: dict[str, str | int] = {
+            "config-file": str(self.folder / "taskguard.json"),
+            "data-dir": str(self.folder / "data"),
+            "bootstrap-expect": 1,
+            "bind": "127.0.0.1",
+            "client": "127.0.0.1",
+            "http-port": self.port,
+            "server-port": server,
+            "serf-lan-port": gossip,
+            "serf-wan-port": -1,
+            "log-level": "warn",
+            **self.options,
+        }
+        flags = [f"-{name}={value}" for name, value in options.items()]
+        return [str(self.binary()), "agent", "-server", *flags]
+
+    def _answers(self) -> bool:
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
+            ) as connection,
+        ):
+            # Not by /status/leader, which knows one before it is ready.
+            connection.request("GET", "/v1/kv/ready?consistent")
+            return connection.getresponse().status in (403, 404)
+        return False
+
+
+class NewestEtcd(Etcd):
+    """That of Debian's unstable, 3.5, which `.ci/unpack-servers` has put beside the system."""
+
+    name = "etcd of Debian's unstable"
+    _PLACES: ClassVar[str] = "/usr/local/lib/taskguard-etcd"
+
+    @classmethod
+    def available(cls) -> str | None:
+        return None if cls.binary() else f"{cls.name} is not there"
 
 
 def _in_package(package: str, *path: str) -> Path | None:

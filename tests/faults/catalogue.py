@@ -462,7 +462,21 @@ FAULTS = (
     Fault(
         31,
         "a session at a coordination service is lost",
-        not_yet=Reason("Locks on etcd, ZooKeeper and Consul do not exist yet."),
+        {
+            "faults/test_coordination.py": (
+                "TestLedger::test_killed",
+                "TestLedger::test_killed_for_good",
+                "TestLedger::test_frozen",
+                "TestLedger::test_emptied",
+                "TestLedger::test_a_lease_that_is_ended",
+                "TestLedger::test_a_ttl_between_two_seconds",
+                "TestLocksOnly::test_killed",
+                "TestLocksOnly::test_frozen",
+                "TestLocksOnly::test_forgotten",
+            ),
+            "integration/test_etcd.py": ("TestConnections::test_a_leader_that_is_killed",),
+        },
+        Reason("Locks on ZooKeeper do not exist yet."),
     ),
     Fault(
         32,

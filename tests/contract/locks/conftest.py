@@ -11,6 +11,8 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from support.consul import consul_kind
+from support.etcd import etcd_kind
 from support.lock_servers import LockServer, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
@@ -39,6 +41,9 @@ KINDS = [
     "pg_table",
     pytest.param("mariadb_table", marks=pytest.mark.debian),
     pytest.param("mysql_table", marks=pytest.mark.debian),
+    pytest.param("etcd", marks=pytest.mark.debian),
+    pytest.param("newest_etcd", marks=pytest.mark.debian),
+    pytest.param("consul", marks=pytest.mark.debian),
 ]
 # The fixtures of their databases.
 TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
@@ -71,6 +76,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
     elif request.param in TABLES:
         with _table_kind(request.getfixturevalue(TABLES[request.param])) as kind:
             yield kind
+    elif request.param in ("etcd", "newest_etcd"):
+        yield etcd_kind(request.getfixturevalue(request.param))
+    elif request.param == "consul":
+        yield consul_kind(request.getfixturevalue("consul"))
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:

@@ -1,0 +1,433 @@
+"""The steps of a lock on Consul: each change is one transaction that names what it was found as.
+
+What they guarantee, and what stands in the server, is in the package's docstring.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Finding
+from taskguard.lease import Owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.consul import findings
+from taskguard.locks.consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
+from taskguard.locks.http import Reply, parse_url
+
+__all__ = ["ConsulLocks"]
+
+_MIN_TTL_S = 10
+_WAIT_SLICE_S = 1.0
+_NO_EXPIRY_S = 86_400.0
+_TRIES = 5
+# A refusal does not say who holds the key: who looks may find it free again, and then asks again.
+_TRIES_TO_TAKE = 50
+# A session is renewed by an acquire that finds it older than this share of the ttl, and lasts for
+# that much longer, so that what is granted lasts for the ttl.
+_AGE_SHARE = 0.25
+_MOST_KEYS = (MOST_OPERATIONS - 1) // 2
+_MOST_DOUBTS = 10_000
+
+
+@dataclass(slots=True)
+class _Session:
+    """Attributes:
+    id: Consul's name of it.
+    ttl_s: for how long what it holds is granted.
+    renewed_at_s: when it was last known to be renewed, from before it was asked.
+    """
+
+    id: str
+    ttl_s: int
+    renewed_at_s: float
+
+
+class ConsulLocks:
+    """A `LockProvider` on Consul 1.8 or later.
+
+    Args:
+        server: consul://[:token@]host[:port],…, or consuls:// for TLS.
+        namespace: what every key in the server begins with.
+        socket_timeout_s: how long one reply may take.
+        connect_timeout_s: how long one connection may take.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        namespace: str = "taskguard",
+        socket_timeout_s: float = 1.0,
+        connect_timeout_s: float = 1.0,
+    ) -> None:
+        if not namespace or not namespace.isprintable():
+            raise ConfigurationError(f"The namespace {namespace!r} cannot begin a key.")
+        self._link = ConsulLink(
+            parse_url(server, plain="consul", tls="consuls", port=8500),
+            socket_timeout_s=socket_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            longest_block_s=_WAIT_SLICE_S,
+        )
+        self.namespace = namespace
+        self._epoch_name = f"{namespace}/epoch"
+        self._mutex = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        """A child after a fork has no sessions: its parent's are its parent's."""
+        self._pid = os.getpid()
+        self._sessions: dict[int, _Session] = {}
+        # The index of each key as it was granted, by its owner's nonce: one request frees it.
+        self._indexes: dict[str, dict[str, int]] = {}
+        # What may be held though nobody knows of it: freed before a session is renewed.
+        self._doubts: deque[tuple[tuple[str, ...], Owner]] = deque(maxlen=_MOST_DOUBTS)
+        self._epoch: tuple[int, int] = (0, 0)  # its value, and its index
+
+    @property
+    def traits(self) -> Traits:
+        """A session's locks, with tokens, of whole seconds."""
+        return Traits(session=True, min_ttl_s=float(_MIN_TTL_S))
+
+    def __repr__(self) -> str:
+        return f"<ConsulLocks {self._link.address} namespace={self.namespace!r}>"
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none: one request where they are free, two where one is taken."""
+        del wait_s
+        if len(keys) > _MOST_KEYS:
+            raise ConfigurationError(
+                f"Consul takes {_MOST_KEYS} keys at once, and this work has {len(keys)}: split it, "
+                "or use another lock server."
+            )
+        found: list[Entry | None] = [None] * len(keys)
+        for _ in range(_TRIES_TO_TAKE):
+            session = self._session(ttl_s)
+            try:
+                entries = self._take(keys, found, owner, session)
+            except BaseException:
+                self._doubts.append((keys, owner))
+                raise
+            if entries is not None:
+                self._indexes[owner.nonce] = {
+                    name: each.changed
+                    for name, each in zip(self._names(keys), entries, strict=True)
+                }
+                for doubt in [each for each in self._doubts if each[1] == owner]:
+                    with contextlib.suppress(ValueError):  # it is no doubt any more
+                        self._doubts.remove(doubt)
+                token = max(map(_token, entries))
+                return Granted(token if with_fence else 0, float(session.ttl_s))
+            found = self._look(keys)
+            for key, entry in zip(keys, found, strict=True):
+                if entry is not None and not _is_of(entry, owner):
+                    _, lasts_s, holder = _parts(entry)
+                    return Held(key=key, owner=holder, remaining_s=lasts_s)
+        raise self._restless(keys)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's: one request.
+
+        False if none was; True if a first attempt got no reply, for it may have freed them.
+        """
+        self._after_fork()
+        try:
+            return self._free(keys, owner)
+        except BaseException:
+            self._doubts.append((keys, owner))  # else its session would keep it
+            raise
+
+    def _free(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        retries: list[None] = []
+        names = self._names(keys)
+        known = self._indexes.pop(owner.nonce, {})
+        if known.keys() == set(names):
+            freed = self._link.change(
+                [_delete(name, index) for name, index in known.items()],
+                on_retry=lambda: retries.append(None),
+            )
+            if not isinstance(freed, Failed):
+                return True
+        freed_one = False
+        for name, entry in zip(names, self._look(keys), strict=True):
+            if entry is not None and _is_of(entry, owner):
+                done = self._link.change([_delete(name, entry.changed)])
+                freed_one = freed_one or not isinstance(done, Failed)
+        return freed_one or bool(retries)
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner.
+
+        They stay under the session that they are under until the true owner's next renewal, and
+        last as long as that.
+        """
+        del ttl_s
+        self._after_fork()
+        handed = False
+        for name, entry in zip(self._names(keys), self._look(keys), strict=True):
+            if entry is not None and _is_of(entry, owner):
+                value = _value(f"={_token(entry)}", int(_parts(entry)[1]), to)
+                done = self._link.change([_cas(name, value, entry.changed)])
+                handed = handed or not isinstance(done, Failed)
+            elif entry is not None and _is_of(entry, to):
+                handed = True
+        return handed
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Renew sessions, one for each ttl, and look at their keys, 64 in a request."""
+        self._after_fork()
+        for ttl_s in {_whole(hold.ttl_s) for hold in holds}:
+            if (session := self._sessions.get(ttl_s)) is not None:
+                self._keep(session)
+        wanted = [
+            (number, name, self._indexes.get(hold.owner.nonce, {}).get(name, 0))
+            for number, hold in enumerate(holds)
+            for name in self._names(hold.keys)
+        ]
+        doubtful = {number for number, _, index in wanted if not index}
+        known = [each for each in wanted if each[2]]
+        for at in range(0, len(known), MOST_OPERATIONS):
+            batch = known[at : at + MOST_OPERATIONS]
+            answer = self._link.change(
+                [{"Verb": "check-index", "Key": name, "Index": index} for _, name, index in batch]
+            )
+            if isinstance(answer, Failed):
+                doubtful |= {batch[number][0] for number in answer.errors}
+        return [
+            self._renew_one(hold) if number in doubtful else Renewal.RENEWED
+            for number, hold in enumerate(holds)
+        ]
+
+    def wait(self, key: str, *, timeout_s: float) -> None:
+        """Block until the key is released, a second at most: then ask again."""
+        if timeout_s <= 0:
+            return
+        until_s = time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
+        (name,) = self._names((key,))
+        entry, reply = self._link.look(name)
+        while entry is not None and (left_s := until_s - time.monotonic()) > 0:
+            self._link.wait(name, index=reply.index, timeout_s=left_s)
+            entry, reply = self._link.look(name)
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the agents of the URL, and the rights of the token."""
+        return findings.check(self._link, self._epoch_name)
+
+    def close(self) -> None:
+        """End the sessions, and with them what they hold."""
+        self._after_fork()
+        with self._mutex:
+            sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            with contextlib.suppress(LockServerUnavailableError):  # then it ends by itself
+                self._link.end_session(session.id)
+        self._indexes.clear()
+        self._doubts.clear()
+        self._link.close()
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def _session(self, ttl_s: float) -> _Session:
+        """One whose keys last for this ttl from now."""
+        self._after_fork()
+        whole_s = _whole(ttl_s)
+        with self._mutex:
+            session = self._sessions.get(whole_s)
+            if session is not None:
+                age_s = time.monotonic() - session.renewed_at_s
+                if age_s < whole_s * _AGE_SHARE or self._keep(session):
+                    return session
+            asked_at_s = time.monotonic()
+            lasts_s = math.ceil(whole_s * (1 + _AGE_SHARE))
+            id_, reply = self._link.open_session(lasts_s)
+            session = self._sessions[whole_s] = _Session(id_, whole_s, asked_at_s)
+            self._raise_epoch(reply)
+            return session
+
+    def _keep(self, session: _Session) -> bool:
+        """Renew a session, once nothing stands under it that nobody knows of."""
+        with contextlib.suppress(IndexError):
+            while True:
+                doubt = self._doubts.popleft()
+                try:
+                    self._free(*doubt)
+                except BaseException:
+                    self._doubts.append(doubt)
+                    raise
+        asked_at_s = time.monotonic()
+        if self._link.keep_session(session.id):
+            session.renewed_at_s = asked_at_s
+            return True
+        self._sessions.pop(session.ttl_s, None)
+        return False
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._mutex = threading.Lock()
+            self._reset()
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        keys: tuple[str, ...],
+        found: list[Entry | None],
+        owner: Owner,
+        session: _Session,
+    ) -> list[Entry] | None:
+        """The keys as they stand once they are the owner's; None if something was otherwise."""
+        epoch, index = self._epoch
+        operations: list[dict[str, Any]] = [
+            {"Verb": "check-index", "Key": self._epoch_name, "Index": index}
+        ]
+        values = {}
+        for name, entry in zip(self._names(keys), found, strict=True):
+            if entry is None:
+                values[name] = _value(str(epoch), session.ttl_s, owner)
+                operations += [
+                    {"Verb": "check-not-exists", "Key": name},
+                    _lock(name, values[name], session.id),
+                ]
+            else:
+                values[name] = _value(f"={_token(entry)}", session.ttl_s, owner)
+                operations += _moved(name, entry, values[name], session.id)
+        answer = self._link.change(operations)
+        if isinstance(answer, Failed):
+            self._heed(answer, session)
+            return None
+        # What a transaction answers has no values.
+        return [
+            replace(answer[name], value=base64.b64decode(value)) for name, value in values.items()
+        ]
+
+    def _heed(self, failed: Failed, session: _Session) -> None:
+        """A session that has ended, or another epoch: what was known of them is forgotten."""
+        if any("session" in what for what in failed.errors.values()):
+            self._sessions.pop(session.ttl_s, None)
+        if 0 in failed.errors:
+            entry, reply = self._link.look(self._epoch_name)
+            if entry is None:
+                self._raise_epoch(reply)
+            else:
+                self._epoch = int(entry.value), entry.changed
+
+    def _renew_one(self, hold: Hold) -> str:
+        """A hold of which not all is known to be as it was granted."""
+        for _ in range(_TRIES):
+            found = self._look(hold.keys)
+            if any(each is not None and not _is_of(each, hold.owner) for each in found):
+                return Renewal.TAKEN
+            if None in found:
+                return Renewal.GONE
+            # Somebody has handed them over, or they were taken for another ttl: they move.
+            session = self._session(hold.ttl_s)
+            operations = []
+            for name, entry in zip(self._names(hold.keys), found, strict=True):
+                assert entry is not None  # noqa: S101  # none is missing
+                value = _value(f"={_token(entry)}", session.ttl_s, hold.owner)
+                operations += _moved(name, entry, value, session.id)
+            answer = self._link.change(operations)
+            if not isinstance(answer, Failed):
+                self._indexes[hold.owner.nonce] = {
+                    name: answer[name].changed for name in self._names(hold.keys)
+                }
+                return Renewal.RENEWED
+            self._heed(answer, session)
+        raise self._restless(hold.keys)
+
+    def _look(self, keys: tuple[str, ...]) -> list[Entry | None]:
+        return [self._link.look(name)[0] for name in self._names(keys)]
+
+    def _names(self, keys: tuple[str, ...]) -> list[str]:
+        return [f"{self.namespace}/lock/{encoded(key)}" for key in keys]
+
+    # -- tokens -------------------------------------------------------------------------------
+
+    def _raise_epoch(self, reply: Reply) -> None:
+        """Bring the epoch up to the server's clock; never down."""
+        wanted = 0
+        for _ in range(_TRIES):
+            entry, seen = self._link.look(self._epoch_name)
+            if not wanted:
+                now_s, clock_s = time.time(), seen.clock_s or reply.clock_s
+                if clock_s is not None:
+                    # The server's clock is known to the second; within that, ours is believed.
+                    now_s = min(max(now_s, clock_s), clock_s + 1.0)
+                wanted = int(now_s * 1_000_000) - seen.index
+            before, index = (0, 0) if entry is None else (int(entry.value), entry.changed)
+            if before >= wanted:  # of those who raise it at once, one does it for all
+                self._epoch = before, index
+                return
+            packed = base64.b64encode(b"%d" % wanted).decode()
+            done = self._link.change([_cas(self._epoch_name, packed, index)])
+            if not isinstance(done, Failed):
+                self._epoch = wanted, done[self._epoch_name].changed
+                return
+        raise self._restless(())
+
+    def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
+        return LockServerUnavailableError(
+            f"The lock server {self._link.address} gave {_TRIES} answers about {', '.join(keys)} "
+            "that were not true any more when they arrived. Nothing was taken.",
+            key=", ".join(keys),
+        )
+
+
+def _whole(ttl_s: float) -> int:
+    return max(_MIN_TTL_S, math.ceil(ttl_s))
+
+
+def _value(token: str, ttl_s: int, owner: Owner) -> str:
+    text = f"{token}:{ttl_s}:{owner}"
+    return base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _parts(entry: Entry) -> tuple[str, float, Owner]:
+    """The epoch, or the token after '='; the ttl and the owner. What is no lock has no end."""
+    text = entry.value.decode("utf-8", "replace")
+    token, _, rest = text.partition(":")
+    ttl_s, _, owner = rest.partition(":")
+    if not (token.removeprefix("=").isdecimal() and ttl_s.isdecimal() and entry.session):
+        return "0", _NO_EXPIRY_S, Owner.parse(text)
+    return token, float(ttl_s), Owner.parse(owner)
+
+
+def _token(entry: Entry) -> int:
+    """By the epoch and the index of the grant; a key that has moved keeps its token."""
+    token = _parts(entry)[0]
+    return int(token[1:]) if token.startswith("=") else int(token) + entry.created
+
+
+def _is_of(entry: Entry, owner: Owner) -> bool:
+    wanted = str(owner).encode("utf-8", "surrogatepass")
+    return entry.value.split(b":", 2)[-1] == wanted
+
+
+def _lock(name: str, value: str, session: str) -> dict[str, Any]:
+    return {"Verb": "lock", "Key": name, "Value": value, "Session": session}
+
+
+def _cas(name: str, value: str, index: int) -> dict[str, Any]:
+    return {"Verb": "cas", "Key": name, "Value": value, "Index": index}
+
+
+def _moved(name: str, entry: Entry, value: str, session: str) -> list[dict[str, Any]]:
+    """A key that is the owner's comes under this session, if it is under another."""
+    if entry.session == session:
+        return [_cas(name, value, entry.changed)]
+    return [_delete(name, entry.changed), _lock(name, value, session)]
+
+
+def _delete(name: str, index: int) -> dict[str, Any]:
+    return {"Verb": "delete-cas", "Key": name, "Index": index}

@@ -1,0 +1,153 @@
+"""What goes over the wire to an etcd: conditions, operations, and what they found.
+
+Pure: nothing here asks anybody. Names are those of etcd's JSON, whose numbers are texts and whose
+keys and values are base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taskguard.lease import Owner
+
+__all__ = [
+    "Entry",
+    "delete",
+    "entries",
+    "has_lease",
+    "has_value",
+    "is_absent",
+    "is_at",
+    "is_less",
+    "is_never",
+    "lease_of",
+    "nested",
+    "put",
+    "read",
+    "several",
+    "spread",
+    "to_bytes",
+]
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands under a key."""
+
+    value: bytes
+    lease: str
+    created: int
+    changed: int
+
+    @property
+    def owner(self) -> Owner:
+        return Owner.parse(self.value.decode("utf-8", "replace"))
+
+    def is_of(self, owner: Owner) -> bool:
+        return self.value == to_bytes(str(owner))
+
+
+def lease_of(owner: Owner, keys: Sequence[str], *extra: object) -> str:
+    """The id of the lease under which an owner holds these keys together: asked twice, the same."""
+    words = "\0".join([str(owner), *keys, *map(str, extra)])
+    digest = hashlib.blake2b(to_bytes(words), digest_size=8).digest()
+    return str((int.from_bytes(digest) >> 1) or 1)  # 0 means that etcd shall choose
+
+
+def is_absent(name: str) -> Message:
+    return {"key": _pack(name), "target": "CREATE", "createRevision": "0"}
+
+
+def is_at(name: str, entry: Entry | None) -> Message:
+    """It is as it was found."""
+    if entry is None:
+        return is_absent(name)
+    return {"key": _pack(name), "target": "MOD", "modRevision": str(entry.changed)}
+
+
+def has_value(name: str, value: str) -> Message:
+    return {"key": _pack(name), "target": "VALUE", "value": _pack(value)}
+
+
+def has_lease(name: str, lease: str) -> Message:
+    return {"key": _pack(name), "target": "LEASE", "lease": lease}
+
+
+def is_less(name: str, value: str) -> Message:
+    return {"key": _pack(name), "target": "VALUE", "result": "LESS", "value": _pack(value)}
+
+
+def is_never(name: str) -> Message:
+    return {"key": _pack(name), "target": "VERSION", "result": "LESS", "version": "0"}
+
+
+def put(name: str, value: str, lease: str = "0") -> Message:
+    return {"requestPut": {"key": _pack(name), "value": _pack(value), "lease": lease}}
+
+
+def read(name: str) -> Message:
+    return {"requestRange": {"key": _pack(name)}}
+
+
+def delete(name: str) -> Message:
+    return {"requestDeleteRange": {"key": _pack(name)}}
+
+
+def several(
+    *,
+    when: Iterable[Message] = (),
+    then: Iterable[Message] = (),
+    otherwise: Iterable[Message] = (),
+) -> Message:
+    """One transaction."""
+    return {"compare": list(when), "success": list(then), "failure": list(otherwise)}
+
+
+def nested(
+    *,
+    when: Iterable[Message] = (),
+    then: Iterable[Message] = (),
+    otherwise: Iterable[Message] = (),
+) -> Message:
+    """The same as an operation of another one."""
+    return {"requestTxn": several(when=when, then=then, otherwise=otherwise)}
+
+
+def spread(operations: Sequence[Message], *, width: int) -> Message:
+    """One transaction of up to `width` squared operations, for etcd takes no more than 128 side by
+    side, those of one more level included."""
+    rows = [operations[at : at + width] for at in range(0, len(operations), width)]
+    return several(then=[nested(then=row) for row in rows])
+
+
+def entries(responses: Sequence[Message]) -> list[Entry | None]:
+    """What each of some reads found."""
+    found = []
+    for response in responses:
+        kvs = response["response_range"].get("kvs")
+        found.append(_entry(kvs[0]) if kvs else None)
+    return found
+
+
+def _entry(kv: Message) -> Entry:
+    return Entry(
+        value=base64.b64decode(kv.get("value", "")),
+        lease=kv.get("lease", "0"),
+        created=int(kv["create_revision"]),
+        changed=int(kv["mod_revision"]),
+    )
+
+
+def to_bytes(text: str) -> bytes:
+    # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _pack(text: str) -> str:
+    return base64.b64encode(to_bytes(text)).decode()

@@ -1,0 +1,81 @@
+"""The contract suite fails for locks on etcd that leave out what they must not leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_taskguard.lock_contract import TestAcquire as Acquire
+from pytest_taskguard.lock_contract import TestHandOver as HandOver
+from pytest_taskguard.lock_contract import TestRelease as Release
+from pytest_taskguard.lock_contract import TestRenew as Renew
+from pytest_taskguard.lock_contract import TestTokens as Tokens
+from support.etcd import etcd_kind
+from support.lock_servers import LockServer
+from taskguard.lease import Owner
+from taskguard.locks.base import LockProvider
+from taskguard.locks.etcd import messages
+from taskguard.locks.etcd.provider import EtcdLocks
+from taskguard_sandbox.servers import Etcd
+
+Test = Callable[[LockProvider, LockServer], None]
+
+
+def whatever(name: str, *_: object) -> dict[str, Any]:
+    """A condition that always holds."""
+    return messages.is_never(name) | {"result": "GREATER", "version": "-1"}
+
+
+def lease_of_message(owner: Owner, *_: object) -> str:
+    """One lease for all deliveries of a message."""
+    return messages.lease_of(Owner("", owner.message), ())
+
+
+# What is changed, to what, and the test that has to fail for it.
+MUTANTS: dict[str, tuple[str, object, Test]] = {
+    "takes what another has": ("is_at", whatever, lambda k, s: Acquire().test_taken(k, s)),
+    "frees what another has": ("has_value", whatever, lambda k, s: Release().test_by_another(k)),
+    "believes the lease alone": ("has_lease", whatever, lambda k, s: HandOver().test_hands_over(k)),
+    "one lease for a message": (
+        "lease_of",
+        lease_of_message,
+        lambda k, s: Release().test_by_another(k),
+    ),
+    "counts from nothing": (
+        "_digits",
+        lambda number: "0" * 20,
+        lambda k, s: Tokens().test_are_microseconds(k),
+    ),
+}
+
+
+@pytest.fixture
+def server(etcd: Etcd) -> LockServer:
+    """An empty etcd."""
+    return etcd_kind(etcd)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The suite passes without the change, and fails with it, by what it asserts."""
+    changed, by, test = MUTANTS[name]
+    test(server.connect(), server)
+    server.forget()
+    monkeypatch.setattr(f"taskguard.locks.etcd.provider.{changed}", by)
+    with pytest.raises(AssertionError):
+        test(server.connect(), server)
+
+
+def test_a_renewal_that_takes(server: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that brings back what the server forgot is found as well."""
+
+    def renew(self: EtcdLocks, holds: list[Any]) -> list[str]:
+        for hold in holds:
+            self.acquire(hold.keys, hold.owner, ttl_s=hold.ttl_s, with_fence=False, wait_s=0.0)
+        return ["renewed"] * len(holds)
+
+    monkeypatch.setattr(EtcdLocks, "renew", renew)
+    with pytest.raises(AssertionError):
+        Renew().test_creates_nothing(server.connect(), server)

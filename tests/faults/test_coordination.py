@@ -1,0 +1,168 @@
+"""A coordination service fails while a body runs: killed, frozen, emptied, leases ended.
+
+With a ledger: one effect, and a rival is refused. With locks only: what was granted stands where
+the server kept it, and else the holder learns that its lease is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.consul import ask
+from support.etcd import forget as forget_etcd
+from support.needs import need
+from support.rivals import expect_one_effect
+from support.waiting import wait_until
+from taskguard.errors import KeyBusyError, LeaseLostError
+from taskguard.events import Event
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.locks.consul import ConsulLocks
+from taskguard.locks.etcd import EtcdLocks
+from taskguard_sandbox.servers import Consul, Etcd
+
+pytestmark = pytest.mark.debian
+KEY = ("order:1",)
+
+
+Kind = Etcd | Consul
+
+
+@pytest.fixture(params=[Etcd, Consul])
+def server(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    """One that a test may end."""
+    need(request.param)
+    with request.param() as server:
+        yield server
+
+
+def locks_on(server: Kind, **options: float) -> LockProvider:
+    made = EtcdLocks if isinstance(server, Etcd) else ConsulLocks
+    return made(server.url, **options)
+
+
+def impatient(server: Kind) -> LockProvider:
+    return locks_on(server, socket_timeout_s=0.5, connect_timeout_s=0.5)
+
+
+def forget(server: Kind) -> None:
+    """Somebody ends all that was granted."""
+    if isinstance(server, Etcd):
+        forget_etcd(server.url)
+    else:
+        ask(server, "DELETE", "/v1/kv/?recurse")
+
+
+def take(locks: LockProvider, owner: Any = None) -> Any:
+    return locks.acquire(KEY, owner or new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
+
+
+def emptied(server: Kind) -> None:
+    server.kill()
+    server.forget()
+    server.start()
+
+
+class TestLedger:
+    """Faults 8, 10, 13 and 31, with a ledger: one effect, none lost."""
+
+    def test_killed(self, server: Kind, make_rivals: Any) -> None:
+        """Killed and started again in the middle of a body: a rival is refused."""
+
+        def fault() -> None:
+            server.kill()
+            server.start()
+
+        expect_one_effect(make_rivals(locks=server.url), fault)
+
+    def test_killed_for_good(self, server: Kind, make_rivals: Any) -> None:
+        """The ledger alone decides, and work goes on."""
+        rivals = make_rivals(locks=lambda: impatient(server))
+
+        def fault() -> None:
+            server.kill()
+            assert rivals.ship_too(order=2) == "second"
+
+        expect_one_effect(rivals, fault)
+        assert "lock_unavailable" in rivals.second.happened
+
+    def test_frozen(self, server: Kind, make_rivals: Any) -> None:
+        """A frozen server: the same, and all is well afterwards."""
+        rivals = make_rivals(locks=lambda: impatient(server))
+
+        def fault() -> None:
+            server.pause()
+            assert rivals.ship_too(order=2) == "second"
+
+        expect_one_effect(rivals, fault)
+        assert "lock_unavailable" in rivals.second.happened
+        server.resume()
+        assert rivals.ship_too(order=3) == "second"
+
+    def test_emptied(self, server: Kind, make_rivals: Any) -> None:
+        """It comes back with a new data directory: the ledger's lease keeps the key."""
+        expect_one_effect(make_rivals(locks=server.url), lambda: emptied(server))
+
+    def test_a_lease_that_is_ended(self, server: Kind, make_rivals: Any) -> None:
+        """Somebody ends all that the server has granted: the ledger's lease keeps the key."""
+        expect_one_effect(make_rivals(locks=server.url), lambda: forget(server))
+
+    def test_a_ttl_between_two_seconds(self, server: Kind, make_rivals: Any) -> None:
+        """They keep leases of whole seconds: no rival takes that for a stranger's."""
+        rivals = make_rivals(locks=server.url)
+        # Somebody is about to claim.
+        locks_on(server).acquire(KEY, new_owner("m"), ttl_s=2.2, with_fence=False, wait_s=0.0)
+        with pytest.raises(KeyBusyError):
+            rivals.ship_too(ttl_s=2.2)
+        assert rivals.shipped() == []
+
+
+class TestLocksOnly:
+    """The same with nothing but these."""
+
+    def test_killed(self, server: Kind) -> None:
+        """What was granted stands, and nobody else gets the key."""
+        locks, owner = locks_on(server), new_owner("m")
+        granted = take(locks, owner)
+        server.kill()
+        server.start()
+        other = take(locks)
+        assert isinstance(other, Held)
+        assert other.owner == owner
+        assert take(locks, owner) == granted
+        assert locks.release(KEY, owner) is True
+
+    def test_frozen(self, server: Kind) -> None:
+        """Renewals get no answer: the old deadline stands, then the lease is lost."""
+        events: list[Event] = []
+        tg = taskguard.connect(locks=impatient(server), ledger=None, listeners=(events.append,))
+        with (
+            pytest.raises(LeaseLostError, match="before its block was left"),
+            tg.lock("order:1", ttl_s=4.0) as lease,
+        ):
+            server.pause()
+            wait_until(lambda: "renewal_failed" in [event.name for event in events])
+            wait_until(lease.lost.is_set, timeout_s=60)
+            server.resume()
+        assert [event.name for event in events].count("lost") == 1
+        tg.close()  # a session would last for twice its ttl
+        wait_until(lambda: isinstance(take(impatient(server)), Granted), timeout_s=60)
+
+    @pytest.mark.parametrize("fault", [emptied, forget])
+    def test_forgotten(self, server: Kind, fault: Any) -> None:
+        """Emptied, or its lease ended: the holder learns it by its next renewal, and the next
+        holder has a higher token."""
+        tg = taskguard.connect(locks=server.url, ledger=None)
+        with (
+            pytest.raises(LeaseLostError, match="before its block was left"),
+            tg.lock("order:1", ttl_s=6.0) as lease,
+        ):
+            fault(server)
+            wait_until(lease.lost.is_set, timeout_s=60)
+            assert lease.lost_reason == "the lock server no longer knows it"
+            assert take(locks_on(server)).fence > lease.fence
+        tg.close()

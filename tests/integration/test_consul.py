@@ -1,0 +1,325 @@
+"""What is Consul's own about its locks: requests, sessions, doubts, tokens, rights, findings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from support.consul import ask, consul_kind, standing
+from support.needs import need
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Level
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
+from taskguard.locks.consul import ConsulLocks
+from taskguard.locks.http import HttpLink
+from taskguard.locks.memory import MemoryLocks
+from taskguard.locks.redis import RedisLocks
+from taskguard.settings import make_locks
+from taskguard_sandbox.servers import Consul, Valkey
+
+KEY = ("order:42",)
+
+
+@pytest.fixture
+def locks(consul: Consul) -> ConsulLocks:
+    """A provider on an empty server, with a session."""
+    consul_kind(consul)
+    locks = ConsulLocks(consul.url, socket_timeout_s=5.0)
+    owner = new_owner("m")
+    take(locks, owner=owner)
+    locks.release(KEY, owner)
+    return locks
+
+
+def take(
+    locks: LockProvider,
+    keys: tuple[str, ...] = KEY,
+    owner: Owner | None = None,
+    *,
+    ttl_s: float = 30.0,
+    with_fence: bool = False,
+) -> Granted | Held:
+    return locks.acquire(
+        keys, owner or new_owner("m"), ttl_s=ttl_s, with_fence=with_fence, wait_s=0.0
+    )
+
+
+def token(locks: LockProvider) -> int:
+    owner = new_owner("m")
+    answer = take(locks, owner=owner, with_fence=True)
+    assert isinstance(answer, Granted)
+    assert locks.release(KEY, owner)
+    return answer.fence
+
+
+@contextmanager
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The paths of what is asked meanwhile, retries included."""
+    asked: list[str] = []
+    ask_at = HttpLink.ask_at
+
+    def counted(self: HttpLink, endpoint: Any, method: str, path: str, *rest: Any) -> Any:
+        asked.append(path.split("/")[2])
+        return ask_at(self, endpoint, method, path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HttpLink, "ask_at", counted)
+        yield asked
+
+
+class TestRequests:
+    """How many requests each step takes, once there is a session."""
+
+    def test_free_keys(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One to take them, however many, with or without a token; one to free them."""
+        for with_fence in (False, True):
+            owner, keys = new_owner("m"), tuple(f"order:{number:03}" for number in range(31))
+            with requests(monkeypatch) as asked:
+                assert isinstance(take(locks, keys, owner, with_fence=with_fence), Granted)
+                assert locks.release(keys, owner)
+            assert asked == ["txn", "txn"]
+
+    def test_more_keys_than_it_takes(self, locks: ConsulLocks) -> None:
+        """Refused by name, before anything is asked."""
+        with pytest.raises(ConfigurationError, match="31 keys"):
+            take(locks, tuple(f"order:{number}" for number in range(32)))
+
+    def test_taken_key(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One that finds out, and one that reads who has it."""
+        take(locks)
+        with requests(monkeypatch) as asked:
+            assert isinstance(take(locks), Held)
+        assert asked == ["txn", "kv"]
+
+    def test_renewals(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One session for 1,000 leases, and a look at 64 keys a request."""
+        holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(1000)]
+        for hold in holds:
+            take(locks, hold.keys, hold.owner)
+        with requests(monkeypatch) as asked:
+            assert set(locks.renew(holds)) == {Renewal.RENEWED}
+        assert asked == ["session"] + ["txn"] * 16
+
+
+class TestSessions:
+    def test_least_ttl(self, locks: ConsulLocks) -> None:
+        """Ten seconds, and whole ones: the grant says so."""
+        for asked_s, granted_s in [(0.1, 10.0), (12.5, 13.0), (30.0, 30.0)]:
+            answer = take(locks, (f"order:{asked_s}",), ttl_s=asked_s)
+            assert isinstance(answer, Granted)
+            assert answer.ttl_s == granted_s
+
+    def test_two_owners_in_one_process(self, locks: ConsulLocks) -> None:
+        """They share a session, and exclude each other."""
+        assert isinstance(take(locks), Granted)
+        assert isinstance(take(locks), Held)
+
+    def test_a_grant_that_nobody_heard_of(self, consul: Consul) -> None:
+        """It is freed before its session is renewed, so that the session does not keep it."""
+        consul_kind(consul)
+        with Proxy(consul.port) as proxy:
+            locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
+            kept = new_owner("kept")
+            take(locks, ("kept",), kept)
+            proxy.mode = Mode.SWALLOW
+            with pytest.raises(LockServerUnavailableError):
+                take(locks)
+            assert standing(consul) == [
+                "taskguard/epoch",
+                "taskguard/lock/kept",
+                "taskguard/lock/order:42",
+            ]
+            proxy.mode = Mode.PASS
+            assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
+            assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
+            # Nor is a release forgotten that did not arrive.
+            freed = new_owner("freed")
+            take(locks, owner=freed)
+            proxy.mode = Mode.CUT
+            with pytest.raises(LockServerUnavailableError):
+                locks.release(KEY, freed)
+            proxy.mode = Mode.PASS
+            assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
+            assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
+            locks.close()
+
+    def test_a_session_that_has_ended(self, locks: ConsulLocks, consul: Consul) -> None:
+        """The next grant opens another."""
+        owner = new_owner("m")
+        take(locks, owner=owner)
+        for session in locks._sessions.values():
+            ask(consul, "PUT", f"/v1/session/destroy/{session.id}")
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.GONE]
+        assert isinstance(take(locks), Granted)
+
+    def test_a_longer_ttl(self, locks: ConsulLocks, consul: Consul) -> None:
+        """Asked for a longer one, a key comes under another session, and keeps its token."""
+        owner = new_owner("m")
+        first = take(locks, owner=owner, ttl_s=10.0, with_fence=True)
+        second = take(locks, owner=owner, ttl_s=60.0, with_fence=True)
+        assert isinstance(first, Granted)
+        assert isinstance(second, Granted)
+        assert (second.fence, second.ttl_s) == (first.fence, 60.0)
+        ask(consul, "PUT", f"/v1/session/destroy/{locks._sessions[10].id}")
+        assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
+        assert locks.release(KEY, owner) is True
+        assert standing(consul) == ["taskguard/epoch"]
+
+    def test_handed_over_to_another_process(self, locks: ConsulLocks, consul: Consul) -> None:
+        """The true owner's renewal brings its key under its own session."""
+        finder, true, other = new_owner("finder"), new_owner("true"), ConsulLocks(consul.url)
+        take(locks, owner=finder)
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
+        assert other.renew([Hold(KEY, true, 30.0)]) == [Renewal.RENEWED]
+        locks.close()
+        assert isinstance(take(other), Held)
+        assert other.release(KEY, true) is True
+
+    def test_a_fork(self, locks: ConsulLocks) -> None:
+        """A child has a session of its own: closing it frees nothing of the parent's."""
+        owner = new_owner("m")
+        take(locks, owner=owner)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                held = isinstance(take(locks), Held)
+                mine = isinstance(take(locks, ("child",)), Granted)
+                locks.close()
+                code = 0 if held and mine else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        assert isinstance(take(locks, ("child",)), Granted)
+
+
+class TestTokens:
+    def test_over_kinds_of_servers(self, consul: Consul, valkey: Valkey) -> None:
+        """They grow from Redis to Consul, back, and again, as processes start anew."""
+        consul_kind(consul)
+        others = RedisLocks(valkey.url), MemoryLocks()
+        tokens = [
+            token(server)
+            for server in (
+                *others,
+                ConsulLocks(consul.url),
+                *others,
+                ConsulLocks(consul.url),
+                *others,
+            )
+        ]
+        assert tokens == sorted(set(tokens))
+
+    def test_emptied(self) -> None:
+        """A server that begins anew, with its indexes, has higher tokens than before."""
+        need(Consul)
+        with Consul() as server:
+            locks = ConsulLocks(server.url)
+            before = [token(locks) for _ in range(3)][-1]
+            server.kill()
+            server.forget()
+            server.start()
+            assert wait_until(lambda: answered(locks)) > before
+
+
+def answered(locks: ConsulLocks) -> int:
+    try:
+        return token(locks)
+    except LockServerUnavailableError:
+        return 0
+
+
+RULES = """
+key_prefix "taskguard/" { policy = "write" }
+session_prefix "" { policy = "write" }
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[tuple[Consul, str]]:
+    """A Consul that knows tokens, and one that has what the page says."""
+    need(Consul)
+    acl = 'acl { enabled = true, default_policy = "deny", tokens { master = "root" } }'
+    with Consul(hcl=acl) as server:
+        yield server, wait_until(lambda: allowed(server, RULES), timeout_s=30.0)
+
+
+class TestRights:
+    def test_the_least_rights(self, guarded: tuple[Consul, str]) -> None:
+        """A token with the rights of the page takes, renews, waits for and frees locks."""
+        server, secret = guarded
+        locks = make_locks(f"consul://:{secret}@127.0.0.1:{server.port}")
+        assert isinstance(locks, ConsulLocks)
+        owner = new_owner("m")
+        assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        locks.wait(KEY[0], timeout_s=0.05)
+        assert locks.release(KEY, owner) is True
+        assert locks.check() == []
+
+    @pytest.mark.parametrize("secret", ["", "c0ffee00-0000-0000-0000-000000000000"])
+    def test_who_may_not(self, guarded: tuple[Consul, str], secret: str) -> None:
+        """The error says what is wrong, and not the token; so does the finding."""
+        server, _ = guarded
+        locks = ConsulLocks(f"consul://:{secret or 'anonymous'}@127.0.0.1:{server.port}")
+        with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as caught:
+            take(locks)
+        (finding,) = locks.check()
+        assert (finding.name, finding.level) == ("consul_token", Level.ERROR)
+        for text in (str(caught.value), str(finding), repr(locks)):
+            assert "c0ffee" not in text
+
+
+def allowed(server: Consul, rules: str) -> str:
+    """A new token with these rules; "" as long as the server cannot make one."""
+    with_root = "?token=root"
+    policy = ask(
+        server, "PUT", f"/v1/acl/policy{with_root}", json.dumps({"Name": "locks", "Rules": rules})
+    )
+    if policy is None:
+        return ""
+    made = ask(
+        server, "PUT", f"/v1/acl/token{with_root}", json.dumps({"Policies": [{"ID": policy["ID"]}]})
+    )
+    return str(made["SecretID"])
+
+
+class Lonely(Consul):
+    """One that waits for others, and is not ready before."""
+
+    def _answers(self) -> bool:
+        return self._ask(b"GET /v1/status/leader HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
+
+
+class TestFindings:
+    def test_nothing(self, locks: ConsulLocks) -> None:
+        """A Consul as it is started is as it should be."""
+        assert locks.check() == []
+
+    def test_away(self, consul: Consul) -> None:
+        """Where nobody answers there is nothing to find; one of several is found."""
+        with Consul() as server:
+            port = server.port
+        with pytest.raises(LockServerUnavailableError):
+            ConsulLocks(f"consul://127.0.0.1:{port}").check()
+        (finding,) = ConsulLocks(f"consul://127.0.0.1:{port},127.0.0.1:{consul.port}").check()
+        assert (finding.name, finding.level) == ("consul_agent", Level.WARNING)
+
+    def test_no_leader(self) -> None:
+        """One that waits for others that never come."""
+        need(Consul)
+        with Lonely(bootstrap_expect=3) as server:
+            locks = ConsulLocks(server.url, socket_timeout_s=0.5)
+            with pytest.raises(LockServerUnavailableError):
+                take(locks)
+            (finding,) = locks.check()
+            assert (finding.name, finding.level) == ("consul_leader", Level.ERROR)

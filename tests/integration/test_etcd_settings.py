@@ -1,0 +1,200 @@
+"""etcd as it may be set up: users, TLS, and what `check()` finds wrong with it."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from support.certificates import Certificates, unavailable
+from support.etcd import ask, forget
+from support.needs import missing, need
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Finding, Level
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted, Hold, Renewal
+from taskguard.locks.etcd import EtcdLocks
+from taskguard_sandbox.servers import Etcd
+
+pytestmark = pytest.mark.debian
+KEY = ("order:42",)
+PASSWORD = "p/a:s@s,w#o?r d%ü"
+
+
+def cycle(locks: EtcdLocks) -> None:
+    """Taken, renewed, waited for, freed."""
+    owner = new_owner("m")
+    answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+    assert isinstance(answer, Granted)
+    assert locks.renew([Hold(KEY, owner, 30.0)] * 40) == [Renewal.RENEWED] * 40
+    locks.wait(KEY[0], timeout_s=0.05)
+    assert locks.release(KEY, owner) is True
+
+
+def packed(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Etcd]:
+    """An etcd that knows root, the user `locks` who has what the page says, and one without."""
+    need(Etcd)
+    with Etcd() as server:
+        for user in ("root", "locks", "nobody"):
+            ask(server.url, "/v3/auth/user/add", {"name": user, "password": PASSWORD})
+        for role in ("root", "locks"):
+            ask(server.url, "/v3/auth/role/add", {"name": role})
+            ask(server.url, "/v3/auth/user/grant", {"user": role, "role": role})
+        own = {
+            "permType": "READWRITE",
+            "key": packed("taskguard/"),
+            "range_end": packed("taskguard0"),
+        }
+        ask(server.url, "/v3/auth/role/grant", {"name": "locks", "perm": own})
+        ask(server.url, "/v3/auth/enable", {})
+        yield server
+
+
+def url_for(server: Etcd, user: str, password: str = PASSWORD) -> str:
+    return f"etcd://{user}:{quote(password, safe='')}@127.0.0.1:{server.port}"
+
+
+class TestUsers:
+    def test_the_least_rights(self, guarded: Etcd) -> None:
+        """A user with the rights of the page takes, renews, waits for and frees locks; nothing is
+        found wrong."""
+        locks = EtcdLocks(url_for(guarded, "locks"))
+        cycle(locks)
+        assert locks.check() == []
+
+    def test_a_token_that_is_forgotten(self, guarded: Etcd) -> None:
+        """Tokens do not outlive a restart: another one is asked for, unnoticed."""
+        locks = EtcdLocks(url_for(guarded, "locks"))
+        owner = new_owner("m")
+        locks.acquire(KEY, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
+        guarded.restart()
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        guarded.restart()
+        assert locks.release(KEY, owner) is True
+
+    @pytest.mark.parametrize(
+        ("user", "password", "said"),
+        [
+            ("locks", "wrong-secret", "refuses user or password"),
+            ("stranger", "wrong-secret", "refuses user or password"),
+            ("nobody", PASSWORD, "forbids what locks need"),
+            ("", "", "forbids what locks need"),
+        ],
+    )
+    def test_who_may_not(self, guarded: Etcd, user: str, password: str, said: str) -> None:
+        """The error says what is wrong, and not the password; so does the finding."""
+        url = url_for(guarded, user, password) if user else guarded.url
+        locks = EtcdLocks(url)
+        with pytest.raises(LockServerUnavailableError, match=said) as caught:
+            cycle(locks)
+        (finding,) = locks.check()
+        assert (finding.name, finding.level) == ("etcd_user", Level.ERROR)
+        for text in (str(caught.value), str(finding), repr(locks)):
+            assert "secret" not in text
+            assert PASSWORD not in text
+
+    def test_an_etcd_that_knows_no_users(self, etcd: Etcd) -> None:
+        """It takes everybody, whoever they say they are."""
+        forget(etcd.url)
+        cycle(EtcdLocks(url_for(etcd, "locks")))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    missing(unavailable())
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates) -> Iterator[Etcd]:
+    """An etcd that speaks TLS alone, and wants a client's certificate."""
+    need(Etcd)
+    folder = certificates.folder
+    with Etcd(
+        cert_file=str(folder / "server.crt"),
+        key_file=str(folder / "server.key"),
+        trusted_ca_file=str(certificates.authority),
+        client_cert_auth="true",
+    ) as server:
+        yield server
+
+
+class TestTLS:
+    def test_cycle(self, secure: Etcd, certificates: Certificates) -> None:
+        """Locks over TLS, with both sides known to each other."""
+        folder = certificates.folder
+        options = f"cert={folder / 'client.crt'}&key={folder / 'client.key'}"
+        locks = EtcdLocks(f"etcds://127.0.0.1:{secure.port}?ca={certificates.authority}&{options}")
+        cycle(locks)
+        assert locks.check() == []
+
+    @pytest.mark.parametrize("options", ["", "?ca={ca}"])
+    def test_strangers(self, secure: Etcd, certificates: Certificates, options: str) -> None:
+        """Neither is a server trusted that nobody vouches for, nor a client that shows nothing."""
+        where = options.format(ca=certificates.authority)
+        with pytest.raises(LockServerUnavailableError, match="gave no answer"):
+            cycle(EtcdLocks(f"etcds://127.0.0.1:{secure.port}{where}"))
+
+    def test_files_that_are_none(self, tmp_path: Path) -> None:
+        """Said at once, with the name of the file."""
+        (tmp_path / "ca.crt").write_text("no certificate")
+        with pytest.raises(ConfigurationError, match=r"ca\.crt"):
+            EtcdLocks(f"etcds://h?ca={tmp_path / 'ca.crt'}")
+
+
+def found(locks: EtcdLocks) -> Finding:
+    (finding,) = locks.check()
+    return finding
+
+
+class TestFindings:
+    def test_nothing(self, etcd: Etcd) -> None:
+        """An etcd as Debian starts it is as it should be."""
+        assert EtcdLocks(etcd.url).check() == []
+
+    def test_no_gateway(self) -> None:
+        """The error of a lock and the finding name the option."""
+        with Etcd(enable_grpc_gateway="false") as server:
+            locks = EtcdLocks(server.url)
+            with pytest.raises(LockServerUnavailableError, match="--enable-grpc-gateway"):
+                cycle(locks)
+            assert found(locks).name == "etcd_gateway"
+
+    def test_full(self) -> None:
+        """No lock is granted any more, which the alarm tells."""
+        with Etcd(quota_backend_bytes=1_000_000) as server:
+            locks = EtcdLocks(server.url)
+            cycle(locks)
+            with pytest.raises(LockServerUnavailableError):
+                for number in range(100):
+                    value = packed("x" * 100_000)
+                    ask(server.url, "/v3/kv/put", {"key": packed(str(number)), "value": value})
+            with pytest.raises(LockServerUnavailableError, match="is full"):
+                cycle(locks)
+            finding = found(locks)
+            assert (finding.name, finding.level) == ("etcd_alarm", Level.ERROR)
+            assert "NOSPACE" in finding.what
+
+    def test_clocks_apart(self, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A clock that is a minute off, on either side."""
+        now_s = time.time
+        monkeypatch.setattr("taskguard.locks.etcd.findings.time.time", lambda: now_s() + 60)
+        assert found(EtcdLocks(etcd.url)).name == "etcd_clock"
+
+    def test_away(self, etcd: Etcd) -> None:
+        """Where nobody answers there is nothing to find."""
+        with Etcd() as server:
+            url = server.url
+        with pytest.raises(LockServerUnavailableError):
+            EtcdLocks(url).check()
+        (finding,) = EtcdLocks(f"{url},127.0.0.1:{etcd.port}").check()
+        assert (finding.name, finding.level) == ("etcd_member", Level.WARNING)

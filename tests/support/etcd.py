@@ -1,0 +1,102 @@
+"""An etcd under test: what stands in it, and how it forgets."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from support.lock_servers import LockServer
+from support.proxy import Mode, Proxy
+from taskguard.lease import new_owner
+from taskguard.locks.base import LockProvider
+from taskguard.locks.etcd import EtcdLocks
+from taskguard.locks.etcd.link import EtcdLink
+from taskguard.locks.http import parse_url
+from taskguard_sandbox.servers import Etcd, free_port
+
+EVERYTHING = {"key": "AA==", "range_end": "AA=="}  # from the first possible key to the last
+
+
+def ask(url: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
+    """One question, past everything that is tested."""
+    server = parse_url(url, plain="etcd", tls="etcds", port=2379)
+    link = EtcdLink(server, socket_timeout_s=10.0, connect_timeout_s=10.0)
+    try:
+        return link.call(path, message)
+    finally:
+        link.close()
+
+
+def standing(url: str) -> list[str]:
+    """The keys that stand in it."""
+    found = ask(url, "/v3/kv/range", EVERYTHING | {"keys_only": True}).get("kvs", [])
+    return sorted(base64.b64decode(each["key"]).decode("utf-8", "replace") for each in found)
+
+
+def write(url: str, key: str, value: str) -> None:
+    """As somebody else would, without a lease."""
+    packed = [base64.b64encode(text.encode()).decode() for text in (key, value)]
+    ask(url, "/v3/kv/put", dict(zip(("key", "value"), packed, strict=True)))
+
+
+def forget(url: str) -> None:
+    """No key is left, and no lease."""
+    ask(url, "/v3/kv/deleterange", EVERYTHING)
+    for lease in ask(url, "/v3/lease/leases", {}).get("leases", []):
+        ask(url, "/v3/lease/revoke", {"ID": lease["ID"]})
+
+
+def etcd_kind(server: Etcd) -> LockServer:
+    """It as the contract suite wants it, empty."""
+    forget(server.url)
+
+    def leftovers() -> list[str]:
+        return [key for key in standing(server.url) if key != "taskguard/epoch"]
+
+    return LockServer(
+        lambda: EtcdLocks(server.url, socket_timeout_s=5.0),
+        lambda: forget(server.url),
+        leftovers,
+        server.url,
+        lambda: _deafened(server.port),
+    )
+
+
+@contextmanager
+def _deafened(port: int) -> Iterator[LockProvider]:
+    with Proxy(port) as proxy:
+        locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
+        locks.release(("none",), new_owner())  # it is connected
+        proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
+
+
+@contextmanager
+def cluster(count: int = 3) -> Iterator[list[Etcd]]:
+    """So many members of one cluster, which lets a lost leader's place stand empty for a second."""
+    names = [f"m{number}" for number in range(count)]
+    peers = {name: f"http://127.0.0.1:{free_port()}" for name in names}
+    members = [
+        Etcd(
+            name=name,
+            listen_peer_urls=peer,
+            initial_advertise_peer_urls=peer,
+            initial_cluster=",".join(f"{each}={url}" for each, url in peers.items()),
+        )
+        for name, peer in peers.items()
+    ]
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.stop)
+        with ThreadPoolExecutor(count) as pool:  # none answers before most of them are there
+            list(pool.map(lambda member: member.start(), members))
+        yield members
+
+
+def url_of(members: list[Etcd]) -> str:
+    """The URL of all of them."""
+    return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)
