@@ -36,6 +36,7 @@ from taskguard.findings import Level
 from taskguard.lease import new_owner
 from taskguard.ledger.connections.database import Database
 from taskguard.lock_table import TableLocks
+from taskguard.lock_table import findings as lock_table_findings
 from taskguard.lock_table.table import ddl_statements
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard_sandbox.servers import MariaDB, Postgres
@@ -257,6 +258,17 @@ class TestFindings:
                 assert names(locks) == ["locks_idle_timeout"]
                 execute(server.url_of("shop"), "set global read_only = 1")
                 assert "locks_read_only" in names(locks)
+
+    @pytest.mark.debian
+    def test_of_galera(
+        self, mariadb_url: str, make_locks: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node of a cluster says that `wsrep_on`; this server is none, and is made to say so."""
+        locks = make_locks(mariadb_url)
+        locks.create_table()
+        assert names(locks) == []
+        monkeypatch.setattr(lock_table_findings, "_IN_CLUSTER", "select 'wsrep_on', 'ON'")
+        assert names(locks) == ["locks_galera"]
 
     def test_pooled(self, postgres: Postgres, pg_url: str, make_locks: Any) -> None:
         """PgBouncer before it, in transaction mode."""

@@ -116,6 +116,24 @@ class TestQuorum:
             five.give(key, "gone/m", number % 5, (number + 1) % 5)
             assert isinstance(take(locks, key), Granted)
 
+    def test_of_connections_that_another_thread_took(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who finds a connection takes it, whoever dialled: the one that dialled does so again."""
+        locks, first = own.connect(), {0, 1, 2, 3, 4}
+        dial_now = servers.Servers._dial_now
+
+        def taken_at_once(self: servers.Servers, server: servers.Server, *rest: Any) -> None:
+            with self._changed:
+                dial_now(self, server, *rest)
+                if server.index in first:
+                    first.remove(server.index)
+                    server.spare.pop().close()
+
+        monkeypatch.setattr(servers.Servers, "_dial_now", taken_at_once)
+        cycle(locks, "k")
+        assert not first
+
 
 class TestGiveBack:
     def test_after_a_refusal(self, five: Independent) -> None:

@@ -217,6 +217,19 @@ class Servers:
 
         `all_of_them`: wait for the others, too, unless they are known to be in trouble.
         """
+        due = self._dial_missing(lines)
+        while due and self._prompt(lines) < self.quorum:
+            self._await(lines, due, self.quorum, float("inf"))
+            if self._prompt(lines) >= self.quorum:
+                break
+            due = self._dial_missing(lines)  # another thread took what was dialled for this one
+        if all_of_them:
+            well = [server for server in due if server.is_well]
+            self._await(lines, well, self.count, _OTHERS_S)
+        lines.settle()
+
+    def _dial_missing(self, lines: Lines) -> list[Server]:
+        """Those that are dialled now: who failed a short while ago is left alone."""
         missing = self._missing(lines)
         now_s = SYSTEM_CLOCK.monotonic_s()
         due = [server for server in missing if server.away_until_s <= now_s]
@@ -228,12 +241,7 @@ class Servers:
                 server.dials += dials
             if dials:
                 self._dial(server)
-        if not enough:
-            self._await(lines, due, self.quorum, float("inf"))
-        if all_of_them:
-            well = [server for server in due if server.is_well]
-            self._await(lines, well, self.count, _OTHERS_S)
-        lines.settle()
+        return due
 
     def close(self) -> None:
         """Close what is idle. Calls in flight go on; later calls connect again."""
