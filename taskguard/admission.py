@@ -33,6 +33,7 @@ from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.parking import can_park
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -280,6 +281,7 @@ class Admission:
             row=delivery.row,
             formerly=delivery.formerly,
             redelivered=delivery.redelivered,
+            in_line=can_park(delivery),
         )
 
     def _tracked(

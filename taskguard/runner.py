@@ -20,11 +20,20 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
+from taskguard.delivery import (
+    Answered,
+    Codec,
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    Outcome,
+    Parked,
+)
 from taskguard.errors import (
     BodyCancelledError,
     ConfigurationError,
@@ -58,11 +67,21 @@ from taskguard.events import (
     StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
+from taskguard.events import Parked as ParkedEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ledger,
+    LineLedger,
+)
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
+from taskguard.parking import Line, can_park
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import Decision, State
 from taskguard.watchdog import TrackedLease, Watchdog
@@ -124,6 +143,8 @@ class Runner:
         self._admission = Admission(
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
+        # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
+        self._line = Line(cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -140,6 +161,11 @@ class Runner:
             raise ConfigurationError(
                 f"{delivery.task} has row=, and there is no ledger to move it in. Configure the "
                 "database of that table as the ledger (TASKGUARD_LEDGER_URL)."
+            )
+        if delivery.policy.busy == "park" and self.ledger is None:
+            raise ConfigurationError(
+                f'{delivery.task} has busy="park", and there is no ledger to wait in. Configure '
+                'one (TASKGUARD_LEDGER_URL), or say busy="retry".'
             )
         self._report_late()
         try:
@@ -352,6 +378,10 @@ class Runner:
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
         """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
         untouched = not busy.same_work and not busy.started
+        if not busy.same_work:
+            parked = self._park(delivery, "it is not its turn")
+            if parked is not None:
+                return parked
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
@@ -366,6 +396,16 @@ class Runner:
             key=delivery.key,
             retry_after_s=busy.retry_after_s,
         )
+
+    def _park(self, delivery: Delivery, reason: str) -> Outcome | None:
+        """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
+        try:
+            if can_park(delivery) and self._line.park(delivery, self.request(delivery)):
+                self._admission.emit(ParkedEvent, delivery, reason=reason)
+                return Parked()
+        except TransactionRetryError as error:
+            logger.debug("%s is put off, not parked: %s", delivery.key, error)
+        return None
 
     # -- put off ------------------------------------------------------------------------------
 
@@ -437,6 +477,8 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
+            if can_park(delivery) and delivery.parking is not None:
+                self._line.call_next(delivery.keys[0], delivery.parking)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]

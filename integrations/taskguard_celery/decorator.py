@@ -44,6 +44,7 @@ from taskguard_celery.message import (
     published_at_s,
     put_off_unread,
 )
+from taskguard_celery.parking import CeleryParking
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -236,6 +237,7 @@ def _deliver_once(
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
+        parking=None if queue is None else CeleryParking(task),
         orders=_ORDERS,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )

@@ -19,6 +19,7 @@ from taskguard import Finding, GuardedFunction, Level, errors, examine
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
+from taskguard_celery.parking import start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -152,9 +153,12 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
 
 
 def _on_worker_ready(sender: Any = None, **_: Any) -> None:
-    if next(guarded_tasks(sender.app), None) is not None:
+    guarded = [compiled for _, compiled in guarded_tasks(sender.app)]
+    if guarded:
         _look_for_lost_children(sender)
         _look_for_lost_messages(sender)
+    if any(compiled.policy.busy == "park" for compiled in guarded):
+        start_relay(sender.app)
 
 
 def _look_for_lost_children(consumer: Any) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "DeclaredRow",
     "Ledger",
     "LedgerTransaction",
+    "LineLedger",
     "MessageRef",
     "OperatorLedger",
     "OutboxLedger",
@@ -153,6 +154,7 @@ class ClaimRequest:
             each of them, too, for workers that know the work by that id alone.
         redelivered: the queue says that it has delivered the message before, so that there may be
             a record: a hint about what to ask, which decides nothing.
+        in_line: whether those who came before it, and wait for its one key, go first.
     """
 
     keys: tuple[str, ...]
@@ -168,6 +170,7 @@ class ClaimRequest:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
+    in_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +520,12 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
     def overdue(
-        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+        self,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool = False,
     ) -> list[Overdue]:
         """Work that is overdue; `outbox.py` says when it is."""
         ...
@@ -531,5 +539,27 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
 
-class DatabaseLedger(OperatorLedger, OutboxLedger, Protocol):
+class LineLedger(OutboxLedger, Protocol):
+    """A ledger that keeps messages in line for their key: `busy="park"`.
+
+    `ledger/statements/lines.py` says how.
+    """
+
+    def park(self, request: ClaimRequest) -> bool:
+        """Store the work with its call in the line of its key; False if it is not to wait.
+
+        Raises CallTooLargeError.
+        """
+        ...
+
+    def call_next(self, key: str, *, expected_s: float) -> Overdue | None:
+        """Note that the first in line is called, if the key is free: its message is to be sent."""
+        ...
+
+    def open_keys(self, *, limit: int = 1000) -> list[str]:
+        """Keys that somebody waits for, and for which nobody was called."""
+        ...
+
+
+class DatabaseLedger(OperatorLedger, LineLedger, Protocol):
     """A ledger for deliveries, people and the outbox, as `SqlLedger` is: what `connect()` takes."""

@@ -45,7 +45,7 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S
+from taskguard.ledger.statements import WRITE_LOCK_S, lines
 from taskguard.ledger.tables import (
     SCHEMA,
 )
@@ -340,11 +340,18 @@ class SqlLedger:
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
-        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+        self,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool = False,
     ) -> list[Overdue]:
         """Work that is overdue; see `outbox.py`."""
         return self._database.twice(
-            lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
+            lambda: outbox.overdue(
+                self._database, limit=limit, after=after, work=work, parked=parked
+            )
         )
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
@@ -357,6 +364,23 @@ class SqlLedger:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
         text = endings.storable(self._database, error)
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
+
+    # -- work in line for its key -------------------------------------------------------------
+
+    def park(self, request: ClaimRequest) -> bool:
+        """Store the work with its call in the line of its key; False if it is not to wait."""
+        self._check_call(request)
+        return self._database.twice(lambda: self._transactions.statements.park(request))
+
+    def call_next(self, key: str, *, expected_s: float) -> Overdue | None:
+        """Note that the first in line is called, if the key is free: its message is to be sent."""
+        statements = self._transactions.statements
+        found = self._database.twice(lambda: statements.call_next(key, expected_s=expected_s))
+        return None if found is None else outbox.overdue_of(found)
+
+    def open_keys(self, *, limit: int = 1000) -> list[str]:
+        """Keys that somebody waits for, and for which nobody was called."""
+        return self._database.twice(lambda: lines.open_keys(self._database, limit=limit))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget work that ended so long ago, its messages, and keys whose lease ended before.

@@ -131,6 +131,59 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
     return order
 
 
+@task(name="shop.queue_up")
+@guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Stands in line for its key, and takes `seconds`; later attempts take no time."""
+    step(f"{name} {number}", "began")
+    if guard.attempt == 1:
+        time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+        guard.result = number
+    step(f"{name} {number}", "ended")
+    return number
+
+
+def _body(name, number, seconds, guard):
+    step(f"{name} {number}", "began")
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+    step(f"{name} {number}", "ended")
+
+
+@task(name="shop.put_off")
+@guarded_task(key="queue:<name>", once_per="message", ttl_s=TTL_S)
+def put_off(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> None:
+    _body(name, number, seconds, guard)
+
+
+class _G:
+    fence = 0
+
+    def transaction(self):
+        return engine().begin()
+
+
+_R = []
+
+
+@task(name="shop.blocking", ignore_result=True)
+def blocking(name: str, number: int, seconds: float = 0.0) -> None:
+    import redis
+
+    if not _R:
+        _R.append(redis.Redis.from_url(os.environ["SHOP_LOCKS"]))
+    with _R[0].lock("x" + name, timeout=30, sleep=0.01):
+        _body(name, number, seconds, _G())
+
+
+@task(name="shop.bare", ignore_result=True)
+def bare(name: str, number: int, seconds: float = 0.0) -> None:
+    _body(name, number, seconds, _G())
+
+
 @task(name="shop.deployed")
 @guarded_task(**deploys.guard_of("order:<order>"), ttl_s=TTL_S)
 def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:

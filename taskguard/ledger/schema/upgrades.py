@@ -158,6 +158,46 @@ STEPS: tuple[Step, ...] = (
             ),
         },
     ),
+    Step(
+        to=3,
+        why="work that waits for its key stands in a line: since when is in the column `parked`",
+        statements={
+            "postgresql": (
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS parked BIGINT",
+                (
+                    "CREATE INDEX IF NOT EXISTS taskguard_work_parked ON taskguard_work "
+                    "(key, parked) WHERE parked IS NOT NULL"
+                ),
+            ),
+            "mariadb": (
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS parked BIGINT",
+                (
+                    "CREATE INDEX IF NOT EXISTS taskguard_work_parked ON taskguard_work "
+                    "(`key`(255), parked)"
+                ),
+            ),
+            "mysql": (
+                *_mysql_unless(
+                    "taskguard_work",
+                    "parked",
+                    "ALTER TABLE taskguard_work ADD COLUMN parked BIGINT",
+                ),
+                *_mysql_if(
+                    "= 0",
+                    "statistics WHERE table_schema = database() "
+                    "AND index_name = 'taskguard_work_parked'",
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work (`key`(255), parked)",
+                ),
+            ),
+            "sqlite": (
+                "ALTER TABLE taskguard_work ADD COLUMN parked BIGINT",
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work (key, parked) "
+                    "WHERE parked IS NOT NULL"
+                ),
+            ),
+        },
+    ),
 )
 
 

@@ -1,0 +1,13 @@
+-- A condition of `granted`: nobody who came before waits for the key, or was called just now.
+and not exists (
+    select from taskguard_work o
+    where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
+        and (o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":'))
+        and o.parked < coalesce(
+            (
+                select mine.parked from taskguard_work mine
+                where mine.id = %(work)s::text and mine.state = 'NEW'
+            ),
+            9223372036854775807
+        )
+)
