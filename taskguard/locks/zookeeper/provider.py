@@ -18,7 +18,7 @@ from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 from taskguard.locks.zookeeper import findings
 from taskguard.locks.zookeeper.address import parse_address
-from taskguard.locks.zookeeper.session import Node, Nodes, Session, errors, freeing
+from taskguard.locks.zookeeper.session import Node, Nodes, Session, creating, errors, freeing
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch
 from taskguard.native import greenlets
 from taskguard.policy import DAY_S, check_number
@@ -127,7 +127,8 @@ class ZooKeeperLocks:
             if len(nodes) == 1:
                 return False
             # Some may have been lost, or handed over.
-            return any([_done(session, [freeing(each)]) for each in nodes])
+            freed = [_done(session, [freeing(each)]) for each in nodes]
+            return any(freed)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner.
@@ -175,7 +176,9 @@ class ZooKeeperLocks:
 
     def check(self) -> list[Finding]:
         """What is wrong with the servers of the URL, and with the rights of its user."""
-        return findings.check(self._address, self._session)
+        return findings.check(
+            self._address, self._session, timeout_s=max(self._connect_timeout_s, 0.1)
+        )
 
     def close(self) -> None:
         """End the session, and with it what it holds."""
@@ -232,7 +235,7 @@ class ZooKeeperLocks:
         new, tokens = [], [0]
         for each, lock in zip(nodes, found, strict=True):
             if lock is None:
-                operations.append(_creating(each, _value(session, owner, epoch)))
+                operations.append(creating(each, _value(session, owner, epoch)))
                 new.append(each)
             elif with_fence and not lock.token:
                 operations.append(_moving(each, _value(session, owner, epoch)))
@@ -350,20 +353,12 @@ def _done(session: Session, operations: Sequence[Callable[[Any], None]]) -> bool
     return True
 
 
-def _creating(nodes: Nodes, value: bytes) -> Callable[[Any], None]:
-    def create(request: Any) -> None:
-        request.create(nodes.lock, value, ephemeral=True)
-        request.create(nodes.hold, ephemeral=True)
-
-    return create
-
-
 def _moving(nodes: Nodes, value: bytes) -> Callable[[Any], None]:
     """The owner's key comes into this session, if it is still the owner's."""
 
     def move(request: Any) -> None:
         freeing(nodes)(request)
-        _creating(nodes, value)(request)
+        creating(nodes, value)(request)
 
     return move
 

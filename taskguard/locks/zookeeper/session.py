@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from taskguard.errors import LockServerUnavailableError, MissingDriverError
-from taskguard.lease import Owner
 from taskguard.locks.zookeeper.address import Address
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
 
@@ -39,17 +38,30 @@ except ImportError as error:
         "Locks on ZooKeeper need kazoo: pip install 'celery-taskguard[zookeeper]'."
     ) from error
 
-__all__ = ["Node", "Nodes", "RefusedError", "Session", "errors"]
+__all__ = [
+    "Node",
+    "Nodes",
+    "OldServerError",
+    "RefusedError",
+    "Session",
+    "creating",
+    "errors",
+    "freeing",
+]
 
 # What says something of nodes, and nothing of the server.
 _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
 _OF_RIGHTS = (errors.NoAuthError, errors.AuthFailedError, errors.InvalidACLError)
 _MOST_DOUBTS = 10_000
-_LONGEST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 0.3
 
 
 class RefusedError(LockServerUnavailableError):
     """ZooKeeper answered, and what it said was no."""
+
+
+class OldServerError(LockServerUnavailableError):
+    """A ZooKeeper before 3.6."""
 
 
 class Node(NamedTuple):
@@ -67,11 +79,13 @@ class Nodes(NamedTuple):
     hold: str
 
 
-class _GetEphemerals(NamedTuple):
+class _GetEphemerals:
     """The paths of this session's ephemeral nodes: ZooKeeper has it since 3.6, kazoo has not."""
 
-    prefix: str
     type = 103
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
 
     def serialize(self) -> bytearray:
         return bytearray(write_string(self.prefix))
@@ -222,10 +236,14 @@ class Session:
         try:
             found = promise.get(timeout=self._socket_timeout_s)
         except _OF_NODES:
-            found = None
             raise
         except _OF_RIGHTS as error:
             raise self._forbidden(error) from error
+        except errors.UnimplementedError as error:
+            raise OldServerError(
+                f"The lock server {self.address.hosts} does not know all that it is asked: it is "
+                "older than 3.6."
+            ) from error
         except (errors.KazooException, self._handler.timeout_exception) as error:
             raise self._silent() from error
         if self.ended:
@@ -257,10 +275,7 @@ class Session:
 
     def look(self, paths: Iterable[str]) -> list[Node | None]:
         """What stands at these paths, asked one behind the other."""
-        return [
-            self._node(promise)
-            for promise in self.send(*(_reading(path) for path in paths))
-        ]
+        return [self._node(promise) for promise in self.send(*(_reading(path) for path in paths))]
 
     def _node(self, promise: Any) -> Node | None:
         try:
@@ -348,9 +363,7 @@ class Session:
             before = self._read_epoch()
             packed = str(before).encode()
             stat = self.answer(
-                *self.send(
-                    lambda client: client.set_async(path, packed, version=before.version)
-                )
+                *self.send(lambda client: client.set_async(path, packed, version=before.version))
             )
             self.epoch = read_epoch(packed, stat)
             return
@@ -393,6 +406,16 @@ class Session:
             f"The lock server {self.address.hosts} refuses ({type(error).__name__}): the user of "
             f"the URL needs all rights on {self.root} and what is below it (getAcl {self.root})."
         )
+
+
+def creating(nodes: Nodes, value: bytes) -> Callable[[Any], None]:
+    """A key becomes the owner's, if it is nobody's."""
+
+    def create(request: Any) -> None:
+        request.create(nodes.lock, value, ephemeral=True)
+        request.create(nodes.hold, ephemeral=True)
+
+    return create
 
 
 def freeing(nodes: Nodes) -> Callable[[Any], None]:
