@@ -820,7 +820,7 @@ class ZooKeeper(Server):
         ]
 
     def _answers(self) -> bool:
-        return bool(self.say("srvr"))
+        return "Mode: " in self.say("srvr")  # before, it listens and serves nobody
 
 
 class NewestEtcd(Etcd):

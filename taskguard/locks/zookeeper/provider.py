@@ -200,7 +200,7 @@ class ZooKeeperLocks:
     def _present_session(self) -> Session:
         self._after_fork()
         with self._mutex:
-            if self._current is None or self._current.ended:
+            if self._current is None or self._current.is_over():
                 self._current = Session(
                     self._address,
                     self._root,

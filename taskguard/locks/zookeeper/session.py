@@ -128,6 +128,7 @@ class Session:
         self._socket_timeout_s = socket_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._opened_at_s = time.monotonic()
+        self._was_connected = False
         # Held while requests are put in order: what undoes an acquire comes before its repetition.
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
@@ -183,13 +184,17 @@ class Session:
         """kazoo's client, for what is not asked here."""
         return self._client
 
+    def is_over(self) -> bool:
+        """Whether another has to take its place."""
+        age_s = time.monotonic() - self._opened_at_s
+        if not self._was_connected and not self.ended and age_s > self.timeout_s:
+            self.end()  # kazoo has given up as well, and says nothing where there was nothing
+        return self.ended
+
     def connect(self) -> None:
         """Wait until it is connected. Raises LockServerUnavailableError."""
-        if not self.ended and self._live.wait(self._connect_timeout_s):
-            return
-        if not self._was_connected and time.monotonic() - self._opened_at_s > self.timeout_s:
-            self.end()  # kazoo gives up as well, and says nothing
-        raise self._silent() from self._handler.failure
+        if self.ended or not self._live.wait(self._connect_timeout_s):
+            raise self._silent() from self._handler.failure
 
     def end(self) -> threading.Thread:
         """End it, and what it holds, in a thread of its own, for kazoo may be slow at that."""
@@ -211,8 +216,6 @@ class Session:
         with contextlib.suppress(Exception):  # whatever it says, it is not used any more
             self._client.stop()
             self._client.close()
-
-    _was_connected = False
 
     def _heed(self, state: str) -> None:
         """kazoo's thread says how the connection is; nothing may block here."""
