@@ -25,8 +25,8 @@ in one answer, are all that a renewal has to see.
 
 Where a user is in the URL, what is created can be changed by that user alone.
 
-Read next: `provider.py`, the steps; `session.py`, the connection and what is doubtful; `tokens.py`;
-`address.py`, URLs; `findings.py`, what `check()` looks at.
+Read next: `provider.py`, the steps; `session.py`, the connection and what is doubtful; `wire.py`,
+what goes over it; `tokens.py`; `address.py`, URLs; `findings.py`, what `check()` looks at.
 """
 
 from taskguard.locks.zookeeper.provider import ZooKeeperLocks

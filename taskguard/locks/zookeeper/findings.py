@@ -15,14 +15,8 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.http import Endpoint
 from taskguard.locks.zookeeper.address import Address
-from taskguard.locks.zookeeper.session import (
-    Nodes,
-    OldServerError,
-    RefusedError,
-    Session,
-    creating,
-    freeing,
-)
+from taskguard.locks.zookeeper.session import OldServerError, RefusedError, Session
+from taskguard.locks.zookeeper.wire import Nodes, creating, freeing
 
 __all__ = ["check"]
 
@@ -92,9 +86,9 @@ def _try_a_lock(session: Session) -> None:
     name = f"check-{uuid.uuid4().hex}"
     nodes = Nodes(f"{session.root}/lock/{name}", f"{session.root}/owner/{name}")
     with session.doubtful([nodes]):
-        session.change([creating(nodes, b"-:0:taskguard doctor")])
+        session.change(creating(nodes, b"-:0:taskguard doctor", session.acl))
         session.holds()
-        session.change([freeing(nodes)])
+        session.change(freeing(nodes))
 
 
 def _of_silent_server(endpoint: Endpoint, error: OSError) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,8 +18,18 @@ from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 from taskguard.locks.zookeeper import findings
 from taskguard.locks.zookeeper.address import parse_address
-from taskguard.locks.zookeeper.session import Node, Nodes, Session, creating, errors, freeing
+from taskguard.locks.zookeeper.session import Node, Session
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch
+from taskguard.locks.zookeeper.wire import (
+    CheckVersion,
+    Nodes,
+    SetData,
+    ZnodeStat,
+    creating,
+    errors,
+    freeing,
+    handing,
+)
 from taskguard.native import greenlets
 from taskguard.policy import DAY_S, check_number
 
@@ -29,6 +39,7 @@ _WAIT_SLICE_S = 1.0
 _NO_EXPIRY_S = 86_400.0
 # How often a step is begun again because what it found has changed meanwhile.
 _TRIES = 50
+_ANY_VERSION = -1
 _NO_TOKEN = "-"  # noqa: S105  # nobody asked for one
 
 
@@ -122,12 +133,12 @@ class ZooKeeperLocks:
         session = self._present_session()
         with session.doubtful(nodes):
             session.connect()
-            if _done(session, [freeing(each) for each in nodes]):
+            if _done(session, [step for each in nodes for step in freeing(each)]):
                 return True
             if len(nodes) == 1:
                 return False
             # Some may have been lost, or handed over.
-            freed = [_done(session, [freeing(each)]) for each in nodes]
+            freed = [_done(session, freeing(each)) for each in nodes]
             return any(freed)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
@@ -141,7 +152,8 @@ class ZooKeeperLocks:
         nodes, others = self._nodes(keys, owner), self._nodes(keys, to)
         for mine, theirs, lock in zip(nodes, others, self._look(session, nodes), strict=True):
             if lock is not None and lock.owner == owner:
-                handed |= _done(session, [_handing(mine, theirs, _value(session, to, lock.token))])
+                value = _value(session, to, lock.token)
+                handed |= _done(session, handing(mine, theirs, value, session.acl))
             elif lock is not None and lock.owner == to:
                 handed = True
         return handed
@@ -231,27 +243,27 @@ class ZooKeeperLocks:
     ) -> int | None:
         """The token, 0 without one, once all keys are the owner's; None if one was otherwise."""
         epoch = session.epoch if with_fence else NO_EPOCH
-        operations = []
-        new, tokens = [], [0]
+        operations: list[Any] = []
+        new: list[Nodes] = []
+        tokens = [0]
         for each, lock in zip(nodes, found, strict=True):
-            if lock is None:
-                operations.append(creating(each, _value(session, owner, epoch)))
+            if lock is None or (with_fence and not lock.token):
+                operations += [] if lock is None else freeing(each)
+                operations += creating(each, _value(session, owner, epoch), session.acl)
                 new.append(each)
-            elif with_fence and not lock.token:
-                operations.append(_moving(each, _value(session, owner, epoch)))
-                new.append(each)
-            elif lock.session != session.id:
-                operations.append(_moving(each, _value(session, owner, lock.token)))
-                tokens.append(lock.token)
             else:
-                operations.append(_seeing(each))
                 tokens.append(lock.token)
+                if lock.session == session.id:
+                    operations.append(CheckVersion(each.hold, _ANY_VERSION))
+                else:
+                    operations += _moving(session, each, owner, lock.token)
         if with_fence and new:
-            operations.append(_going_by(session, epoch))
-            operations.reverse()  # that comes first: the server stops at the first that fails
-        stat = [_asking(new[0].lock)] if with_fence and new else []
+            # First, for the server stops at the first that fails.
+            operations.insert(0, CheckVersion(f"{self._root}/epoch", epoch.version))
+            # Only a write answers with the transaction that it is.
+            operations.append(SetData(new[0].lock, _value(session, owner, epoch), _ANY_VERSION))
         try:
-            promises = session.change(operations, *stat)
+            results = session.change(operations)
         except errors.NoNodeError:
             # One went away, or all folders did.
             session.prepare()
@@ -262,11 +274,11 @@ class ZooKeeperLocks:
             return None
         except errors.NodeExistsError:
             return None
-        if promises:
-            created = session.answer(promises[0])
-            token = epoch.token(created.czxid) if created is not None else None
+        if with_fence and new:
+            created = next(each for each in results if isinstance(each, ZnodeStat))
+            token = epoch.token(created.czxid)
             if token is None:  # there was an election: begin again, in an epoch of its own
-                _done(session, [freeing(each) for each in new])
+                _done(session, [step for each in new for step in freeing(each)])
                 session.epoch = NO_EPOCH
                 return None
             tokens.append(token)
@@ -283,9 +295,10 @@ class ZooKeeperLocks:
                 return Renewal.GONE
             # Somebody has handed them over, or asked for them elsewhere: they move.
             moves = [
-                _moving(each, _value(session, hold.owner, lock.token))
+                step
                 for each, lock in zip(nodes, found, strict=True)
                 if lock is not None and lock.session != session.id
+                for step in _moving(session, each, hold.owner, lock.token)
             ]
             if _done(session, moves):
                 return Renewal.RENEWED
@@ -344,7 +357,7 @@ def _read(node: Node) -> _Lock:
         return _Lock(Owner.parse(text), 0, _NO_EXPIRY_S, node.session)
 
 
-def _done(session: Session, operations: Sequence[Callable[[Any], None]]) -> bool:
+def _done(session: Session, operations: Sequence[Any]) -> bool:
     """Whether the nodes were as these operations wanted them, and all were done."""
     try:
         session.change(operations)
@@ -353,34 +366,6 @@ def _done(session: Session, operations: Sequence[Callable[[Any], None]]) -> bool
     return True
 
 
-def _moving(nodes: Nodes, value: bytes) -> Callable[[Any], None]:
+def _moving(session: Session, nodes: Nodes, owner: Owner, token: int) -> list[Any]:
     """The owner's key comes into this session, if it is still the owner's."""
-
-    def move(request: Any) -> None:
-        freeing(nodes)(request)
-        creating(nodes, value)(request)
-
-    return move
-
-
-def _handing(mine: Nodes, theirs: Nodes, value: bytes) -> Callable[[Any], None]:
-    """The owner's key becomes another's, if it is still the owner's."""
-
-    def hand(request: Any) -> None:
-        request.delete(mine.hold)
-        request.set_data(mine.lock, value)
-        request.create(theirs.hold, ephemeral=True)
-
-    return hand
-
-
-def _seeing(nodes: Nodes) -> Callable[[Any], None]:
-    return lambda request: request.check(nodes.hold, -1)
-
-
-def _going_by(session: Session, epoch: Epoch) -> Callable[[Any], None]:
-    return lambda request: request.check(f"{session.root}/epoch", epoch.version)
-
-
-def _asking(path: str) -> Callable[[Any], Any]:
-    return lambda client: client.exists_async(path)
+    return [*freeing(nodes), *creating(nodes, _value(session, owner, token), session.acl)]

@@ -18,36 +18,22 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from taskguard.errors import LockServerUnavailableError, MissingDriverError
+from kazoo.client import KazooClient, KazooState
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Connect
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.zookeeper.address import Address
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
+from taskguard.locks.zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
 
-try:
-    import kazoo.exceptions as errors
-    from kazoo.client import KazooClient, KazooState, TransactionRequest
-    from kazoo.handlers.threading import SequentialThreadingHandler
-    from kazoo.protocol.serialization import Connect, int_struct, read_string, write_string
-    from kazoo.retry import KazooRetry
-    from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
-except ImportError as error:
-    raise MissingDriverError(
-        "Locks on ZooKeeper need kazoo: pip install 'celery-taskguard[zookeeper]'."
-    ) from error
-
-__all__ = [
-    "Node",
-    "Nodes",
-    "OldServerError",
-    "RefusedError",
-    "Session",
-    "creating",
-    "errors",
-    "freeing",
-]
+__all__ = ["Node", "OldServerError", "RefusedError", "Session"]
 
 # What says something of nodes, and nothing of the server.
 _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
@@ -70,35 +56,6 @@ class Node(NamedTuple):
     data: bytes
     czxid: int
     session: int
-
-
-class Nodes(NamedTuple):
-    """The two nodes of a key and its owner."""
-
-    lock: str
-    hold: str
-
-
-class _GetEphemerals:
-    """The paths of this session's ephemeral nodes: ZooKeeper has it since 3.6, kazoo has not."""
-
-    type = 103
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
-    def serialize(self) -> bytearray:
-        return bytearray(write_string(self.prefix))
-
-    @classmethod
-    def deserialize(cls, data: bytes, offset: int) -> list[str]:
-        (count,) = int_struct.unpack_from(data, offset)
-        offset += int_struct.size
-        found = []
-        for _ in range(count):
-            path, offset = read_string(data, offset)
-            found.append(path)
-        return found
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
@@ -253,28 +210,21 @@ class Session:
             raise self._silent()
         return found
 
-    def change(self, operations: Iterable[Callable[[Any], None]], *then: Any) -> list[Any]:
-        """All operations or none, and what is asked behind them: their answers.
+    def change(self, operations: Sequence[Any]) -> list[Any]:
+        """All operations or none: what each answered.
 
         Raises what the server says of the first node that is not as it was thought to be.
         """
-
-        def transaction(client: Any) -> Any:
-            request = TransactionRequest(client)
-            for operation in operations:
-                operation(request)
-            return request.commit_async()
-
-        done, *others = self.send(transaction, *then)
-        results = self.answer(done)
+        results: list[Any] = self.answer(*self.send(_calling(Transaction(operations))))
         for result in results:
-            if isinstance(result, (*_OF_NODES, *_OF_RIGHTS)):
-                if isinstance(result, _OF_RIGHTS):
-                    raise self._forbidden(result) from result
+            if isinstance(result, _OF_NODES):
                 raise result
-        if any(isinstance(result, Exception) for result in results):
-            raise self._silent() from results[0]
-        return others
+            if isinstance(result, _OF_RIGHTS):
+                raise self._forbidden(result) from result
+        for result in results:
+            if isinstance(result, Exception):
+                raise self._silent() from result
+        return results
 
     def look(self, paths: Iterable[str]) -> list[Node | None]:
         """What stands at these paths, asked one behind the other."""
@@ -290,15 +240,11 @@ class Session:
     def holds(self) -> set[str]:
         """The paths of all that this session holds, as the leader knows it: two requests."""
         synced, found = self.send(
-            lambda client: client.sync_async(self.root), self._list_ephemerals
+            lambda client: client.sync_async(self.root),
+            _calling(GetEphemerals(f"{self.root}/owner/")),
         )
         self.answer(synced)
         return set(self.answer(found))
-
-    def _list_ephemerals(self, client: Any) -> Any:
-        promise = client.handler.async_result()
-        client._call(_GetEphemerals(f"{self.root}/owner/"), promise)  # noqa: SLF001
-        return promise
 
     def watch(self, path: str) -> threading.Event | None:
         """What is set when the node changes or goes; None if there is none."""
@@ -340,9 +286,8 @@ class Session:
     def _undo_doubts(self) -> None:
         while self._doubts:
             nodes = self._doubts.popleft()
-            request = TransactionRequest(self._client)
-            freeing(nodes)(request)
-            request.commit_async().rawlink(lambda done, nodes=nodes: self._undone(done, nodes))
+            done = _calling(Transaction(freeing(nodes)))(self._client)
+            done.rawlink(lambda done, nodes=nodes: self._undone(done, nodes))
 
     def _undone(self, done: Any, nodes: Nodes) -> None:
         """Without an answer it stays doubtful; and there is nothing to undo where it has failed."""
@@ -411,24 +356,15 @@ class Session:
         )
 
 
-def creating(nodes: Nodes, value: bytes) -> Callable[[Any], None]:
-    """A key becomes the owner's, if it is nobody's."""
+def _calling(request: Any) -> Callable[[Any], Any]:
+    """A request that kazoo's client has no method for."""
 
-    def create(request: Any) -> None:
-        request.create(nodes.lock, value, ephemeral=True)
-        request.create(nodes.hold, ephemeral=True)
+    def call(client: Any) -> Any:
+        promise = client.handler.async_result()
+        client._call(request, promise)  # noqa: SLF001
+        return promise
 
-    return create
-
-
-def freeing(nodes: Nodes) -> Callable[[Any], None]:
-    """A key becomes free, if it is still the owner's."""
-
-    def free(request: Any) -> None:
-        request.delete(nodes.hold)
-        request.delete(nodes.lock)
-
-    return free
+    return call
 
 
 def _reading(path: str) -> Callable[[Any], Any]:
