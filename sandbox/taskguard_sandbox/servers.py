@@ -806,7 +806,7 @@ class ZooKeeper(Server):
         (data / "myid").write_text("1\n", encoding="ascii")  # where options name several servers
 
     def _command(self) -> list[str]:
-        jars = ["zookeeper.jar", "slf4j-simple.jar"]
+        jars = ["zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar"]  # the last is for TLS
         return [
             str(self.java()),
             # It begins sooner, and is small.

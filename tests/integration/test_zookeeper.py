@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +17,8 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Ping
 
-from support.needs import need
+from support.certificates import Certificates, unavailable
+from support.needs import allowed, need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from support.zookeeper import client_of, end_session, standing
@@ -24,7 +28,7 @@ from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard.locks.zookeeper import ZooKeeperLocks, wire
+from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
 from taskguard_sandbox.servers import Valkey, ZooKeeper
@@ -385,11 +389,79 @@ class TestUrls:
             make_locks(url)
         assert "s3cret" not in str(caught.value)
 
+    def test_without_kazoo(self) -> None:
+        """The error names the extra; and who asks for no ZooKeeper loads no kazoo."""
+        script = (
+            "import sys, taskguard\n"
+            "assert 'kazoo' not in sys.modules\n"
+            "sys.modules['kazoo'] = None\n"
+            "try: taskguard.connect(locks='zookeeper://127.0.0.1', ledger=None)\n"
+            "except taskguard.errors.MissingDriverError as error: print(error)"
+        )
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "celery-taskguard[zookeeper]" in done.stdout, done.stderr
+
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """kazoo's threads must be threads."""
         monkeypatch.setattr("taskguard.locks.zookeeper.provider.greenlets", lambda: "gevent")
         with pytest.raises(ConfigurationError, match="gevent"):
             make_locks("zookeeper://127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    allowed(unavailable())
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates) -> Iterator[str]:
+    """Host and port of a ZooKeeper that wants a client's certificate."""
+    need(ZooKeeper)
+    crt, key = (certificates.folder / f"server.{name}" for name in ("crt", "key"))
+    both = certificates.folder / "server.pem"
+    both.write_text(crt.read_text() + key.read_text())
+    port = free_port()
+    with ZooKeeper(
+        serverCnxnFactory="org.apache.zookeeper.server.NettyServerCnxnFactory",
+        secureClientPort=port,
+        secureClientPortAddress="127.0.0.1",
+        ssl__keyStore__location=str(both),
+        ssl__keyStore__type="PEM",
+        ssl__trustStore__location=str(certificates.authority),
+        ssl__trustStore__type="PEM",
+        ssl__clientAuth="need",
+        ssl__clientHostnameVerification="false",
+    ):
+        yield f"127.0.0.1:{port}"
+
+
+class TestTls:
+    def test_cycle(self, secure: str, certificates: Certificates) -> None:
+        """Every step, and the findings, by a certificate that the server believes."""
+        folder = certificates.folder
+        files = f"ca={certificates.authority}&cert={folder}/client.crt&key={folder}/client.key"
+        with locks_on(f"zookeepers://{secure}?{files}") as locks:
+            owner = new_owner("m")
+            assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
+            assert renewed(locks, owner) == Renewal.RENEWED
+            assert locks.release(KEY, owner) is True
+            assert locks.check() == []
+
+    @pytest.mark.parametrize("known", ["server", "client"])
+    def test_strangers(self, secure: str, certificates: Certificates, known: str) -> None:
+        """Neither a server that nobody vouches for is spoken to, nor a client without a
+        certificate heard."""
+        options = f"ca={certificates.authority}"
+        if known == "client":
+            folder = certificates.folder
+            options = f"cert={folder}/client.crt&key={folder}/client.key"
+        with locks_on(f"zookeepers://{secure}?{options}", connect_timeout_s=0.5) as locks:
+            with pytest.raises(LockServerUnavailableError) as caught:
+                take(locks)
+            if known == "client":
+                assert "certificate verify failed" in str(caught.value.__cause__)
 
 
 class TestRights:
@@ -464,11 +536,29 @@ class TestFindings:
             (finding,) = locks.check()
             assert (finding.name, finding.level) == ("zookeeper_quorum", Level.ERROR)
 
-    def test_old(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server that does not know what a renewal asks is older than 3.6."""
-        monkeypatch.setattr(wire.GetEphemerals, "type", 199)
-        (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("zookeeper_version", Level.ERROR)
+    @pytest.mark.parametrize(
+        ("said", "name"),
+        [
+            ("Zookeeper version: 3.5.9-83df, built on\nMode: standalone", "zookeeper_version"),
+            ("Zookeeper version: 3.8.0-1, built on\nMode: read-only", "zookeeper_quorum"),
+        ],
+    )
+    def test_what_it_says_of_itself(self, said: str, name: str) -> None:
+        """One that is too old to say what a session holds, and one that nobody can write to."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4)
+                    connection.sendall(said.encode())
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with locks_on(f"zookeeper://127.0.0.1:{listener.getsockname()[1]}") as locks:
+                (finding,) = locks.check()
+            thread.join()
+        assert (finding.name, finding.level) == (name, Level.ERROR)
 
 
 def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooClient) -> None:

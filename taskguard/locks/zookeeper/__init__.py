@@ -29,6 +29,15 @@ Read next: `provider.py`, the steps; `session.py`, the connection and what is do
 what goes over it; `tokens.py`; `address.py`, URLs; `findings.py`, what `check()` looks at.
 """
 
+from taskguard.errors import MissingDriverError
+
+try:
+    import kazoo as _kazoo  # noqa: F401  # all modules of this package need it
+except ImportError as error:
+    raise MissingDriverError(
+        "Locks on ZooKeeper need kazoo: pip install 'celery-taskguard[zookeeper]'."
+    ) from error
+
 from taskguard.locks.zookeeper.provider import ZooKeeperLocks
 
 __all__ = ["ZooKeeperLocks"]

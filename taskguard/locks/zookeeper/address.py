@@ -29,8 +29,7 @@ class Address:
     Attributes:
         chroot: the path below which everything is, "" for the root.
         session_s: for how long the servers are asked to keep a session that they hear nothing of.
-        tls: for asking a server by itself; None without TLS.
-        files: the certificates' files as kazoo wants them named.
+        tls: None without TLS.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -39,7 +38,6 @@ class Address:
     password: str
     session_s: float
     tls: ssl.SSLContext | None
-    files: dict[str, str]
 
     @property
     def hosts(self) -> str:
@@ -71,7 +69,6 @@ def parse_address(url: str) -> Address:
     check_number("session_s", session_s, at_least=0.1, at_most=DAY_S)
     plain = f"{scheme}://{credentials}{at}{hosts}" + (f"?{urlencode(options)}" if options else "")
     found = parse_url(plain, plain="zookeeper", tls="zookeepers", port=2181)
-    names = {"ca": "ca", "cert": "certfile", "key": "keyfile"}
     return Address(
         endpoints=found.endpoints,
         chroot=chroot,
@@ -79,5 +76,4 @@ def parse_address(url: str) -> Address:
         password=found.password,
         session_s=session_s,
         tls=found.tls,
-        files={names[name]: value for name, value in options.items()},
     )

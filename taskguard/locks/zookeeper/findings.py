@@ -7,6 +7,7 @@ servers which the URL leaves out are well.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import uuid
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.http import Endpoint
 from taskguard.locks.zookeeper.address import Address
-from taskguard.locks.zookeeper.session import OldServerError, RefusedError, Session
+from taskguard.locks.zookeeper.session import RefusedError, Session
 from taskguard.locks.zookeeper.wire import Nodes, creating, freeing
 
 __all__ = ["check"]
 
 _MOST_SAID = 65_536
-_READ_ONLY = "Mode: read-only"
+_READ_ONLY = "read-only"
+_LEAST_VERSION = (3, 6)
 
 
 def check(address: Address, connect: Callable[[], Session], *, timeout_s: float) -> list[Finding]:
@@ -29,36 +31,37 @@ def check(address: Address, connect: Callable[[], Session], *, timeout_s: float)
 
     Raises LockServerUnavailableError where no server answers at all.
     """
-    found = []
-    modes: dict[Endpoint, str] = {}
+    serving: dict[Endpoint, dict[str, str]] = {}
     silent: dict[Endpoint, OSError] = {}
     for endpoint in address.endpoints:
         try:
-            modes[endpoint] = _mode_of(endpoint, address, timeout_s)
+            serving[endpoint] = _said_by(endpoint, address, timeout_s)
         except OSError as error:
             silent[endpoint] = error
-    if not modes:
+    if not serving:
         raise LockServerUnavailableError(
             f"The lock server {address.hosts} gave no answer: "
             + "; ".join(f"{each}: {error}" for each, error in silent.items())
             + "."
         ) from next(iter(silent.values()))
-    found += [_of_silent_server(endpoint, error) for endpoint, error in silent.items()]
-    if all(mode in ("", _READ_ONLY) for mode in modes.values()):
-        return [*found, _of_quorum(address, read_only=_READ_ONLY in modes.values())]
+    found = [_of_silent_server(endpoint, error) for endpoint, error in silent.items()]
+    modes = {said.get("Mode") for said in serving.values()}
+    if modes <= {None, _READ_ONLY}:
+        return [*found, _of_quorum(address, read_only=_READ_ONLY in modes)]
+    old = [_of_version(endpoint, said) for endpoint, said in serving.items() if _is_old(said)]
+    if old:
+        return [*found, *old]
     try:
         session = connect()
         found += _of_session(address, session)
         _try_a_lock(session)
     except RefusedError as error:
         found.append(_of_rights(address, error))
-    except OldServerError as error:
-        found.append(_of_version(address, error))
     return found
 
 
-def _mode_of(endpoint: Endpoint, address: Address, timeout_s: float) -> str:
-    """What it is: alone, leader, follower, read-only; "" for one that serves nobody.
+def _said_by(endpoint: Endpoint, address: Address, timeout_s: float) -> dict[str, str]:
+    """What a server says of itself; nothing if it serves nobody.
 
     `srvr` is the one word that every server answers as it comes. Where it has been forbidden, the
     server is well as far as that is known.
@@ -69,14 +72,19 @@ def _mode_of(endpoint: Endpoint, address: Address, timeout_s: float) -> str:
         if address.tls is not None:
             wire = stack.enter_context(address.tls.wrap_socket(wire, server_hostname=endpoint.host))
         wire.sendall(b"srvr")
-        said = b""
-        while len(said) < _MOST_SAID and (more := wire.recv(4096)):
-            said += more
-    text = said.decode("utf-8", "replace")
+        answer = b""
+        while len(answer) < _MOST_SAID and (more := wire.recv(4096)):
+            answer += more
+    text = answer.decode("utf-8", "replace")
     if "not currently serving" in text:
-        return ""
-    lines = (line.strip() for line in text.splitlines())
-    return next((line for line in lines if line.startswith("Mode:")), "Mode: not said")
+        return {}
+    lines = (line.partition(":") for line in text.splitlines())
+    return {"Mode": "", **{name: value.strip() for name, _, value in lines}}
+
+
+def _is_old(said: dict[str, str]) -> bool:
+    version = re.match(r"(\d+)\.(\d+)", said.get("Zookeeper version", ""))
+    return version is not None and (int(version[1]), int(version[2])) < _LEAST_VERSION
 
 
 def _try_a_lock(session: Session) -> None:
@@ -151,12 +159,12 @@ def _of_rights(address: Address, error: RefusedError) -> Finding:
     )
 
 
-def _of_version(address: Address, error: OldServerError) -> Finding:
+def _of_version(endpoint: Endpoint, said: dict[str, str]) -> Finding:
     return Finding(
         "zookeeper_version",
         Level.ERROR,
-        where=f"the lock server {address.hosts}",
-        what=str(error),
-        why="Locks can be taken there, and none can be renewed.",
+        where=f"the lock server {endpoint}",
+        what=f"It is a ZooKeeper {said['Zookeeper version'].partition('-')[0]}.",
+        why="One before 3.6 does not say what a session holds, so that no lock can be renewed.",
         mend="Run ZooKeeper 3.6 or later.",
     )

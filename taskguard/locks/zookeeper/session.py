@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -33,7 +35,7 @@ from taskguard.locks.zookeeper.address import Address
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
 from taskguard.locks.zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
 
-__all__ = ["Node", "OldServerError", "RefusedError", "Session"]
+__all__ = ["Node", "RefusedError", "Session"]
 
 # What says something of nodes, and nothing of the server.
 _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
@@ -46,10 +48,6 @@ class RefusedError(LockServerUnavailableError):
     """ZooKeeper answered, and what it said was no."""
 
 
-class OldServerError(LockServerUnavailableError):
-    """A ZooKeeper before 3.6."""
-
-
 class Node(NamedTuple):
     """What stands at a path."""
 
@@ -59,13 +57,25 @@ class Node(NamedTuple):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only."""
+    """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
 
-    failure: BaseException | None = None
+    With TLS it connects by itself, for kazoo also believes authorities that `ca=` leaves out, and
+    leaves connections open that failed.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+        self._tls = tls
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
         try:
-            return super().create_connection(*args, **options)
+            if self._tls is None:
+                return super().create_connection(*args, **options)
+            plain = socket.create_connection(options["address"], options["timeout"])
+            with contextlib.closing(plain):  # its descriptor is the other's then
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return self._tls.wrap_socket(plain, server_hostname=options["hostname"])
         except Exception as error:
             self.failure = error
             raise
@@ -90,7 +100,7 @@ class Session:
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
-        self._handler = _Handler()
+        self._handler = _Handler(address.tls)
         user = f"{address.user}:{address.password}"
         self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
         self._client = KazooClient(
@@ -107,9 +117,6 @@ class Session:
                 deadline=address.session_s,
                 sleep_func=self._handler.sleep_func,
             ),
-            use_ssl=address.tls is not None,
-            check_hostname=address.tls is not None,
-            **address.files,
         )
         self._hear_timeout()
         self._client.add_listener(self._heed)
@@ -199,12 +206,8 @@ class Session:
             raise
         except _OF_RIGHTS as error:
             raise self._forbidden(error) from error
-        except errors.UnimplementedError as error:
-            raise OldServerError(
-                f"The lock server {self.address.hosts} does not know all that it is asked: it is "
-                "older than 3.6."
-            ) from error
-        except (errors.KazooException, self._handler.timeout_exception) as error:
+        # The last is kazoo's for an answer that it cannot make sense of.
+        except (errors.KazooException, self._handler.timeout_exception, RuntimeError) as error:
             raise self._silent() from error
         if self.ended:
             raise self._silent()

@@ -9,25 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from taskguard.errors import MissingDriverError
-
-try:
-    from kazoo import exceptions as errors
-    from kazoo.protocol.serialization import (
-        CheckVersion,
-        Create,
-        Delete,
-        SetData,
-        Transaction,
-        int_struct,
-        read_string,
-        write_string,
-    )
-    from kazoo.protocol.states import ZnodeStat
-except ImportError as error:
-    raise MissingDriverError(
-        "Locks on ZooKeeper need kazoo: pip install 'celery-taskguard[zookeeper]'."
-    ) from error
+from kazoo import exceptions as errors
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    Create,
+    Delete,
+    SetData,
+    Transaction,
+    int_struct,
+    read_string,
+    write_string,
+)
+from kazoo.protocol.states import ZnodeStat
 
 __all__ = [
     "CheckVersion",
