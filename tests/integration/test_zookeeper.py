@@ -465,9 +465,12 @@ class TestTls:
 
 
 class TestRights:
-    def test_a_user(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+    def test_a_user(
+        self, zookeeper: ZooKeeper, client: KazooClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """What a user creates is that user's: it passes every step, and nobody else takes a lock.
-        The error and the finding say so, and not the password."""
+        The error and the finding say so, and not the password; nor does the log of kazoo's."""
+        caplog.set_level(0)
         where = f"127.0.0.1:{zookeeper.port}"
         with client_of(zookeeper, auth_data=[("digest", "shop:pa:s/s")]) as his:
             with locks_on(f"zookeeper://shop:pa%3As%2Fs@{where}") as locks:
@@ -483,7 +486,7 @@ class TestRights:
                         take(locks)
                     (finding,) = locks.check()
                     assert (finding.name, finding.level) == ("zookeeper_rights", Level.ERROR)
-                    for text in (str(no.value), str(finding), repr(locks)):
+                    for text in (str(no.value), str(finding), repr(locks), caplog.text):
                         assert "c0ffee" not in text
             his.delete("/taskguard", recursive=True)
 
@@ -496,9 +499,13 @@ class Waiting(ZooKeeper):
 
 
 class TestFindings:
-    def test_nothing(self, locks: ZooKeeperLocks, client: KazooClient) -> None:
-        """A ZooKeeper as it is started is as it should be, and nothing of the check stays."""
-        assert locks.check() == []
+    def test_nothing(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """A ZooKeeper as it is started is as it should be, and nothing of the check stays: not in
+        it, and no thread of whoever asked and may fork next."""
+        before = set(threading.enumerate())
+        with locks_on(zookeeper.url) as locks:
+            assert locks.check() == []
+            assert set(threading.enumerate()) == before
         assert standing(client) == []
 
     def test_away(self, zookeeper: ZooKeeper) -> None:

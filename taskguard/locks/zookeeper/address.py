@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from taskguard.errors import ConfigurationError
@@ -35,7 +35,7 @@ class Address:
     endpoints: tuple[Endpoint, ...]
     chroot: str
     user: str
-    password: str
+    password: str = field(repr=False)
     session_s: float
     tls: ssl.SSLContext | None
 

@@ -26,7 +26,9 @@ _READ_ONLY = "read-only"
 _LEAST_VERSION = (3, 6)
 
 
-def check(address: Address, connect: Callable[[], Session], *, timeout_s: float) -> list[Finding]:
+def check(
+    address: Address, open_session: Callable[[], Session], *, timeout_s: float
+) -> list[Finding]:
     """What is wrong with the servers, the session and the rights.
 
     Raises LockServerUnavailableError where no server answers at all.
@@ -51,12 +53,15 @@ def check(address: Address, connect: Callable[[], Session], *, timeout_s: float)
     old = [_of_version(endpoint, said) for endpoint, said in serving.items() if _is_old(said)]
     if old:
         return [*found, *old]
+    session = open_session()
     try:
-        session = connect()
+        session.connect()
         found += _of_session(address, session)
         _try_a_lock(session)
     except RefusedError as error:
         found.append(_of_rights(address, error))
+    finally:
+        session.end().join(timeout_s)
     return found
 
 

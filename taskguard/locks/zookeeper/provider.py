@@ -187,10 +187,11 @@ class ZooKeeperLocks:
             fired.wait(max(0.0, until_s - time.monotonic()))
 
     def check(self) -> list[Finding]:
-        """What is wrong with the servers of the URL, and with the rights of its user."""
-        return findings.check(
-            self._address, self._session, timeout_s=max(self._connect_timeout_s, 0.1)
-        )
+        """What is wrong with the servers of the URL, and with the rights of its user.
+
+        In a session of its own, of which nothing stays: a worker's parent asks, and then forks.
+        """
+        return findings.check(self._address, self._open, timeout_s=self._connect_timeout_s)
 
     def close(self) -> None:
         """End the session, and with it what it holds."""
@@ -213,13 +214,16 @@ class ZooKeeperLocks:
         self._after_fork()
         with self._mutex:
             if self._current is None or self._current.is_over():
-                self._current = Session(
-                    self._address,
-                    self._root,
-                    socket_timeout_s=self._socket_timeout_s,
-                    connect_timeout_s=self._connect_timeout_s,
-                )
+                self._current = self._open()
             return self._current
+
+    def _open(self) -> Session:
+        return Session(
+            self._address,
+            self._root,
+            socket_timeout_s=self._socket_timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+        )
 
     def _after_fork(self) -> None:
         """A child has a session of its own: its parent's is its parent's."""

@@ -56,6 +56,15 @@ class Node(NamedTuple):
     session: int
 
 
+class _Secret(str):
+    """What kazoo does not write into its log, where it writes all that it sends."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "…"
+
+
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
 
@@ -101,7 +110,7 @@ class Session:
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
         self._handler = _Handler(address.tls)
-        user = f"{address.user}:{address.password}"
+        user = _Secret(f"{address.user}:{address.password}")
         self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
         self._client = KazooClient(
             hosts=address.hosts,
@@ -294,8 +303,12 @@ class Session:
 
     def _undone(self, done: Any, nodes: Nodes) -> None:
         """Without an answer it stays doubtful; and there is nothing to undo where it has failed."""
-        if not done.successful() and not self.ended:
+        if done.successful() or self.ended:
+            return
+        with self._order:
             self._doubts.append(nodes)
+            if self._live.is_set():  # again, and nobody else is going to see to it
+                self._undo_doubts()
 
     # -- what has to be there -----------------------------------------------------------------
 
