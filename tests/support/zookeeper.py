@@ -83,7 +83,7 @@ def zookeeper_kind(server: ZooKeeper) -> Iterator[LockServer]:
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={SESSION_S}"
-        locks = ZooKeeperLocks(url, socket_timeout_s=0.3, connect_timeout_s=5.0)
+        locks = ZooKeeperLocks(url, socket_timeout_s=1.0, connect_timeout_s=5.0)
         locks.acquire(("none",), owner := new_owner(), ttl_s=1.0, with_fence=True, wait_s=0.0)
         locks.release(("none",), owner)  # it is connected, and its folders are there
         proxy.mode = Mode.SWALLOW
