@@ -748,14 +748,15 @@ class ZooKeeper(Server):
     """Debian's ZooKeeper: 3.8 on Debian 12. One server, which knows no other.
 
     Options are lines of its configuration, `__` for `.`: `ZooKeeper(maxSessionTimeout=2000)`. What
-    it has committed survives `kill()`.
+    it has committed survives `kill()`. `number` says which it is where options name several.
     """
 
     name = "ZooKeeper"
     _JARS: ClassVar[str] = "/usr/share/java"
 
-    def __init__(self, *, port: int | None = None, **options: str | int) -> None:
+    def __init__(self, *, port: int | None = None, number: int = 1, **options: str | int) -> None:
         super().__init__(port=port)
+        self.number = number
         self.options = {name.replace("__", "."): value for name, value in options.items()}
 
     @classmethod
@@ -803,7 +804,7 @@ class ZooKeeper(Server):
         }
         lines = [f"{name}={value}\n" for name, value in options.items()]
         (self.folder / "zoo.cfg").write_text("".join(lines), encoding="utf-8")
-        (data / "myid").write_text("1\n", encoding="ascii")  # where options name several servers
+        (data / "myid").write_text(f"{self.number}\n", encoding="ascii")
 
     def _command(self) -> list[str]:
         jars = ["zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar"]  # the last is for TLS

@@ -296,6 +296,49 @@ def granted(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> bool:
         return False
 
 
+class Waiting(ZooKeeper):
+    """One of several, which waits for the others and is not ready before."""
+
+    def _answers(self) -> bool:
+        return bool(self.say("srvr"))
+
+
+def members() -> dict[str, str | int]:
+    """Options of three servers that make an ensemble."""
+    places = {f"server__{n}": f"127.0.0.1:{free_port()}:{free_port()}" for n in (1, 2, 3)}
+    return {"initLimit": 20, "syncLimit": 10, **places}
+
+
+class TestEnsemble:
+    def test_a_leader_that_is_killed(self) -> None:
+        """What was granted stands, in the same session; the next token is higher, and one server
+        that is missing is found."""
+        need(ZooKeeper)
+        options = members()
+        with (
+            Waiting(number=1, **options) as first,
+            Waiting(number=2, **options) as second,
+            Waiting(number=3, **options) as third,
+        ):
+            servers = [first, second, third]
+            hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+            wait_until(lambda: all("Mode: " in each.say("srvr") for each in servers))
+            with locks_on(f"zookeeper://{hosts}") as locks:
+                assert locks.check() == []
+                before = token(locks)
+                held = new_owner("held")
+                assert isinstance(take(locks, ("held",), held), Granted)
+                session = locks._session()
+                (leader,) = [each for each in servers if "Mode: leader" in each.say("srvr")]
+                leader.kill()
+                wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED)
+                assert locks._session() is session
+                assert wait_until(lambda: answered(locks)) > before
+                assert isinstance(take(locks, ("held",)), Held)
+                (finding,) = locks.check()
+                assert finding.name == "zookeeper_server"
+
+
 class TestTokens:
     def test_over_kinds_of_servers(
         self, zookeeper: ZooKeeper, client: KazooClient, valkey: Valkey
@@ -495,13 +538,6 @@ class TestRights:
             his.delete("/taskguard", recursive=True)
 
 
-class Waiting(ZooKeeper):
-    """One of several, which waits for the others and is not ready before."""
-
-    def _answers(self) -> bool:
-        return bool(self.say("srvr"))
-
-
 class TestFindings:
     def test_nothing(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
         """A ZooKeeper as it is started is as it should be, and nothing of the check stays: not in
@@ -535,11 +571,8 @@ class TestFindings:
     def test_no_quorum(self) -> None:
         """One that waits for others that never come."""
         need(ZooKeeper)
-        others = {
-            f"server__{number}": f"127.0.0.1:{free_port()}:{free_port()}" for number in (1, 2, 3)
-        }
         with (
-            Waiting(initLimit=10, syncLimit=5, **others) as server,
+            Waiting(**members()) as server,
             locks_on(server.url, connect_timeout_s=0.5) as locks,
         ):
             with pytest.raises(LockServerUnavailableError):
