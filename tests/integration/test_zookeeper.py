@@ -33,6 +33,7 @@ from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
 from taskguard_sandbox.servers import Valkey, ZooKeeper
 
+pytestmark = pytest.mark.debian
 KEY = ("order:42",)
 
 
