@@ -267,7 +267,7 @@ class TestSession:
         need(ZooKeeper)
         before = set(threading.enumerate())
         port = free_port()
-        url = f"zookeeper://127.0.0.1:{port}?session_s=0.3"
+        url = f"zookeeper://127.0.0.1:{port}?session_s=1"
         with locks_on(url, connect_timeout_s=0.2) as locks:
 
             def refused() -> bool:
@@ -275,11 +275,15 @@ class TestSession:
                     take(locks)
                 return isinstance(caught.value.__cause__, OSError)
 
-            for _ in range(5):
+            for _ in range(8):
                 wait_until(refused)
             with ZooKeeper(port=port):
-                wait_until(lambda: answered(locks))
-        wait_until(lambda: not set(threading.enumerate()) - before)
+                wait_until(lambda: answered(locks), timeout_s=60.0)
+        wait_until(
+            lambda: not set(threading.enumerate()) - before,
+            timeout_s=60.0,
+            message=lambda: f"the end of {set(threading.enumerate()) - before}",
+        )
 
 
 def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> str:
