@@ -50,17 +50,20 @@ def server(request: pytest.FixtureRequest) -> Iterator[Kind]:
             _made.pop().close()
 
 
-def url_of(server: Kind) -> str:
-    return f"{server.url}?session_s=4" if isinstance(server, ZooKeeper) else server.url
-
-
-def locks_on(server: Kind, **options: float) -> LockProvider:
-    _made.append(PROVIDERS[type(server)](url_of(server), **options))
+def locks_on(server: Kind, url: str | None = None, **options: float) -> LockProvider:
+    if isinstance(server, ZooKeeper):
+        options = {"connect_timeout_s": 10.0, **options}  # a server that starts is found again
+    _made.append(PROVIDERS[type(server)](url or server.url, **options))
     return _made[-1]
 
 
+def brief(server: Kind) -> str:
+    """With a session that is soon over, where there are any of any length."""
+    return f"{server.url}?session_s=4" if isinstance(server, ZooKeeper) else server.url
+
+
 def impatient(server: Kind) -> LockProvider:
-    return locks_on(server, socket_timeout_s=0.5, connect_timeout_s=0.5)
+    return locks_on(server, brief(server), socket_timeout_s=0.5, connect_timeout_s=0.5)
 
 
 def forget(server: Kind) -> None:
@@ -94,7 +97,7 @@ class TestLedger:
             server.kill()
             server.start()
 
-        expect_one_effect(make_rivals(locks=url_of(server)), fault)
+        expect_one_effect(make_rivals(locks=server.url), fault)
 
     def test_killed_for_good(self, server: Kind, make_rivals: Any) -> None:
         """The ledger alone decides, and work goes on."""
@@ -122,15 +125,15 @@ class TestLedger:
 
     def test_emptied(self, server: Kind, make_rivals: Any) -> None:
         """It comes back with a new data directory: the ledger's lease keeps the key."""
-        expect_one_effect(make_rivals(locks=url_of(server)), lambda: emptied(server))
+        expect_one_effect(make_rivals(locks=server.url), lambda: emptied(server))
 
     def test_a_lease_that_is_ended(self, server: Kind, make_rivals: Any) -> None:
         """Somebody ends all that the server has granted: the ledger's lease keeps the key."""
-        expect_one_effect(make_rivals(locks=url_of(server)), lambda: forget(server))
+        expect_one_effect(make_rivals(locks=server.url), lambda: forget(server))
 
     def test_a_ttl_between_two_seconds(self, server: Kind, make_rivals: Any) -> None:
         """They keep leases of whole seconds: no rival takes that for a stranger's."""
-        rivals = make_rivals(locks=url_of(server))
+        rivals = make_rivals(locks=server.url)
         # Somebody is about to claim.
         locks_on(server).acquire(KEY, new_owner("m"), ttl_s=2.2, with_fence=False, wait_s=0.0)
         with pytest.raises(KeyBusyError):
@@ -173,7 +176,7 @@ class TestLocksOnly:
     def test_forgotten(self, server: Kind, fault: Any) -> None:
         """Emptied, or its lease ended: the holder learns it by its next renewal, and the next
         holder has a higher token."""
-        tg = taskguard.connect(locks=url_of(server), ledger=None)
+        tg = taskguard.connect(locks=brief(server), ledger=None)
         with (
             pytest.raises(LeaseLostError, match="before its block was left"),
             tg.lock("order:1", ttl_s=6.0) as lease,
