@@ -6,18 +6,17 @@ What locks do there is in the contract suite; what becomes of work, in `faults/t
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from redis.exceptions import ClusterDownError
 
+from support.certificates import Certificates
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -501,29 +500,17 @@ class TestFindings:
 
 class TestTls:
     @pytest.mark.debian
-    def test_encrypted(self, tmp_path: Path) -> None:
+    def test_encrypted(self, made_certificates: Certificates) -> None:
         """rediss+cluster:// asks every node by TLS, and knows a wrong certificate."""
         need(DebianRedis)
-        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-                *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
-                *("-addext", "subjectAltName=IP:127.0.0.1"),
-            ],
-            check=True,
-            capture_output=True,
-        )
         port = free_port()
-        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
         clustered = {"cluster_enabled": "yes", "cluster_port": free_port(), "tls_cluster": "yes"}
-        authority = {"tls_ca_cert_file": str(certificate), "tls_auth_clients": "no"}
-        with DebianRedis(tls_port=port, **files, **authority, **clustered) as server:
+        with DebianRedis(tls_port=port, **made_certificates.of_server(), **clustered) as server:
             with redis.Redis(port=server.port, decode_responses=True) as client:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
                 wait_until(lambda: client.cluster("info")["cluster_state"] == "ok")
             url = f"rediss+cluster://127.0.0.1:{port}"
-            locks = connect(f"{url}?ssl_ca_certs={certificate}")
+            locks = connect(f"{url}?{made_certificates.of_client()}")
             for hold in taken(locks, MANY[:20]):
                 assert locks.renew([hold]) == [Renewal.RENEWED]
                 assert locks.release(hold.keys, hold.owner)

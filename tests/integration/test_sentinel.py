@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ import pytest
 import redis
 
 import taskguard.locks.redis
-from support import certificates, clock_shim
+from support import clock_shim
 from support.certificates import Certificates
 from support.needs import missing, need
 from support.proxy import Mode, Proxy
@@ -289,23 +288,18 @@ class TestUsers:
 
 
 class TestTls:
-    @pytest.fixture
-    def certificates(self, tmp_path: Path) -> Certificates:
-        missing(certificates.unavailable())
-        return Certificates.make(tmp_path)
-
-    def test_to_sentinels_and_servers(self, certificates: Certificates, made: Any) -> None:
+    def test_to_sentinels_and_servers(self, made_certificates: Certificates, made: Any) -> None:
         """Both want a client's certificate, and are verified by the authority's."""
         need(DebianRedis)
-        tls, port = certificates.of_server(), (free_port(), free_port())
+        tls, port = made_certificates.of_server(), (free_port(), free_port())
         with (
             DebianRedis(**tls, tls_port=port[0]),
             SentinelOf(port[0], **tls, tls_port=port[1]),
         ):
             url = f"sentinels://127.0.0.1:{port[1]}/shop/0"
-            cycle(made(f"{url}?{certificates.of_client()}"))
+            cycle(made(f"{url}?{made_certificates.of_client()}"))
             for wrong in (
-                f"{url}?ssl_ca_certs={certificates.authority}",  # nobody has asked who we are
+                f"{url}?ssl_ca_certs={made_certificates.authority}",  # nobody has asked who we are
                 url,
                 f"{url.replace('sentinels', 'sentinel')}",
             ):
