@@ -378,7 +378,7 @@ class Postgres(_Database):
 
 
 class DebianPostgres(Postgres):
-    """The PostgreSQL of the system: 15 on Debian 12. It speaks TLS, which the package's does not."""
+    """That of the system: 15 on Debian 12. It speaks TLS, which the package's does not."""
 
     name = "PostgreSQL of the system"
 

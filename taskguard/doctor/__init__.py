@@ -25,12 +25,13 @@ from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
 from taskguard.doctor.locks import check_locks
+from taskguard.doctor.logs import log_findings
 from taskguard.doctor.migrations import check_migrations, environment_of_alembic
 from taskguard.doctor.queues import QueueServer
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding, Level
 
-__all__ = ["Configuration", "GuardedTask", "Report", "examine"]
+__all__ = ["Configuration", "GuardedTask", "Report", "examine", "log_findings"]
 
 
 @dataclass(frozen=True, slots=True)

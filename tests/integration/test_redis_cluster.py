@@ -20,12 +20,15 @@ from support.certificates import Certificates
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
+from taskguard.doctor import GuardedTask
+from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard.locks.redis.cluster.nodes import slot_of
+from taskguard.policy import Policy
 from taskguard.settings import make_locks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import free_port
@@ -491,6 +494,14 @@ class TestFindings:
             (finding,) = connect(small.url).check()
         assert finding.name == "cluster_node_timeout"
         assert "15 s" in finding.what
+
+    def test_leases_that_end_before_a_failover_has(self, small: Cluster) -> None:
+        """2 s until a master counts as gone, and 3 s for the vote: more than 4 s of 6 s."""
+        tasks = [GuardedTask("ship", Policy(ttl_s=6.0)), GuardedTask("bill", Policy())]
+        with self.changed(small, cluster_node_timeout="2000"):
+            (finding,), _ = check_locks(connect(small.url), tasks, has_ledger=True)
+        assert (finding.name, finding.where) == ("ttl_below_failover", "the tasks ship")
+        assert "about 5 s" in finding.what
 
     def test_nobody(self) -> None:
         """Where no node answers there is nothing to say."""
