@@ -10,6 +10,7 @@ delivers again what a killed one left in Redis.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from celery import Task
@@ -112,7 +113,7 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
     """Ask the servers by connections that are closed before the pool forks."""
     runtime = build(app)
     try:
-        reports = examine(configuration_of(app, runtime=runtime))
+        reports = examine(replace(configuration_of(app, runtime=runtime), starts=True))
         found = [each for report in reports for each in report.findings]
         names = {each.name for each in found}
         if runtime.ledger is not None and "ledger_away" not in names:

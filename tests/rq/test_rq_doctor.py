@@ -129,7 +129,7 @@ def test_rules_are_about_facts_alone() -> None:
 
 
 def test_a_worker_that_starts_says_what_is_wrong(office: Office) -> None:
-    """With the servers: that of the queues, which keeps nothing, and a database that flushes not."""
+    """With the queues' server, which keeps nothing, and a database that does not flush."""
     office.worker("taskguard_rq.GuardedWorker")
     log = office.logs()
     for name in ("queue_no_persistence", "commits_unflushed"):
