@@ -222,7 +222,7 @@ def test_a_holder_that_lives_after_all_commits_or_is_refused(
 
 
 def test_the_ledgers_own_mark_is_no_key(office: Office) -> None:
-    """It stands among them from the first worker's start on, until the year 148109."""
+    """It stands among them from the first worker's start on, until the year 148108."""
     office.claim(1)
     assert office.ledger.mark(make=True)
     for filtered in ("", "?held=yes"):
