@@ -27,7 +27,7 @@ def beside(make_shop: Callable[..., Shop]) -> Shop:
 def locks_left(shop: Any) -> list[str]:
     """But for what a worker leaves when it starts."""
     with shop.engine.connect() as db:
-        left = "select key from taskguard_locks where key <> 'the ledger'"
+        left = "select key from taskguard_locks where owner <> '' and key <> 'the ledger'"
         return list(db.execute(sa.text(left)).scalars())
 
 

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "ledger.give_back": "shutdown and a lost lease; tests/celery/test_interrupts.py",
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
+    "ledger.note": "what a leader remembers; tests/celery/test_leader_beat.py",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
     "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',

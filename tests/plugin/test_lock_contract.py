@@ -56,17 +56,23 @@ def outcomes(folder: Path, text: str, *options: str) -> dict[str, str]:
     folder.joinpath("conftest.py").write_text(absent)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
     command += ["-p", "pytest_taskguard.plugin", "--junitxml=report.xml", *options]
+    # A test that never ends says where it hangs.
+    command += ["-o", "faulthandler_timeout=90"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"") + (error.stderr or b"")
+        raise AssertionError(said.decode("utf-8", "replace")) from error
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found = {}
     for case in ET.parse(folder / "report.xml").iter("testcase"):

@@ -306,7 +306,7 @@ def test_afterwards_guards_are_as_they_were_configured(
         with tg.lock("item:a"):
             pass
         assert memory.events[0].name == "acquired"
-    with pytest.raises(ConfigurationError, match="TASKGUARD_LOCKS_URL"):
+    with pytest.raises(ConfigurationError, match="TASKGUARD_LEDGER_URL"):
         tg.lock("item:a")
     tg.close()
     memory.close()

@@ -42,7 +42,7 @@ class TestContention:
             answer = locks.acquire(("k",), owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
             answers.append((owner, answer))
 
-        threads = [threading.Thread(target=ask) for _ in range(16)]
+        threads = [threading.Thread(target=ask, daemon=True) for _ in range(16)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -74,7 +74,7 @@ class TestContention:
                 inside.difference_update(keys)
                 locks.release(keys, owner)
 
-        threads = [threading.Thread(target=run, args=(keys,)) for keys in sets * 2]
+        threads = [threading.Thread(target=run, args=(keys,), daemon=True) for keys in sets * 2]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -78,7 +78,7 @@ class TestWait:
                     return
                 mine.wait(answer.key, timeout_s=until - time.monotonic())
 
-        threads = [threading.Thread(target=worker) for _ in range(count)]
+        threads = [threading.Thread(target=worker, daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
         time.sleep(0.2)
@@ -153,7 +153,7 @@ class Ended:
         self.took_s = 0.0
         self.ended = False
         self._call = call
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._started = time.monotonic()
         self._thread.start()
 
