@@ -16,6 +16,7 @@ ALL = (
     "locks",
     "cluster",
     "etcd",
+    "zookeeper",
     "guarded",
     "mariadb",
     "leases",
@@ -26,6 +27,7 @@ ALL = (
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
+    "kazoo",
 )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ of its own share, and tests know nothing of each other. What a database's comman
 folder is made once for all of them.
 
 `valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `etcd`, `newest_etcd`, `consul`,
-`postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or
-pauses one starts its own (`taskguard_sandbox`).
+`zookeeper`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test
+that stops or pauses one starts its own (`taskguard_sandbox`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -51,6 +51,7 @@ from taskguard_sandbox.servers import (
     Redis62,
     Server,
     Valkey,
+    ZooKeeper,
 )
 
 _OF_DEBIAN = {
@@ -66,6 +67,7 @@ _OF_DEBIAN = {
     "rabbitmq",
     "sentinel",
     "sentinel_group",
+    "zookeeper",
 }
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -193,6 +195,11 @@ def etcd() -> Iterator[Etcd]:
 @pytest.fixture(scope="session")
 def consul() -> Iterator[Consul]:
     yield from started(Consul())
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeper]:
+    yield from started(ZooKeeper())
 
 
 @pytest.fixture(scope="session")
