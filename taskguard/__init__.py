@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Outcome,
         Queue,
     )
-    from taskguard.doctor import Configuration, GuardedTask, Report, examine
+    from taskguard.doctor import Configuration, GuardedTask, Report, examine, log_findings
     from taskguard.findings import Finding, Level
     from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
@@ -97,6 +97,7 @@ _HOMES = {
     "set_defaults": "settings",
     "enqueue_in": "outbox",
     "examine": "doctor",
+    "log_findings": "doctor",
     "include_name": "ledger.schema.creation",
     "interval_due_at": "ticks",
     "tick_name": "ticks",
@@ -158,6 +159,7 @@ __all__ = [
     "include_name",
     "interval_due_at",
     "key",
+    "log_findings",
     "overridden",
     "set_defaults",
     "tick_name",

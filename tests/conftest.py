@@ -29,8 +29,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from support import certificates
+from support.certificates import Certificates
 from support.exploration import Exploration
-from support.needs import need, need_redis_in_memory
+from support.needs import missing, need, need_redis_in_memory
 from support.sentinel import Group, groups
 from support.waiting import wait_until
 from taskguard_sandbox.clusters import Cluster
@@ -154,6 +156,15 @@ def started(server: ServerT) -> Iterator[ServerT]:
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
     yield from started(Valkey())
+
+
+@pytest.fixture(scope="session")
+def made_certificates() -> Iterator[Certificates]:
+    """Of an authority, a server and a client, for whoever speaks TLS."""
+    missing(certificates.unavailable())
+    # Not in pytest's folders, which `nobody` may not enter.
+    with tempfile.TemporaryDirectory(prefix="taskguard-certificates-") as folder:
+        yield Certificates.make(Path(folder))
 
 
 @pytest.fixture(scope="session")

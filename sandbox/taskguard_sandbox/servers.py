@@ -36,6 +36,7 @@ from taskguard_sandbox.process import Server, ServerError, environment, free_por
 
 __all__ = [
     "Consul",
+    "DebianPostgres",
     "DebianRedis",
     "Etcd",
     "MariaDB",
@@ -375,6 +376,23 @@ class Postgres(_Database):
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
+
+
+class DebianPostgres(Postgres):
+    """That of the system: 15 on Debian 12. It speaks TLS, which the package's does not."""
+
+    name = "PostgreSQL of the system"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+        return max(found, key=lambda binary: int(binary.parts[-3]), default=None)
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not cls.binary():
+            return f"{cls.name} is not installed (Debian: postgresql)"
+        return super().available()
 
 
 class _MySQLKind(_Database):

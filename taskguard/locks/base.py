@@ -31,7 +31,8 @@ class Traits:
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
-        failover_s: for how long it may give no answer while another server takes its place.
+        failover_s: for how long it may give no answer while another server takes its place, as far
+            as its last `check()` was told; 0.0: nobody has said.
     """
 
     session: bool = False

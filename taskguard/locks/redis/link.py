@@ -248,6 +248,9 @@ class RedisLink:
         """Whether the server answered, and what it said was no."""
         return isinstance(error.__cause__, self._errors.ResponseError)
 
+    # As `Traits` has it.
+    failover_s: float = 0.0
+
     def check(self) -> list[Finding]:
         """What is wrong with the way to the server, whatever the server itself says."""
         return []

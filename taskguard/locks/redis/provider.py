@@ -94,7 +94,7 @@ class RedisLocks:
     @property
     def traits(self) -> Traits:
         """Leases with tokens."""
-        return Traits()
+        return Traits(failover_s=self._link.failover_s)
 
     @property
     def address(self) -> str:

@@ -86,6 +86,8 @@ class Place:
 class ClusterLink:
     """Calls to a cluster; has the methods of a `RedisLink` for what is of one slot."""
 
+    failover_s: float = 0.0  # as `Traits` has it
+
     def __init__(
         self,
         url: str,
