@@ -12,6 +12,7 @@ from kazoo.exceptions import NoNodeError
 
 from support.lock_servers import LockServer
 from support.proxy import Mode, Proxy
+from support.waiting import wait_until
 from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.zookeeper import ZooKeeperLocks
@@ -45,9 +46,19 @@ def standing(client: KazooClient) -> list[str]:
 def end_session(locks: LockProvider, server: ZooKeeper) -> None:
     """What the server does with one that it hears nothing of: only its name is needed for that."""
     assert isinstance(locks, ZooKeeperLocks)
-    assert locks._current is not None
-    with client_of(server, client_id=locks._current.wire.client_id):
-        pass
+    session = locks._current
+    assert session is not None
+    identity = wait_until(lambda: session.wire.client_id)
+
+    def is_over() -> bool:
+        # Its owner wants it back at once, and may be quicker: then it begins again.
+        with client_of(server, client_id=identity):
+            pass
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: session.ended, timeout_s=1.0)
+        return session.ended
+
+    wait_until(is_over, timeout_s=60.0)
 
 
 @contextmanager
