@@ -26,6 +26,8 @@ from taskguard_sandbox.servers import Etcd, Valkey
 
 KEY = ("order:42",)
 
+pytestmark = pytest.mark.debian
+
 
 @pytest.fixture
 def locks(etcd: Etcd) -> EtcdLocks:
