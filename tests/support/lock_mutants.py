@@ -242,13 +242,13 @@ class OnlySaysThatItRenewed(Locks):
 
 @caught_by("TestWait::test_woken")
 class NeverWakes(Locks):
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         time.sleep(min(max(timeout_s, 0.0), 1.0))
 
 
 @caught_by("TestWait::test_bounded")
 class NeverWaits(Locks):
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Whoever waits asks all the time."""
 
 

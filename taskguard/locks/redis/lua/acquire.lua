@@ -1,58 +1,76 @@
 -- Takes all keys for one owner or none of them; the same owner gets the same grant again.
--- KEYS: for each key its lock, its fence, its waiters flag, its wake list.
--- ARGV: owner, lease in ms, 1 for a token, waiters flag in ms (0: does not wait),
---       fence expiry in ms, wake list expiry in ms; where it is given, the least token.
+-- KEYS: for each key its lock, its fence, its line.
+-- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms;
+--       where it is given, the least token.
 -- Answers {1, token, 1 if they were all the owner's already}, or {0, number of the key that is taken, its owner, its pttl}.
-local owner, ttl_ms, waits_ms = ARGV[1], ARGV[2], tonumber(ARGV[4])
+local owner, ttl_ms, waits = ARGV[1], ARGV[2], ARGV[4] == '1'
 
--- A waiter for several keys was woken by one that is free, but another is taken: whoever waits
--- for the free one alone must hear of it.
-local function pass_on()
-  for i = 1, #KEYS, 4 do
-    if redis.call('EXISTS', KEYS[i]) == 0 and redis.call('EXISTS', KEYS[i + 2]) == 1 then
-      redis.call('DEL', KEYS[i + 3])
-      redis.pcall('LPUSH', KEYS[i + 3], '1')
-      redis.call('PEXPIRE', KEYS[i + 3], ARGV[6])
+local function refuse(taken, holder)
+  -- It waits in one line. In no other one it keeps a key from those who wait for that alone.
+  for i = 1, #KEYS, 3 do
+    if i ~= taken then
+      step_back(KEYS[i], KEYS[i + 2], owner)
     end
   end
+  local lock, line = KEYS[taken], KEYS[taken + 2]
+  local left_ms = redis.call('PTTL', lock)
+  if waits then
+    join(lock, line, owner)
+  end
+  if redis.call('ZSCORE', line, holder) and not (waits and redis.call('ZCARD', line) < MANY) then
+    left_ms = ASK_MS -- it is kept for one who comes and has a whole lease then
+  end
+  return {0, (taken + 2) / 3, holder, left_ms}
 end
 
-local mine = 0
-for i = 1, #KEYS, 4 do
-  local value = redis.call('GET', KEYS[i])
-  if value == owner then
-    mine = mine + 4
-  elseif value then
-    -- pcall: a server that is full still tells that the key is taken; the caller then polls.
-    if waits_ms > 0 and redis.call('PTTL', KEYS[i + 2]) < waits_ms then
-      redis.pcall('SET', KEYS[i + 2], '1', 'PX', waits_ms)
-    end
-    if #KEYS > 4 then
-      pass_on()
-    end
-    return {0, (i + 3) / 4, value, redis.call('PTTL', KEYS[i])}
+-- Whether what is kept for the holder goes to the owner, who is before it in the line: it was
+-- called, and came late.
+local function goes_before(line, holder)
+  local place = redis.call('ZSCORE', line, owner)
+  local theirs = place and redis.call('ZSCORE', line, holder)
+  return theirs and tonumber(place) < tonumber(theirs)
+end
+
+local mine, lined = 0, false
+for i = 1, #KEYS, 3 do
+  local lock, line = KEYS[i], KEYS[i + 2]
+  local value = redis.call('GET', lock)
+  local others = redis.call('EXISTS', line) == 1
+  if others and not value then
+    -- A lease ran out, or somebody did not come. Whoever asks is heard of.
+    redis.call('PEXPIRE', beside(lock, ':waits:', owner), WAITS_MS)
+    value = keep_for_first(lock, line)
   end
+  if value == owner then
+    mine = mine + 3
+  elseif value and not (others and goes_before(line, value)) then
+    return refuse(i, value)
+  end
+  lined = lined or others
 end
 
 -- The locks are written before the fences: a server that is full refuses the first write of a
 -- script and lets the others pass, so nothing is half done. PEXPIRE is never refused.
-for i = 1, #KEYS, 4 do
+local again = mine == #KEYS and 1 or 0
+for i = 1, #KEYS, 3 do
   if mine == #KEYS then
     redis.call('PEXPIRE', KEYS[i], ttl_ms)
   else
     redis.call('SET', KEYS[i], owner, 'PX', ttl_ms)
   end
+  if lined and leave(KEYS[i], KEYS[i + 2], owner) then
+    again = 0 -- it was kept for it, not held
+  end
 end
-local again = mine == #KEYS and 1 or 0
 if ARGV[3] ~= '1' then
   return {1, '0', again}
 end
 
 local last = 0
-for i = 2, #KEYS, 4 do
+for i = 2, #KEYS, 3 do
   last = math.max(last, tonumber(redis.call('GET', KEYS[i]) or 0) or 0)
 end
-local least = tonumber(ARGV[7] or 0)
+local least = tonumber(ARGV[6] or 0)
 if again == 1 and last > 0 and last >= least then
   return {1, string.format('%.0f', last), again}
 end
@@ -66,7 +84,7 @@ if again == 1 and last > 0 then
 end
 local text = string.format('%.0f', token)
 local keep_ms = string.format('%.0f', ARGV[5] + math.max(0, math.floor((token - now) / 1000)))
-for i = 2, #KEYS, 4 do
+for i = 2, #KEYS, 3 do
   redis.call('SET', KEYS[i], text, 'PX', keep_ms)
 end
 return {1, text, again}
