@@ -14,7 +14,6 @@ import pytest
 
 from pytest_taskguard.lock_contract.server import (
     KEY,
-    TWO,
     LockServer,
     abandoned,
     granted,
@@ -39,27 +38,32 @@ class TestOrder:
     def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
         """Waiters are served in the order in which they asked, not in that in which they began to
         wait, and asking again costs nobody its place."""
-        holder, owners = new_owner("m"), [new_owner(f"w{number}") for number in range(8)]
-        take(locks, KEY, holder)
-        for owner in owners:
-            assert isinstance(take(locks, KEY, owner, wait_s=30.0), Held)
-        for owner in reversed(owners):
-            assert isinstance(take(locks, KEY, owner, wait_s=30.0), Held)
-        got: list[Owner] = []
+        providers = [server.connect() for _ in range(8)]
 
-        def wait(owner: Owner) -> None:
-            mine = server.connect()
-            if took_turn(mine, KEY, owner):
-                got.append(owner)
-                mine.release(KEY, owner)
+        def in_order() -> bool:
+            key, holder = fresh("a"), new_owner("m")
+            owners = [new_owner(f"w{number}") for number in range(len(providers))]
+            take(locks, key, holder)
+            waiters = list(zip(owners, providers, strict=True))
+            for owner, mine in waiters + waiters[::-1]:
+                assert isinstance(take(mine, key, owner, wait_s=30.0), Held)
+            got: list[Owner] = []
 
-        threads = [threading.Thread(target=wait, args=(owner,)) for owner in reversed(owners)]
-        for thread in threads:
-            thread.start()
-        locks.release(KEY, holder)
-        for thread in threads:
-            thread.join(60.0)
-        assert got == owners
+            def wait(owner: Owner, mine: LockProvider) -> None:
+                if took_turn(mine, key, owner):
+                    got.append(owner)
+                    mine.release(key, owner)
+
+            threads = [threading.Thread(target=wait, args=each) for each in reversed(waiters)]
+            for thread in threads:
+                thread.start()
+            locks.release(key, holder)
+            for thread in threads:
+                thread.join(60.0)
+            assert set(got) == set(owners)
+            return got == owners
+
+        assert tried(in_order)
 
     def test_nobody_barges_in(self, locks: LockProvider, server: LockServer) -> None:
         """A key that was released is the first waiter's at once: nobody who asks before it comes
@@ -121,18 +125,20 @@ class TestOrder:
     def test_late_waiter(self, locks: LockProvider) -> None:
         """One that was late for its turn lost that, but not its place before those who came after
         it."""
-        holder, slow, second, third = (new_owner(name) for name in ("m", "slow", "second", "third"))
-        take(locks, KEY, holder)
-        for owner in (slow, second, third):
-            assert isinstance(take(locks, KEY, owner, wait_s=30.0), Held)
-        locks.release(KEY, holder)
-        assert took_turn(locks, KEY, second)
-        assert isinstance(take(locks, KEY, third, wait_s=30.0), Held)
-        assert isinstance(take(locks, KEY, slow, wait_s=30.0), Held)
-        locks.release(KEY, second)
-        assert took_turn(locks, KEY, slow)
-        locks.release(KEY, slow)
-        assert took_turn(locks, KEY, third)
+
+        def kept_its_place() -> bool:
+            key, holder, slow, second, third = fresh("a"), *(new_owner(name) for name in "mstu")
+            take(locks, key, holder)
+            for owner in (slow, second, third):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, holder)
+            assert took_turn(locks, key, second)
+            for owner in (third, slow):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, second)
+            return called(locks, key) == slow
+
+        assert tried(kept_its_place)
 
     def test_late_but_before_the_next(self, locks: LockProvider, server: LockServer) -> None:
         """One that comes late, but before the next one took the key, has it."""
@@ -144,12 +150,8 @@ class TestOrder:
                 assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
             locks.release(key, holder)
 
-            def second_is_called() -> bool:
-                answer = take(server.connect(), key, new_owner("probe"))
-                assert isinstance(answer, Held)
-                return answer.owner == second
-
-            wait_until(second_is_called)
+            probe = server.connect()
+            wait_until(lambda: called(probe, key) == second)
             return isinstance(take(locks, key, slow, wait_s=30.0), Granted)
 
         assert tried(has_it)
@@ -176,8 +178,7 @@ class TestOrder:
                 assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
             locks.release(key, holder)
             assert locks.release(key, gone) is False
-            answer = take(locks, key, new_owner("hasty"))
-            return isinstance(answer, Held) and answer.owner == second
+            return called(locks, key) == second
 
         assert tried(is_passed_on)
 
@@ -232,22 +233,58 @@ class TestOrder:
 
     def test_several_keys(self, locks: LockProvider) -> None:
         """Who waits for several keys holds none of them meanwhile, and is in one line: those
-        who wait for the others are served."""
-        holders = [new_owner("m"), new_owner("n")]
-        both, single = new_owner("both"), new_owner("single")
-        for key, holder in zip(TWO, holders, strict=True):
-            take(locks, (key,), holder)
-        assert isinstance(answer := take(locks, TWO, both, wait_s=30.0), Held)
-        assert answer.key == TWO[0]
-        assert isinstance(take(locks, TWO[:1], single, wait_s=30.0), Held)
-        locks.release(TWO[:1], holders[0])
-        assert isinstance(answer := take(locks, TWO, both, wait_s=30.0), Held)
-        assert answer.key == TWO[1]
-        assert took_turn(locks, TWO[:1], single)
-        locks.release(TWO[:1], single)
-        locks.release(TWO[1:], holders[1])
-        assert took_turn(locks, TWO, both)
-        assert locks.release(TWO, both) is True
+        who wait for the others are served at once."""
+
+        def holds_none() -> bool:
+            (a,), (b,) = fresh("a"), fresh("b")
+            holders = [new_owner("m"), new_owner("n")]
+            both, single = new_owner("both"), new_owner("single")
+            for key, holder in zip((a, b), holders, strict=True):
+                take(locks, (key,), holder)
+            assert isinstance(answer := take(locks, (a, b), both, wait_s=30.0), Held)
+            other = b if answer.key == a else a
+            first, second = holders if answer.key == a else reversed(holders)
+            assert isinstance(take(locks, (answer.key,), single, wait_s=30.0), Held)
+            locks.release((answer.key,), first)
+            assert isinstance(again := take(locks, (a, b), both, wait_s=30.0), Held)
+            assert again.key == other
+            next_one = called(locks, (answer.key,))
+            assert took_turn(locks, (answer.key,), single)
+            locks.release((answer.key,), single)
+            locks.release((other,), second)
+            assert took_turn(locks, (a, b), both)
+            assert locks.release((a, b), both) is True
+            return next_one == single
+
+        assert tried(holds_none)
+
+    def test_several_keys_in_turn(self, locks: LockProvider) -> None:
+        """The same where the key that is taken comes before the one that it was called for."""
+
+        def holds_none() -> bool:
+            (a,), (b,) = fresh("a"), fresh("b")
+            first, second, both, single = (new_owner(name) for name in "mnbs")
+            take(locks, (b,), second)
+            assert isinstance(take(locks, (a, b), both, wait_s=30.0), Held)
+            assert isinstance(take(locks, (b,), single, wait_s=30.0), Held)
+            take(locks, (a,), first)
+            locks.release((b,), second)
+            assert isinstance(take(locks, (a, b), both, wait_s=30.0), Held)
+            next_one = called(locks, (b,))
+            assert took_turn(locks, (b,), single)
+            return next_one == single
+
+        assert tried(holds_none)
+
+
+def called(locks: LockProvider, keys: tuple[str, ...]) -> Owner | None:
+    """Whose the key is just now; None where it was anybody's."""
+    probe = new_owner("probe")
+    answer = take(locks, keys, probe)
+    if isinstance(answer, Held):
+        return answer.owner
+    locks.release(keys, probe)
+    return None
 
 
 def tried(attempt: Callable[[], bool]) -> bool:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from pytest_taskguard.lock_contract import server
 from pytest_taskguard.lock_contract.server import KEY, LockServer, renewed, take
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, LockProvider, Renewal
@@ -147,11 +148,9 @@ def fresh(name: str) -> tuple[str]:
     return (f"{name}:{new_owner().nonce}",)
 
 
-def took_turn(
-    locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, within_s: float = 30.0
-) -> Granted | None:
-    """Waits for the keys as a holder to be does it: None after the time."""
-    until = time.monotonic() + within_s
+def took_turn(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> Granted | None:
+    """Waits for the keys as a holder to be does it: None where its turn never comes."""
+    until = time.monotonic() + 3 * server.PATIENCE_S
     while (left_s := until - time.monotonic()) > 0:
         answer = take(locks, keys, owner, wait_s=left_s)
         if isinstance(answer, Granted):

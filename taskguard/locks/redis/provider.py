@@ -135,9 +135,7 @@ class RedisLocks:
     ) -> tuple[list[bytes], list[bytes]]:
         """Names and arguments; a token is `least` or above."""
         names = [
-            name
-            for lock in self._locks(keys)
-            for name in (lock, lock + b":fence", lock + b":line")
+            name for lock in self._locks(keys) for name in (lock, lock + b":fence", lock + b":line")
         ]
         arguments = [
             _bytes(str(owner)),
