@@ -168,7 +168,7 @@ def _work(kind: str, url: str, threads: int, turns: int) -> None:
     waiting = [threading.Thread(target=run) for _ in range(threads)]
     for thread in waiting:
         thread.start()
-    print("ready", flush=True)  # noqa: T201  # to the process that measures
+    print("ready", flush=True)  # to the process that measures
     sys.stdin.readline()
     before = next(_commands)
     go.set()

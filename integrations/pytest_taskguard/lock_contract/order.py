@@ -241,12 +241,14 @@ class TestOrder:
             both, single = new_owner("both"), new_owner("single")
             for key, holder in zip((a, b), holders, strict=True):
                 take(locks, (key,), holder)
-            assert isinstance(answer := take(locks, (a, b), both, wait_s=30.0), Held)
+            answer = take(locks, (a, b), both, wait_s=30.0)
+            assert isinstance(answer, Held)
             other = b if answer.key == a else a
             first, second = holders if answer.key == a else reversed(holders)
             assert isinstance(take(locks, (answer.key,), single, wait_s=30.0), Held)
             locks.release((answer.key,), first)
-            assert isinstance(again := take(locks, (a, b), both, wait_s=30.0), Held)
+            again = take(locks, (a, b), both, wait_s=30.0)
+            assert isinstance(again, Held)
             assert again.key == other
             next_one = called(locks, (answer.key,))
             assert took_turn(locks, (answer.key,), single)

@@ -131,7 +131,7 @@ class TestWait:
         assert isinstance(take(single, (b,), mine), Granted)
         return waited_s
 
-    def test_given_up(self, locks: LockProvider, server: LockServer) -> None:
+    def test_given_up(self, locks: LockProvider) -> None:
         """Who gave up by a release is in nobody's way, and frees nothing of the holder's."""
         holder, gone, other = new_owner("m"), new_owner("gone"), new_owner("n")
         take(locks, KEY, holder)

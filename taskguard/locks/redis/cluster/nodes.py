@@ -172,8 +172,14 @@ class ClusterLink:
         until_s = time.monotonic() + timeout_s
 
         def wait(link: RedisLink, asking: bool) -> Any:
-            left_s = max(0.01, until_s - time.monotonic())
-            return link.ask(pack(b"BLPOP", *names, b"%.3f" % left_s), blocks=True, asking=asking)
+            left_s = b"%.3f" % max(0.01, until_s - time.monotonic())
+            try:
+                return link.ask(pack(b"BLPOP", *names, left_s), blocks=True, asking=asking)
+            except LockServerUnavailableError as error:
+                if not self.is_moving(error):
+                    raise
+            # Of a slot in two places a command may name one entry.
+            return link.ask(pack(b"BLPOP", names[0], left_s), blocks=True, asking=asking)
 
         slot = slot_of(names[0])
         link = self._slots[slot] or self._found(slot)

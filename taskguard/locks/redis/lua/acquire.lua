@@ -38,7 +38,7 @@ for i = 1, #KEYS, 3 do
   local others = redis.call('EXISTS', line) == 1
   if others and not value then
     -- A lease ran out, or somebody did not come. Whoever asks is heard of.
-    redis.call('PEXPIRE', beside(lock, ':waits:', owner), WAITS_MS)
+    try('PEXPIRE', beside(lock, ':waits:', owner), WAITS_MS)
     value = keep_for_first(lock, line)
   end
   if value == owner then

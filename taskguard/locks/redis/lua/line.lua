@@ -17,12 +17,22 @@ local function beside(lock, what, owner)
   return lock .. what .. string.match(owner, '^[^/]*')
 end
 
--- One element at most, for nobody may come to fetch it. If a full server takes none (pcall), the
--- waiter asks after a second.
+-- A server that is full takes nothing, and in a slot that is moving nothing may be touched that was
+-- not named. It is not known then who is first, or the waiter asks after a second.
+local function try(...)
+  local reply = redis.pcall(...)
+  local said = type(reply) == 'table' and reply.err
+  if said and not string.find(said, 'OOM') and not string.find(said, 'non local key') then
+    return redis.call(...) -- which raises it
+  end
+  return reply
+end
+
+-- One element at most, for nobody may come to fetch it.
 local function push(list, text, expiry_ms)
-  redis.call('DEL', list)
-  redis.pcall('LPUSH', list, text)
-  redis.call('PEXPIRE', list, expiry_ms)
+  try('DEL', list)
+  try('LPUSH', list, text)
+  try('PEXPIRE', list, expiry_ms)
 end
 
 -- The owner leaves the line; whether it was in it.
@@ -30,17 +40,17 @@ local function leave(lock, line, owner)
   if redis.call('ZREM', line, owner) == 0 then
     return false
   end
-  redis.call('DEL', beside(lock, ':waits:', owner), beside(lock, ':wake:', owner))
+  try('DEL', beside(lock, ':waits:', owner), beside(lock, ':wake:', owner))
   return true
 end
 
--- The owner has a place in the line, and lives. A server that is full gives no place (pcall).
+-- The owner has a place in the line, and lives.
 local function join(lock, line, owner)
   local waits = beside(lock, ':waits:', owner)
-  if redis.call('PEXPIRE', waits, WAITS_MS) == 0 or not redis.call('ZSCORE', line, owner) then
+  if try('PEXPIRE', waits, WAITS_MS) ~= 1 or not redis.call('ZSCORE', line, owner) then
     local last = redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2]
-    redis.pcall('ZADD', line, 'NX', (last or 0) + 1, owner)
-    redis.pcall('SET', waits, '1', 'PX', WAITS_MS)
+    try('ZADD', line, 'NX', (last or 0) + 1, owner)
+    try('SET', waits, '1', 'PX', WAITS_MS)
   end
   redis.call('PEXPIRE', line, WAITS_MS)
 end
@@ -54,14 +64,16 @@ local function keep_for_first(lock, line)
       return false
     end
     local waits = beside(lock, ':waits:', who)
-    local left_ms = redis.call('PTTL', waits)
-    if left_ms < 0 then
+    local left_ms = try('PTTL', waits)
+    if type(left_ms) ~= 'number' then
+      return false
+    elseif left_ms < 0 then
       leave(lock, line, who)
     elseif left_ms < ON_TIME_MS then
       place = place + 1
     else
       redis.call('SET', lock, who, 'PX', GRACE_MS)
-      redis.call('PEXPIRE', waits, ON_TIME_MS - 1) -- it is not called again before it has asked
+      try('PEXPIRE', waits, ON_TIME_MS - 1) -- it is not called again before it has asked
       push(beside(lock, ':wake:', who), 'come', ASK_MS)
       local count = redis.call('ZCARD', line)
       if count > 1 and count < MANY then
