@@ -8,6 +8,7 @@ several keys, nor after a loss of the server's memory.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -116,6 +117,7 @@ class TestOrder:
                 target=lambda: took.append(took_s(lambda: took_turn(waiter, key, second)))
             )
             thread.start()
+            time.sleep(0.1)  # until it blocks
             locks.release(key, holder)
             thread.join(60.0)
             return took[0]

@@ -5,48 +5,44 @@
 -- Answers {1, token, 1 if they were all the owner's already}, or {0, number of the key that is taken, its owner, its pttl}.
 local owner, ttl_ms, waits = ARGV[1], ARGV[2], ARGV[4] == '1'
 
-local function refuse(taken, holder)
-  -- It waits in one line. In no other one it keeps a key from those who wait for that alone.
-  for i = 1, #KEYS, 3 do
-    if i ~= taken then
-      step_back(KEYS[i], KEYS[i + 2], owner)
-    end
-  end
-  local lock, line = KEYS[taken], KEYS[taken + 2]
-  local left_ms = redis.call('PTTL', lock)
-  if waits then
-    join(lock, line, owner)
-  end
-  if redis.call('ZSCORE', line, holder) and not (waits and redis.call('ZCARD', line) < MANY) then
-    left_ms = ASK_MS -- it is kept for one who comes and has a whole lease then
-  end
-  return {0, (taken + 2) / 3, holder, left_ms}
-end
-
--- Whether what is kept for the holder goes to the owner, who is before it in the line: it was
--- called, and came late.
-local function goes_before(line, holder)
-  local place = redis.call('ZSCORE', line, owner)
-  local theirs = place and redis.call('ZSCORE', line, holder)
-  return theirs and tonumber(place) < tonumber(theirs)
-end
-
-local mine, lined = 0, false
+local mine, waiting = 0, nil
 for i = 1, #KEYS, 3 do
   local lock, line = KEYS[i], KEYS[i + 2]
-  local value = redis.call('GET', lock)
-  local others = redis.call('EXISTS', line) == 1
-  if others and not value then
-    -- A lease ran out, or somebody did not come. Whoever asks is heard of.
-    try('PEXPIRE', beside(lock, ':waits:', owner), WAITS_MS)
-    value = keep_for_first(lock, line)
+  if redis.call('EXISTS', lock, line) > 0 then
+    local value = redis.call('GET', lock)
+    local theirs = value and redis.call('ZSCORE', line, value) -- if it is only kept for them
+    if theirs or not value or waits or #KEYS > 3 then
+      waiting = waiting or line_of_waiters()
+    end
+    if not value then
+      -- A lease ran out, or somebody did not come. Whoever asks is heard of.
+      waiting.hear(lock, owner)
+      value = waiting.keep_for_first(lock, line)
+      theirs = value and redis.call('ZSCORE', line, value)
+    end
+    if value == owner then
+      mine = mine + 3
+    elseif value then
+      local place = theirs and redis.call('ZSCORE', line, owner)
+      -- What is kept for one who is behind the owner is the owner's: it was called, and is late.
+      if not (place and tonumber(place) < tonumber(theirs)) then
+        -- It waits in one line. In no other one it keeps a key from those who wait for that alone.
+        for other = 1, #KEYS, 3 do
+          if other ~= i then
+            waiting.step_back(KEYS[other], KEYS[other + 2], owner)
+          end
+        end
+        local left_ms = redis.call('PTTL', lock)
+        if waits then
+          waiting.join(lock, line, owner)
+        end
+        if theirs and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
+          left_ms = waiting.ASK_MS -- it is kept for one who comes and has a whole lease then
+        end
+        return {0, (i + 2) / 3, value, left_ms}
+      end
+    end
   end
-  if value == owner then
-    mine = mine + 3
-  elseif value and not (others and goes_before(line, value)) then
-    return refuse(i, value)
-  end
-  lined = lined or others
 end
 
 -- The locks are written before the fences: a server that is full refuses the first write of a
@@ -58,7 +54,7 @@ for i = 1, #KEYS, 3 do
   else
     redis.call('SET', KEYS[i], owner, 'PX', ttl_ms)
   end
-  if lined and leave(KEYS[i], KEYS[i + 2], owner) then
+  if waiting and waiting.leave(KEYS[i], KEYS[i + 2], owner) then
     again = 0 -- it was kept for it, not held
   end
 end

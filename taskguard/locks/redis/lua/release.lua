@@ -5,12 +5,12 @@
 local owner, freed = ARGV[1], 0
 for i = 1, #KEYS, 2 do
   local lock, line = KEYS[i], KEYS[i + 1]
-  local lined = redis.call('EXISTS', line) == 1
-  if not (lined and step_back(lock, line, owner)) and redis.call('GET', lock) == owner then
+  local waiting = redis.call('EXISTS', line) == 1 and line_of_waiters()
+  if not (waiting and waiting.step_back(lock, line, owner)) and redis.call('GET', lock) == owner then
     redis.call('DEL', lock)
     freed = freed + 1
-    if lined then
-      keep_for_first(lock, line)
+    if waiting then
+      waiting.keep_for_first(lock, line)
     end
   end
 end
