@@ -268,7 +268,7 @@ class LooksAtTheLineOnlyWhenItReleases(Locks):
         return super().acquire(keys, owner, **asked)
 
 
-@caught_by("TestOrder::test_first_come")
+@caught_by("TestOrder::test_nobody_barges_in")
 class ServesWhoWakesFirst(Locks):
     def _may_take(self, key, owner, lock):  # type: ignore[no-untyped-def]
         line = self._lines.get(key, ())
