@@ -97,11 +97,11 @@ class Admission:
                     return found
                 self._wait(asker, found, left_s)
                 if not asker.in_line:
-                    # It has had a lease, and may not have another one: the ledger refused it.
+                    # It has no place to keep. If the ledger refused it, its lease is given away.
                     asker = _Asker(new_owner(delivery.message.id))
         finally:
             if asker.in_line and self.locks is not None:
-                # A lock server that does not hear of it finds out.
+                # Without an answer it is found out that nobody waits.
                 with contextlib.suppress(LockServerUnavailableError):
                     self.locks.release(delivery.keys, asker.owner)
 
@@ -109,12 +109,12 @@ class Admission:
         self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
     ) -> Admitted | Answer | Busy:
         """Ask the lock server, then the ledger, once each."""
-        owner, in_line = asker.owner, asker.in_line or wait_s > 0.0
+        owner, waits = asker.owner, asker.in_line or wait_s > 0.0
         asked_at_s = self.clock.monotonic_s()
         asker.in_line = False
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
-            asker.in_line = in_line
+            asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             found = self._peek(delivery, owner, admitted)
             if (
                 self.ledger is None
