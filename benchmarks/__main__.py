@@ -14,6 +14,7 @@ ALL = (
     "startup",
     "route",
     "locks",
+    "waiters",
     "cluster",
     "etcd",
     "zookeeper",

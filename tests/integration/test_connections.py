@@ -48,7 +48,7 @@ WRONG = "wrong-secret"
 RIGHTS = [
     *("~taskguard:*", "+evalsha", "+eval", "+get", "+set", "+del", "+exists", "+pexpire", "+pttl"),
     *("+time", "+lpush", "+blpop", "+info", "+select", "+cluster|slots", "+cluster|info"),
-    "+config|get",
+    *("+config|get", "+zadd", "+zcard", "+zrange", "+zrem", "+zscore"),
 ]
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -73,14 +73,15 @@ def locks_of(url: str) -> Iterator[LockProvider]:
 
 def cycle(locks: LockProvider) -> None:
     """Taken, renewed, refused to another, waited for, freed."""
-    owner = new_owner("m")
+    owner, waiter = new_owner("m"), new_owner("n")
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=locks.traits.tokens, wait_s=0.0)
     assert isinstance(answer, Granted)
     assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
-    other = locks.acquire(KEY, new_owner("n"), ttl_s=30.0, with_fence=False, wait_s=5.0)
+    other = locks.acquire(KEY, waiter, ttl_s=30.0, with_fence=False, wait_s=5.0)
     assert isinstance(other, Held)
     assert other.owner == owner
-    locks.wait(KEY[0], timeout_s=0.05)
+    locks.wait(KEY[0], waiter, timeout_s=0.05)
+    assert locks.release(KEY, waiter) is False
     assert locks.release(KEY, owner) is True
 
 

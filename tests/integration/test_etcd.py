@@ -381,7 +381,7 @@ class TestConnections:
             take(locks, ("waited",), owner := new_owner("m"))
             proxy.mode = Mode.CUT
             with pytest.raises(LockServerUnavailableError):
-                locks.wait("waited", timeout_s=5.0)
+                locks.wait("waited", new_owner(), timeout_s=5.0)
             proxy.mode = Mode.PASS
             locks.release(("waited",), owner)
 

@@ -31,7 +31,7 @@ def cycle(locks: EtcdLocks) -> None:
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
     assert isinstance(answer, Granted)
     assert locks.renew([Hold(KEY, owner, 30.0)] * 40) == [Renewal.RENEWED] * 40
-    locks.wait(KEY[0], timeout_s=0.05)
+    locks.wait(KEY[0], new_owner(), timeout_s=0.05)
     assert locks.release(KEY, owner) is True
 
 

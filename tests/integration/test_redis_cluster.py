@@ -172,7 +172,7 @@ class TestUsers:
         """A user who may do no more than the documentation says, with a password that is quoted."""
         rights = (
             "~taskguard:* -@all +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
-            " +blpop +cluster|slots +asking"
+            " +blpop +zadd +zcard +zrange +zrem +zscore +cluster|slots +asking"
         )
         users = ["default on nopass ~* &* +@all", f"tasks on >{self.PASSWORD} {rights}"]
         with Cluster(masters=1, user=users) as cluster:
@@ -181,7 +181,7 @@ class TestUsers:
             for hold in taken(locks, MANY[:20]):
                 assert locks.renew([hold]) == [Renewal.RENEWED]
                 assert locks.release(hold.keys, hold.owner)
-            locks.wait("a", timeout_s=0.05)
+            locks.wait("a", new_owner(), timeout_s=0.05)
             assert locks.check() == []
             assert self.PASSWORD not in repr(locks)
             wrong = connect(cluster.url_of(user="tasks", password="wrong"))
@@ -424,10 +424,11 @@ class TestMoved:
         locks = connect(cluster.url)
         owner = new_owner("m")
         take(locks, owner=owner)
-        answer = locks.acquire(KEY, new_owner("n"), ttl_s=60, with_fence=False, wait_s=30)
+        waiter = new_owner("n")
+        answer = locks.acquire(KEY, waiter, ttl_s=60, with_fence=False, wait_s=30)
         assert isinstance(answer, Held)
         self.mislead(locks)
-        locks.wait(KEY[0], timeout_s=0.2)
+        locks.wait(KEY[0], waiter, timeout_s=0.2)
         locks.release(KEY, owner)
         assert cluster.ask(cluster.master_of("taskguard:{order:42}"), "DBSIZE") >= 1
 

@@ -275,7 +275,7 @@ class TestUsers:
         """Passwords of any characters; what these users may do is enough."""
         locks = made(self.url(users, server=self.PASSWORD, sentinel=self.PASSWORD))
         cycle(locks)
-        locks.wait(KEY[0], timeout_s=0.05)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.05)
         locks.check()
 
     def test_wrong_passwords(self, users: Group, made: Any) -> None:

@@ -138,7 +138,7 @@ class TestRequests:
         take(locks)
         with requests(monkeypatch) as sent:
             for _ in range(5):
-                locks.wait(KEY[0], timeout_s=0.01)
+                locks.wait(KEY[0], new_owner("n"), timeout_s=0.01)
         assert sent == ["GetData"]
 
 
@@ -529,7 +529,7 @@ class TestRights:
                 owner = new_owner("m")
                 assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
                 assert renewed(locks, owner) == Renewal.RENEWED
-                locks.wait(KEY[0], timeout_s=0.05)
+                locks.wait(KEY[0], owner, timeout_s=0.05)
                 assert locks.release(KEY, owner) is True
                 assert locks.check() == []
             for user in ("", "shop:c0ffee@"):

@@ -177,8 +177,9 @@ class ZooKeeperLocks:
             answers[number] = self._renew_one(session, holds[number], wanted[number], found)
         return [answers[number] for number in range(len(holds))]
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key is released, a second at most: then ask again."""
+        del owner
         if timeout_s <= 0:
             return
         until_s = time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
