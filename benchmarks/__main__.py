@@ -14,8 +14,10 @@ ALL = (
     "startup",
     "route",
     "locks",
+    "waiters",
     "cluster",
     "etcd",
+    "zookeeper",
     "guarded",
     "mariadb",
     "leases",
@@ -26,6 +28,7 @@ ALL = (
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
+    "kazoo",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Parking,
         Queue,
     )
-    from taskguard.doctor import Configuration, GuardedTask, Report, examine
+    from taskguard.doctor import Configuration, GuardedTask, Report, examine, log_findings
     from taskguard.findings import Finding, Level
     from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
@@ -102,6 +102,7 @@ _HOMES = {
     "set_defaults": "settings",
     "enqueue_in": "outbox",
     "examine": "doctor",
+    "log_findings": "doctor",
     "include_name": "ledger.schema.creation",
     "interval_due_at": "ticks",
     "tick_name": "ticks",
@@ -166,6 +167,7 @@ __all__ = [
     "include_name",
     "interval_due_at",
     "key",
+    "log_findings",
     "overridden",
     "set_defaults",
     "tick_name",

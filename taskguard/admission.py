@@ -1,9 +1,10 @@
-"""Whether a delivery may run its body: the lock server is asked, then the ledger, once each.
+"""Whether a delivery may run its body: the lock server is asked, then the ledger, for `wait_s`.
 
-Guarantees: whatever the answer is, no lease is left behind but the one that was granted, also where
-the answer is interrupted (by a time limit) or never comes; a key that the lock server forgot is
-handed over to the owner whom the ledger names, not freed. A value at the lock server that is no
-lease, or outlives every lease, keeps no delivery from what the ledger grants, and is not touched.
+Guarantees: whatever the answer is, no lease is left behind but the one that was granted, and no
+place in the line of those who wait, also where the answer is interrupted (by a time limit) or never
+comes; a key that the lock server forgot is handed over to the owner whom the ledger names, not
+freed. A value at the lock server that is no lease, or outlives every lease, keeps no delivery from
+what the ledger grants, and is not touched.
 
 Read next: `runner.py`, which decides what to do with the answer.
 """
@@ -46,6 +47,14 @@ _MOST_UNSETTLED = 1_000
 
 
 @dataclass(slots=True)
+class _Asker:
+    """Who asks: the same owner as long as it waits, so that it keeps its place in the line."""
+
+    owner: Owner
+    in_line: bool = False
+
+
+@dataclass(slots=True)
 class Admitted:
     """The delivery may run. `claimed` is None with locks only."""
 
@@ -73,14 +82,40 @@ class Admission:
         # Claims that may have been granted, and whose answer never arrived.
         self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
 
-    def ask(
-        self, delivery: Delivery, *, wait_s: float, started_s: float
+    def ask(self, delivery: Delivery, *, wait_s: float) -> Admitted | Answer | Busy:
+        """Ask until the answer is no Busy, or `wait_s` is over."""
+        started_s = self.clock.monotonic_s()
+        asker = _Asker(new_owner(delivery.message.id))
+        try:
+            while True:
+                left_s = max(0.0, started_s + wait_s - self.clock.monotonic_s())
+                found = self._ask(delivery, asker, wait_s=left_s, started_s=started_s)
+                if not isinstance(found, Busy):
+                    return found
+                self._emit_contended(delivery, found)
+                left_s = started_s + wait_s - self.clock.monotonic_s()
+                if left_s <= 0.0:
+                    return found
+                self._wait(asker, found, left_s)
+                if not asker.in_line:
+                    # It has no place to keep. If the ledger refused it, its lease is given away.
+                    asker = _Asker(new_owner(delivery.message.id))
+        finally:
+            if asker.in_line and self.locks is not None:
+                # Without an answer it is found out that nobody waits.
+                with contextlib.suppress(LockServerUnavailableError):
+                    self.locks.release(delivery.keys, asker.owner)
+
+    def _ask(
+        self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
     ) -> Admitted | Answer | Busy:
         """Ask the lock server, then the ledger, once each."""
-        owner = new_owner(delivery.message.id)
+        owner, waits = asker.owner, asker.in_line or wait_s > 0.0
         asked_at_s = self.clock.monotonic_s()
+        asker.in_line = False
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
+            asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             found = self._peek(delivery, owner, admitted)
             if (
                 self.ledger is None
@@ -247,14 +282,14 @@ class Admission:
         except LockServerUnavailableError as error:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 
-    def wait(self, delivery: Delivery, busy: Busy, left_s: float) -> None:
-        """Wait until a release wakes us, the other holder's lease ends, or `left_s` are over."""
+    def _wait(self, asker: _Asker, busy: Busy, left_s: float) -> None:
+        """Wait until it may be our turn, the other holder's lease ends, or `left_s` are over."""
         timeout_s = min(left_s, 1.0)
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
-        if self.locks is not None:
+        if self.locks is not None and busy.key is not None:
             try:
-                self.locks.wait(busy.key or delivery.keys[0], timeout_s=timeout_s)
+                self.locks.wait(busy.key, asker.owner, timeout_s=timeout_s)
             except LockServerUnavailableError:
                 self.clock.sleep(min(timeout_s, _POLL_S))
         else:
@@ -329,7 +364,7 @@ class Admission:
                 kind(key=delivery.key, task=delivery.task, message=delivery.message.id, **values)
             )
 
-    def emit_contended(self, delivery: Delivery, busy: Busy) -> None:
+    def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
 

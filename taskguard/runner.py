@@ -255,20 +255,12 @@ class Runner:
     # -- enter --------------------------------------------------------------------------------
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
-        started_s = self.clock.monotonic_s()
-        wait_until_s = started_s + _wait_s(delivery)
-        while True:
-            left_s = max(0.0, wait_until_s - self.clock.monotonic_s())
-            found = self._admission.ask(delivery, wait_s=left_s, started_s=started_s)
-            if isinstance(found, Admitted):
-                return found
-            if isinstance(found, Answer):
-                return self._answer(delivery, found)
-            self._admission.emit_contended(delivery, found)
-            left_s = wait_until_s - self.clock.monotonic_s()
-            if left_s <= 0.0:
-                return self._turn_away(delivery, found)
-            self._admission.wait(delivery, found, left_s)
+        found = self._admission.ask(delivery, wait_s=_wait_s(delivery))
+        if isinstance(found, Admitted):
+            return found
+        if isinstance(found, Answer):
+            return self._answer(delivery, found)
+        return self._turn_away(delivery, found)
 
     # -- not to be run ------------------------------------------------------------------------
 

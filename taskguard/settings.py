@@ -56,6 +56,8 @@ _PROVIDERS = {
     "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
     "consul": ("taskguard.locks.consul", "ConsulLocks"),
     "consuls": ("taskguard.locks.consul", "ConsulLocks"),
+    "zookeeper": ("taskguard.locks.zookeeper", "ZooKeeperLocks"),
+    "zookeepers": ("taskguard.locks.zookeeper", "ZooKeeperLocks"),
 }
 # Beside the ledger's tables, whatever that is made of.
 BESIDE_LEDGER = "ledger://"

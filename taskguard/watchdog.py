@@ -15,7 +15,6 @@ call it without the thread.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
@@ -31,7 +30,7 @@ from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, trusted_until_s
 from taskguard.ledger.protocol import Claim, Ledger
 from taskguard.locks.base import Hold, LockProvider, Renewal
-from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
+from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
 
 __all__ = ["TrackedLease", "Watchdog"]
 
@@ -103,7 +102,7 @@ class TrackedLease:
         with self.mutex:
             thread, self._thread = self._thread, None
             if thread is not None and self._interrupted:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+                raise_in_thread(thread, None)
 
     def interrupt(self) -> None:
         """Raise LeaseLostError in the body's thread, once its present C call returns."""
@@ -113,9 +112,7 @@ class TrackedLease:
                 if self._cancel is not None:
                     self._cancel()
                     return
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(_interruption(self.lease))
-                )
+                raise_in_thread(self._thread, _interruption(self.lease))
 
 
 def _interruption(lease: Lease) -> type[LeaseLostError]:

@@ -8,8 +8,8 @@ of its own share, and tests know nothing of each other. What a database's comman
 folder is made once for all of them.
 
 `valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `etcd`, `newest_etcd`, `consul`,
-`postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test that stops or
-pauses one starts its own (`taskguard_sandbox`).
+`zookeeper`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test
+that stops or pauses one starts its own (`taskguard_sandbox`).
 `redis_url`, `pg_url`, `mariadb_url`, `mysql_url` and `sqlite_url` are empty stores for one test.
 """
 
@@ -29,8 +29,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from support import certificates
+from support.certificates import Certificates
 from support.exploration import Exploration
-from support.needs import need, need_redis_in_memory
+from support.needs import missing, need, need_redis_in_memory
 from support.sentinel import Group, groups
 from support.waiting import wait_until
 from taskguard_sandbox.clusters import Cluster
@@ -49,6 +51,7 @@ from taskguard_sandbox.servers import (
     Redis62,
     Server,
     Valkey,
+    ZooKeeper,
 )
 
 _OF_DEBIAN = {
@@ -64,6 +67,7 @@ _OF_DEBIAN = {
     "rabbitmq",
     "sentinel",
     "sentinel_group",
+    "zookeeper",
 }
 ServerT = TypeVar("ServerT", bound=Server)
 
@@ -155,6 +159,15 @@ def valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
+def made_certificates() -> Iterator[Certificates]:
+    """Of an authority, a server and a client, for whoever speaks TLS."""
+    missing(certificates.unavailable())
+    # Not in pytest's folders, which `nobody` may not enter.
+    with tempfile.TemporaryDirectory(prefix="taskguard-certificates-") as folder:
+        yield Certificates.make(Path(folder))
+
+
+@pytest.fixture(scope="session")
 def five_valkeys() -> Iterator[list[Valkey]]:
     """Independent ones, for Redlock. They write each change to the disk first: others would have no
     vote for as long as a lease may last."""
@@ -182,6 +195,11 @@ def etcd() -> Iterator[Etcd]:
 @pytest.fixture(scope="session")
 def consul() -> Iterator[Consul]:
     yield from started(Consul())
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[ZooKeeper]:
+    yield from started(ZooKeeper())
 
 
 @pytest.fixture(scope="session")

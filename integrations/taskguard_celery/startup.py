@@ -10,12 +10,13 @@ delivers again what a killed one left in Redis.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from celery import Task
 from celery.signals import celeryd_after_setup, task_revoked, worker_ready
 
-from taskguard import Finding, GuardedFunction, Level, errors, examine
+from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
@@ -113,7 +114,7 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
     """Ask the servers by connections that are closed before the pool forks."""
     runtime = build(app)
     try:
-        reports = examine(configuration_of(app, runtime=runtime))
+        reports = examine(replace(configuration_of(app, runtime=runtime), starts=True))
         found = [each for report in reports for each in report.findings]
         names = {each.name for each in found}
         if runtime.ledger is not None and "ledger_away" not in names:
@@ -124,21 +125,7 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
         return
     finally:
         runtime.close()
-    for finding in found:
-        _log(finding)
-
-
-def _log(finding: Finding) -> None:
-    if finding.name in LOSING or finding.name in _SAID_BY_CELERY:
-        return
-    if finding.name == "lock_server_away":
-        logger.warning("the lock server is away; until it answers: %s", finding.what)
-    elif finding.name == "ledger_away":
-        logger.warning("the ledger is away; deliveries will be put off: %s", finding.what)
-    elif finding.level is Level.NOTE:
-        logger.debug("%s (finding %s)", finding, finding.name)
-    else:
-        logger.warning("%s (finding %s)", finding, finding.name)
+    log_findings(found, but=LOSING | _SAID_BY_CELERY)
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:

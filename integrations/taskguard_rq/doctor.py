@@ -83,5 +83,7 @@ def _facts_of_job(job: Job, compiled: GuardedFunction) -> JobFacts:
         retries=job.retries_left,
         limit_s=limit_s if limit_s > 0 else None,
         wait_s=compiled.policy.wait_s,
+        lease_s=compiled.policy.ttl_s,
+        kept_s=job.ttl or None,
         recoverable=compiled.policy.recoverable,
     )

@@ -23,6 +23,8 @@ class JobFacts:
         retries: how often RQ tries again; None: never.
         limit_s: its time-out; None: it has none.
         wait_s: how long its guard waits for a key.
+        lease_s: how long a holder that died keeps a key.
+        kept_s: after what time in the queue RQ drops it (ttl); None: never.
         recoverable: a sweep can enqueue it again.
     """
 
@@ -30,6 +32,8 @@ class JobFacts:
     retries: int | None
     limit_s: float | None
     wait_s: float = 0.0
+    lease_s: float = 0.0
+    kept_s: float | None = None
     recoverable: bool = False
 
 
@@ -90,4 +94,14 @@ def findings_of_job(job: JobFacts) -> Iterator[Finding]:
             what=f"Its guard may wait for {job.wait_s:g} s, and its time-out is {job.limit_s:g} s.",
             why="It waits for half of its time-out at most, and is then put off.",
             mend="A job_timeout of at least twice wait_s.",
+        )
+    if job.kept_s is not None and job.kept_s <= job.lease_s:
+        yield Finding(
+            "job_ttl",
+            Level.WARNING,
+            where=where,
+            what=f"RQ drops it after {job.kept_s:g} s in the queue (ttl), and a lease is "
+            f"{job.lease_s:g} s.",
+            why="One that is put off while its key is taken, or its holder is dead, is lost.",
+            mend="No ttl=, or one well above ttl_s of its guard.",
         )

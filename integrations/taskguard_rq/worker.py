@@ -24,6 +24,7 @@ from rq import Queue, SimpleWorker, Worker
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, SpawnWorker
 
+from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
 from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
@@ -41,22 +42,28 @@ logger = logging.getLogger("taskguard")
 
 # Until RQ 3 a worker had one execution at a time, and cleaned up that one.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
+_SAID_BY_RQ = frozenset({"queue_server_away"})
 _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_scheduler") - 1
 
 
-def _load() -> None:
-    """Load what work horses need; a worker whose tables are not as they have to be ends here."""
+def _load(connection: Any) -> None:
+    """Load what work horses need, and say what is wrong with the servers, by connections that are
+    closed again; a worker whose tables are not as they have to be ends here."""
     try:
         runtime()
     except ConfigurationError:
         return  # may be set right by the job's module, and is the job's error otherwise
+    reports = examine(Configuration(runtime, queue_server=connection, starts=True))
+    found = [finding for report in reports for finding in report.findings]
     try:
-        load()
+        if "ledger_away" not in {finding.name for finding in found}:
+            load()
     except LedgerUnavailableError as error:
         logger.warning("the ledger is away; jobs will be put off: %s", error)
     except ConfigurationError as error:
         logger.critical("the worker does not start: %s", error)
         raise SystemExit(f"taskguard: {error}") from error
+    log_findings(found, but=_SAID_BY_RQ)
 
 
 class GuardedWorkerMixin(BaseWorker):
@@ -72,7 +79,7 @@ class GuardedWorkerMixin(BaseWorker):
         one runs. `rq worker` cannot say so, and always gets the scheduler. A worker whose ledger's
         tables are missing, or may not be written, does not start.
         """
-        _load()
+        _load(self.connection)
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True

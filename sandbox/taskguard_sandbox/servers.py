@@ -36,6 +36,7 @@ from taskguard_sandbox.process import Server, ServerError, environment, free_por
 
 __all__ = [
     "Consul",
+    "DebianPostgres",
     "DebianRedis",
     "Etcd",
     "MariaDB",
@@ -50,6 +51,7 @@ __all__ = [
     "Server",
     "ServerError",
     "Valkey",
+    "ZooKeeper",
     "free_port",
 ]
 
@@ -374,6 +376,23 @@ class Postgres(_Database):
         except FileNotFoundError:
             return False
         return len(lines) >= 8 and int(lines[0]) == self.pid and lines[7].strip() == "ready"
+
+
+class DebianPostgres(Postgres):
+    """That of the system: 15 on Debian 12. It speaks TLS, which the package's does not."""
+
+    name = "PostgreSQL of the system"
+
+    @classmethod
+    def binary(cls) -> Path | None:
+        found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+        return max(found, key=lambda binary: int(binary.parts[-3]), default=None)
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not cls.binary():
+            return f"{cls.name} is not installed (Debian: postgresql)"
+        return super().available()
 
 
 class _MySQLKind(_Database):
@@ -741,6 +760,86 @@ class Consul(Server):
             connection.request("GET", "/v1/kv/ready?consistent")
             return connection.getresponse().status in (403, 404)
         return False
+
+
+class ZooKeeper(Server):
+    """Debian's ZooKeeper: 3.8 on Debian 12. One server, which knows no other.
+
+    Options are lines of its configuration, `__` for `.`: `ZooKeeper(maxSessionTimeout=2000)`. What
+    it has committed survives `kill()`. `number` says which it is where options name several.
+    """
+
+    name = "ZooKeeper"
+    _JARS: ClassVar[str] = "/usr/share/java"
+
+    def __init__(self, *, port: int | None = None, number: int = 1, **options: str | int) -> None:
+        super().__init__(port=port)
+        self.number = number
+        self.options = {name.replace("__", "."): value for name, value in options.items()}
+
+    @classmethod
+    def java(cls) -> str | None:
+        """The Java that runs it, None when there is none."""
+        home = os.environ.get("JAVA_HOME")
+        return (shutil.which("java", path=f"{home}/bin") if home else None) or shutil.which("java")
+
+    @classmethod
+    def available(cls) -> str | None:
+        if not (Path(cls._JARS) / "zookeeper.jar").exists():
+            return "ZooKeeper is not installed (Debian: libzookeeper-java)"
+        return None if cls.java() else "no java here (Debian: default-jre-headless)"
+
+    @property
+    def url(self) -> str:
+        return f"zookeeper://127.0.0.1:{self.port}"
+
+    def forget(self) -> None:
+        """Ends a server that was halted or killed for good: `start()` begins with nothing."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+    def say(self, word: str) -> str:
+        """What it answers to one of its words of four letters; "" for nothing."""
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection,
+        ):
+            connection.sendall(word.encode())
+            return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+        return ""
+
+    def _prepare(self) -> None:
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        options: dict[str, str | int] = {
+            "dataDir": str(data),
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            # The shortest sessions are twice as long.
+            "tickTime": 500,
+            "maxClientCnxns": 0,
+            "admin.enableServer": "false",
+            **self.options,
+        }
+        lines = [f"{name}={value}\n" for name, value in options.items()]
+        (self.folder / "zoo.cfg").write_text("".join(lines), encoding="utf-8")
+        (data / "myid").write_text(f"{self.number}\n", encoding="ascii")
+
+    def _command(self) -> list[str]:
+        jars = ["zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar"]  # the last is for TLS
+        return [
+            str(self.java()),
+            # It begins sooner, and is small.
+            *("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            # Nothing here outlives the machine.
+            "-Dzookeeper.forceSync=no",
+            *("-cp", ":".join(f"{self._JARS}/{jar}" for jar in jars)),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            str(self.folder / "zoo.cfg"),
+        ]
+
+    def _answers(self) -> bool:
+        return "Mode: " in self.say("srvr")  # before, it listens and serves nobody
 
 
 class NewestEtcd(Etcd):

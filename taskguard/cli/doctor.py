@@ -36,6 +36,8 @@ _METAVARS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
 _ASKED_WRONGLY = 2
 _COLUMNS = 80
 _NAMED = 3
+_KINDS = ("the task ", "the job ", "the queue ")
+_SERVERS = ("the lock server ", "the ledger ", "the queues' server ")
 
 
 def add_doctor(commands: Any) -> None:
@@ -113,6 +115,7 @@ def _as_json(reports: Sequence[Report]) -> list[dict[str, str]]:
 
 
 def _as_text(reports: Sequence[Report]) -> Iterator[str]:
+    count: Counter[Level] = Counter()
     for report in reports:
         yield f"{report.part:9} {printable(report.subject)}".rstrip()
         if not report.findings:
@@ -120,10 +123,11 @@ def _as_text(reports: Sequence[Report]) -> Iterator[str]:
         before = ""
         for finding, places in _by_place(report.findings):
             where = _listed(places)
-            yield from _told(finding, where=where if where != before else "")
+            told = where == before or _is_subject(where, report.subject)
+            yield from _told(finding, where="" if told else where)
             before = where
+            count[finding.level] += 1
         yield ""
-    count = Counter(each.level for report in reports for each in report.findings)
     yield ", ".join(_counted(count[level], level) for level in Level) + "."
 
 
@@ -136,9 +140,22 @@ def _by_place(findings: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]
 
 
 def _listed(places: Sequence[str]) -> str:
+    """`the task ship`; `the tasks ship, bill, and 3 more`."""
+    places = sorted(places)
     more = len(places) - _NAMED
-    named = ", ".join(places[:_NAMED])
+    kind = next((each for each in _KINDS if places[0].startswith(each)), "")
+    if len(places) > 1 and kind and all(each.startswith(kind) for each in places):
+        names = [each.removeprefix(kind) for each in places[:_NAMED]]
+        named = f"{kind.rstrip()}s {', '.join(names)}"
+    else:
+        named = ", ".join(places[:_NAMED])
     return f"{named}, and {more} more" if more > 0 else named
+
+
+def _is_subject(where: str, subject: str) -> bool:
+    """Whether the line above has said it: `locks     RedisLocks localhost:6379/1 …`."""
+    name = next((where.removeprefix(each) for each in _SERVERS if where.startswith(each)), "")
+    return bool(name) and f" {name} " in f" {subject} "
 
 
 def _told(finding: Finding, *, where: str) -> Iterator[str]:

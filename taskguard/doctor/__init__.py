@@ -4,15 +4,15 @@
 
 Guarantees: a part that gives no answer, or is not configured as it has to be, is a finding, and the
 others are asked all the same; every connection that was opened is closed. What is asked is read
-only, but for one key that a lock server is tried with, and that is gone afterwards.
+only, but for one key that a lock server is tried with, and that is gone afterwards, and for a mark
+that a worker leaves when it starts (`namespaces.py`).
 
-Does not guarantee that nothing else is wrong; nor does it tell two applications that share a
-namespace, for no record says which application wrote it.
+Does not guarantee that nothing else is wrong.
 
-`configuration.py` is what there is to examine; `locks.py`, `ledger.py`, `clocks.py` and
-`queues.py` ask one part each, and `migrations.py` looks at files. The rules about a server stand
-beside its provider (`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in
-its integration.
+`configuration.py` is what there is to examine; `locks.py`, `ledger.py`, `clocks.py`,
+`namespaces.py` and `queues.py` ask one part each, `migrations.py` looks at files, and `logs.py` is
+for workers that start. The rules about a server stand beside its provider
+(`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in its integration.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
 from taskguard.doctor.locks import check_locks
+from taskguard.doctor.logs import log_findings
 from taskguard.doctor.migrations import check_migrations, environment_of_alembic
+from taskguard.doctor.namespaces import check_namespace
 from taskguard.doctor.queues import QueueServer
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding, Level
 
-__all__ = ["Configuration", "GuardedTask", "Report", "examine"]
+__all__ = ["Configuration", "GuardedTask", "Report", "examine", "log_findings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,20 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
         yield _report("settings", configuration.name, found)
     clocks: dict[str, Callable[[], int]] = {}
     with contextlib.closing(runtime):
+        of_ledger, ledger_answers = (
+            check_ledger(ledger, tasks) if ledger is not None else ([], False)
+        )
         if locks is not None:
             found, answers = check_locks(locks, tasks, has_ledger=ledger is not None)
+            if answers and ledger_answers:
+                marks = configuration.starts
+                found += check_namespace(locks, ledger, runtime.namespace, leaves_mark=marks)
             yield _report("locks", named(locks), found)
             if answers and isinstance(locks, HasClock):
                 clocks[named(locks)] = locks.now_us
         if ledger is not None:
-            found, answers = check_ledger(ledger, tasks)
-            yield _report("ledger", named(ledger), found)
-            if answers:
+            yield _report("ledger", named(ledger), of_ledger)
+            if ledger_answers:
                 clocks[named(ledger)] = ledger.now_us
         if clocks:
             yield _report("clocks", "this machine's and theirs", check_clocks(clocks))

@@ -42,6 +42,8 @@ class Configuration:
         findings: what is wrong with the queue's own settings.
         queue_server: the URL, or a redis-py client, of the Redis that has the queues; None where
             that is none.
+        folder: where to look for migrations; None: nowhere.
+        starts: a worker is about to run by it, and leaves its ledger's mark at the lock server.
     """
 
     runtime: Callable[[], TaskGuard]
@@ -50,6 +52,7 @@ class Configuration:
     findings: Sequence[Finding] = ()
     queue_server: Any = None
     folder: Path | None = None
+    starts: bool = False
 
 
 def named(part: object) -> str:

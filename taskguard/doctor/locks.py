@@ -23,12 +23,16 @@ def check_locks(
 ) -> tuple[list[Finding], bool]:
     """What is wrong, and whether the server answers."""
     where = f"the lock server {named(locks)}"
-    found = list(judge_leases(locks.traits, tasks, has_ledger=has_ledger, where=where))
+    answers = True
     try:
-        asked = locks.check()
+        found = locks.check()
+        if not has_ledger:
+            found = list(map(without_a_ledger, found))
     except LockServerUnavailableError as error:
-        return [_away(error, where=where, has_ledger=has_ledger), *found], False
-    return [*(asked if has_ledger else map(without_a_ledger, asked)), *found], True
+        found, answers = [_away(error, where=where, has_ledger=has_ledger)], False
+    # Traits may be what was just told.
+    found += judge_leases(locks.traits, tasks, has_ledger=has_ledger, where=where)
+    return found, answers
 
 
 def without_a_ledger(finding: Finding) -> Finding:
@@ -64,7 +68,7 @@ def judge_leases(
             "ttl_below_failover",
             Level.NOTE if has_ledger else Level.WARNING,
             where=_named(hasty),
-            what=f"Their leases may end before {where} has failed over, which takes up to "
+            what=f"Their leases may end before {where} has failed over, which takes about "
             f"{traits.failover_s:g} s.",
             why="With locks alone each fail-over loses all leases that are held; a ledger keeps "
             "its own.",

@@ -446,6 +446,14 @@ class SqlLedger:
             check_privileges_on_row(self._database, each)
             self._checked.add(each)
 
+    def mark(self, *, make: bool) -> str | None:
+        """24 characters by which this ledger's database is told from others, not from its copies.
+
+        None where none has been made yet, and `make` is not set.
+        """
+        mark = self._identity.mark(make=make)
+        return mark and mark[:24]
+
     def create_schema(self) -> None:
         """Create what is missing; asked again it does nothing.
 

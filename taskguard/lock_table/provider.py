@@ -176,8 +176,9 @@ class TableLocks:
             answers += [_RENEWALS[letter] for letter in letters]
         return answers
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
+        del owner
         if timeout_s <= 0:
             return
         name, until_s = _text(key), time.monotonic() + min(timeout_s, _WAIT_SLICE_S)

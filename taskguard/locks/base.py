@@ -31,13 +31,17 @@ class Traits:
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
-        failover_s: for how long it may give no answer while another server takes its place.
+        failover_s: for how long it may give no answer while another server takes its place, as far
+            as its last `check()` was told; 0.0: nobody has said.
+        fair: who waits for a key gets it in the order in which they came, and nobody comes in
+            between. False: whoever asks first when it is free.
     """
 
     session: bool = False
     tokens: bool = True
     min_ttl_s: float = 0.0
     failover_s: float = 0.0
+    fair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,14 @@ class LockProvider(Protocol):
 
         With `with_fence`, the grant carries max(last + 1, the server's clock in µs) over all
         keys. `wait_s` > 0 tells the server that this caller is going to `wait()` for so long
-        when refused, so that a release wakes it.
+        when refused, so that a release wakes it. It asks again by the same owner, every second
+        at least, until it is granted the keys or gives up by `release()`: so it has its place
+        among those who wait. Of several keys it waits for the one that `Held` names.
         """
         ...
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's and wake waiters.
+        """Free the keys that are still the owner's and wake waiters; wait for them no longer.
 
         False if the owner held none of them; True where that cannot be told.
         """
@@ -129,8 +135,11 @@ class LockProvider(Protocol):
         """
         ...
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
-        """Block until the key, which `Held` named, may have been released, at most `timeout_s`."""
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+        """Block until the key, which `Held` named, may be had by the owner, who was refused it.
+
+        At most `timeout_s`.
+        """
         ...
 
     def check(self) -> list[Finding]:

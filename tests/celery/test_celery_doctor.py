@@ -220,6 +220,20 @@ class TestWorkerStart:
         assert "ship can lose work: acks_late" in lines[0]
         assert "maxmemory-policy allkeys-lru" in lines[1]
 
+    def test_another_ledgers_application_is_found_by_whose_worker_starts_later(
+        self, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Both take locks at one server, by the same names."""
+        for name in ("shop", "billing"):
+            url = f"sqlite:///{tmp_path}/{name}"
+            ledger = SqlLedger(url)
+            ledger.create_schema()
+            ledger.close()
+            assert "namespace_shared" not in caplog.text
+            options = {"taskguard_locks_url": redis_url, "taskguard_ledger_url": url}
+            taskguard_celery.check_worker(make_app("amqp://", **options))
+        assert caplog.text.count("(finding namespace_shared)") == 1
+
     def test_servers_that_are_away_are_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
         """The worker starts: deliveries are put off until they answer."""
         app = make_app(

@@ -219,3 +219,15 @@ def test_a_holder_that_lives_after_all_commits_or_is_refused(
     assert (office.state(7), office.state(8)) == ("DONE", "PROCESSING")
     assert len(refused) == 1
     tg.close()
+
+
+def test_the_ledgers_own_mark_is_no_key(office: Office) -> None:
+    """It stands among them from the first worker's start on, until the year 148108."""
+    office.claim(1)
+    assert office.ledger.mark(make=True)
+    for filtered in ("", "?held=yes"):
+        page = office.client().get(KEYS_PAGE + filtered)
+        assert page.status_code == 200
+        said = page.content.decode()
+        assert "order:1" in said
+        assert "the database" not in said

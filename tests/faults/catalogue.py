@@ -475,8 +475,12 @@ FAULTS = (
                 "TestLocksOnly::test_forgotten",
             ),
             "integration/test_etcd.py": ("TestConnections::test_a_leader_that_is_killed",),
+            "integration/test_zookeeper.py": (
+                "TestSession::test_a_session_that_has_ended",
+                "TestEnsemble::test_a_leader_that_is_killed",
+                "test_a_worker_that_is_frozen_or_killed",
+            ),
         },
-        Reason("Locks on ZooKeeper do not exist yet."),
     ),
     Fault(
         32,

@@ -40,7 +40,7 @@ def locks_of(cluster: Cluster) -> RedisClusterLocks:
 
 
 def take(locks: RedisLocks, owner: Any = None, keys: tuple[str, ...] = KEY) -> Any:
-    # Somebody waits: so that there is a flag to move as well.
+    # Somebody waits: so that there is a line to move as well.
     return locks.acquire(keys, owner or new_owner("m"), ttl_s=600.0, with_fence=True, wait_s=60.0)
 
 
@@ -103,17 +103,19 @@ class TestSlotMoves:
         locks, owner = locks_of(two), new_owner("m")
         granted = take(locks, owner)
         assert isinstance(granted, Granted)
-        assert isinstance(take(locks), Held)
+        waiter = new_owner("n")
+        assert isinstance(take(locks, waiter), Held)
+        entries = ["", ":fence", ":line", f":waits:{waiter.nonce}"]
         move.begin()
-        assert sorted(move.move_keys()) == [LOCK, f"{LOCK}:fence", f"{LOCK}:waiters"]
+        assert sorted(move.move_keys()) == [LOCK + entry for entry in entries]
         move.end()
-        told = take(locks)
+        told = take(locks, waiter)
         assert isinstance(told, Held)
         assert told.owner == owner
         assert take(locks, owner) == granted
         assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
         assert locks.release(KEY, owner) is True
-        after = take(locks)
+        after = take(locks, waiter)
         assert isinstance(after, Granted)
         assert after.fence > granted.fence
 
@@ -134,7 +136,7 @@ class TestSlotMoves:
         assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
         with suppress(LockServerUnavailableError):  # nobody new while it is under way
             assert not isinstance(take(locks), Granted)
-        locks.wait(KEY[0], timeout_s=0.1)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.1)
         assert locks.release(KEY, owner) is True
         move.move_keys()
         move.end()

@@ -262,7 +262,7 @@ class TestRights:
         owner = new_owner("m")
         assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
-        locks.wait(KEY[0], timeout_s=0.05)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.05)
         assert locks.release(KEY, owner) is True
         assert locks.check() == []
 

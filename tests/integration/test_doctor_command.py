@@ -70,7 +70,7 @@ def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
     """What, why and what mends it, in 80 columns of plain text; the status is 1."""
     status, said = doctor("--ledger", sqlite_url)
     assert status == 1
-    assert "  error: tables_missing\n    where  the ledger sqlite" in said
+    assert "  error: tables_missing\n    what   The ledger's tables do not exist in sqlite" in said
     assert "\n    mend   `taskguard ledger create`, or --sql into a migration.\n" in said
     assert said.endswith("\n1 error, 0 warnings, 0 notes.\n")
     assert "\x1b" not in said
@@ -223,7 +223,7 @@ def test_what_many_tasks_have_is_said_once(
     monkeypatch.syspath_prepend(str(tmp_path))
     said = doctor("--celery", "many_tasks:app")[1]
     assert said.count("warning: early_ack") == 1
-    assert "the task ship0, the task ship1, the task ship2, and 2 more" in " ".join(said.split())
+    assert "the tasks ship0, ship1, ship2, and 2 more" in " ".join(said.split())
     told = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
     sys.modules.pop("many_tasks")
     assert [each["name"] for each in told].count("early_ack") == 5

@@ -95,6 +95,7 @@ def test_memory_full(server: RedisServer, client: Any) -> None:
 def test_rights(server: RedisServer, client: Any) -> None:
     """A user who lacks one of the rights, found by trying; what it may not ask is left out."""
     commands = "evalsha eval get set del exists pexpire pttl time lpush blpop"
+    commands += " zadd zcard zrange zrem zscore"
     every = re.findall(r"\w+", commands)
     url = server.url_of(0, user="tasks", password=SECRET)
     try:

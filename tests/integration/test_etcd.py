@@ -26,6 +26,8 @@ from taskguard_sandbox.servers import Etcd, Valkey
 
 KEY = ("order:42",)
 
+pytestmark = pytest.mark.debian
+
 
 @pytest.fixture
 def locks(etcd: Etcd) -> EtcdLocks:
@@ -379,7 +381,7 @@ class TestConnections:
             take(locks, ("waited",), owner := new_owner("m"))
             proxy.mode = Mode.CUT
             with pytest.raises(LockServerUnavailableError):
-                locks.wait("waited", timeout_s=5.0)
+                locks.wait("waited", new_owner(), timeout_s=5.0)
             proxy.mode = Mode.PASS
             locks.release(("waited",), owner)
 

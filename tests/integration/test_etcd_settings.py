@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from support.certificates import Certificates, unavailable
+from support.certificates import Certificates
 from support.etcd import ask, forget
-from support.needs import missing, need
+from support.needs import need
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.lease import new_owner
@@ -31,7 +31,7 @@ def cycle(locks: EtcdLocks) -> None:
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
     assert isinstance(answer, Granted)
     assert locks.renew([Hold(KEY, owner, 30.0)] * 40) == [Renewal.RENEWED] * 40
-    locks.wait(KEY[0], timeout_s=0.05)
+    locks.wait(KEY[0], new_owner(), timeout_s=0.05)
     assert locks.release(KEY, owner) is True
 
 
@@ -109,38 +109,34 @@ class TestUsers:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    missing(unavailable())
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secure(certificates: Certificates) -> Iterator[Etcd]:
+def secure(made_certificates: Certificates) -> Iterator[Etcd]:
     """An etcd that speaks TLS alone, and wants a client's certificate."""
     need(Etcd)
-    folder = certificates.folder
+    folder = made_certificates.folder
     with Etcd(
         cert_file=str(folder / "server.crt"),
         key_file=str(folder / "server.key"),
-        trusted_ca_file=str(certificates.authority),
+        trusted_ca_file=str(made_certificates.authority),
         client_cert_auth="true",
     ) as server:
         yield server
 
 
 class TestTLS:
-    def test_cycle(self, secure: Etcd, certificates: Certificates) -> None:
+    def test_cycle(self, secure: Etcd, made_certificates: Certificates) -> None:
         """Locks over TLS, with both sides known to each other."""
-        folder = certificates.folder
+        folder = made_certificates.folder
         options = f"cert={folder / 'client.crt'}&key={folder / 'client.key'}"
-        locks = EtcdLocks(f"etcds://127.0.0.1:{secure.port}?ca={certificates.authority}&{options}")
+        locks = EtcdLocks(
+            f"etcds://127.0.0.1:{secure.port}?ca={made_certificates.authority}&{options}"
+        )
         cycle(locks)
         assert locks.check() == []
 
     @pytest.mark.parametrize("options", ["", "?ca={ca}"])
-    def test_strangers(self, secure: Etcd, certificates: Certificates, options: str) -> None:
+    def test_strangers(self, secure: Etcd, made_certificates: Certificates, options: str) -> None:
         """Neither is a server trusted that nobody vouches for, nor a client that shows nothing."""
-        where = options.format(ca=certificates.authority)
+        where = options.format(ca=made_certificates.authority)
         with pytest.raises(LockServerUnavailableError, match="gave no answer"):
             cycle(EtcdLocks(f"etcds://127.0.0.1:{secure.port}{where}"))
 

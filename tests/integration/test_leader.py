@@ -29,10 +29,6 @@ TTL_S = 1.0
 MODES = ("both", "ledger alone", "locks only")
 
 
-# A thread that has been started, but has not begun, may get the interrupt on Python 3.11.
-_LINES = 20
-
-
 class Candidate:
     """`support.candidate` in a process of its own."""
 
@@ -58,9 +54,9 @@ class Candidate:
         return [(int(fence), float(at)) for fence, at in map(str.split, whole)]
 
     def leads(self) -> bool:
-        """Whether it has worked for a while, and within the last moments."""
+        """Whether it has worked within the last moments."""
         lines = self.lines()
-        return len(lines) > _LINES and time.monotonic() - lines[-1][1] < 0.3
+        return bool(lines) and time.monotonic() - lines[-1][1] < 0.3
 
 
 class Race:

@@ -306,7 +306,7 @@ class TestPooled:
 
         def wait() -> None:
             began_s = time.monotonic()
-            make_locks(pooled).wait(KEY[0], timeout_s=30.0)
+            make_locks(pooled).wait(KEY[0], new_owner(), timeout_s=30.0)
             waited_s.append(time.monotonic() - began_s)
 
         for _ in range(5):
@@ -346,13 +346,13 @@ class TestWaiting:
             "from pg_stat_activity where query ilike 'listen%' and datname = current_database()"
         )
         listening = f"select pid {hearing}"
-        locks.wait(KEY[0], timeout_s=0.5)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.5)
         wait_until(lambda: execute(pg_url, listening))
         [[pid]] = execute(pg_url, listening)
         execute(pg_url, f"select pg_terminate_backend(pid) {hearing}")
 
         def heard_again() -> bool:
-            locks.wait(KEY[0], timeout_s=0.2)
+            locks.wait(KEY[0], new_owner(), timeout_s=0.2)
             return bool([row for row in execute(pg_url, listening) if row[0] != pid])
 
         wait_until(heard_again, timeout_s=30.0)
@@ -363,18 +363,18 @@ class TestWaiting:
         locks.create_table()
         owner = new_owner("m")
         take(locks, owner=owner)
-        locks.wait(KEY[0], timeout_s=0.3)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.3)
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                locks.wait(KEY[0], timeout_s=0.3)
+                locks.wait(KEY[0], new_owner(), timeout_s=0.3)
                 status = 0 if isinstance(take(locks, ("other",)), Granted) else 2
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
-        locks.wait(KEY[0], timeout_s=0.3)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.3)
 
     def test_greenlets(self, url: str, make_locks: Any) -> None:
         """Under gevent those who wait let the others run, and all get the key in the end."""

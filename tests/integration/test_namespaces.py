@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import sqlalchemy as sa
 from celery import Celery
 
 import taskguard
 import taskguard_celery
 import taskguard_rq
+from support.etcd import forget
 from taskguard import Sweeper, TaskGuard, enqueue_in
 from taskguard.delivery import MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Event
 from taskguard.guarded import GuardedFunction
 from taskguard.ledger.sql import SqlLedger
+from taskguard.lock_table import TableLocks
 from taskguard.states import State
 from taskguard_celery import guarded_task
 from taskguard_rq import guarded_job
@@ -256,3 +260,61 @@ def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> N
         assert sorted(sent) == ["of plain", "of shop"], "what no application owns is everybody's"
         Sweeper(billing, {"test": send}).sweep()
         assert sorted(sent) == ["of billing", "of plain", "of shop"]
+
+
+class TestDoctor:
+    """Two applications that do not know of each other, each with a ledger of its own."""
+
+    @staticmethod
+    def names(locks: str, ledger: str, *, namespace: str = "", starts: bool = False) -> list[str]:
+        made = taskguard.connect(locks=locks, ledger=ledger, namespace=namespace)
+        reports = taskguard.examine(taskguard.Configuration(lambda: made, starts=starts))
+        found = [each for report in reports for each in report.findings]
+        shared = [each for each in found if each.name == "namespace_shared"]
+        assert all("SqlLedger sqlite" in each.what and "/shop" in each.what for each in shared)
+        return [each.name for each in shared]
+
+    @pytest.fixture
+    def ledgers(self, tmp_path: Path) -> list[str]:
+        """Of two databases."""
+        urls = [f"sqlite:///{tmp_path}/{name}" for name in ("shop", "billing")]
+        for url in urls:
+            ledger = SqlLedger(url)
+            ledger.create_schema()
+            ledger.close()
+        return urls
+
+    @pytest.mark.parametrize("server", ["redis_url", "pg_url", "etcd"])
+    def test_one_namespace_of_two_ledgers(
+        self, server: str, request: pytest.FixtureRequest, ledgers: list[str]
+    ) -> None:
+        """Whose worker starts later is told, and whoever asks for it; the first one is not."""
+        found = request.getfixturevalue(server)
+        locks = found if isinstance(found, str) else found.url
+        if server == "etcd":
+            forget(locks)
+        if server == "pg_url":
+            with closing(TableLocks(locks)) as table:
+                table.create_table()
+        shop, billing = ledgers
+        for ledger in ledgers:
+            assert self.names(locks, ledger) == []  # no worker has started
+        assert self.names(locks, shop, starts=True) == []
+        assert self.names(locks, billing) == []  # nor of its own
+        assert self.names(locks, billing, starts=True) == ["namespace_shared"]
+        assert self.names(locks, billing) == ["namespace_shared"]
+        for starts in (True, False):
+            assert self.names(locks, shop, starts=starts) == []
+            assert self.names(locks, billing, namespace="billing", starts=starts) == []
+
+    def test_who_looks_leaves_nothing(self, redis_url: str, ledgers: list[str]) -> None:
+        """Neither at the lock server nor in the ledger."""
+        self.names(redis_url, ledgers[0])
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.keys() == []
+            ledger = SqlLedger(ledgers[0])
+            assert ledger.mark(make=False) is None
+            ledger.mark(make=True)
+            ledger.close()
+            self.names(redis_url, ledgers[0])
+            assert client.keys() == []

@@ -6,27 +6,29 @@ What locks do there is in the contract suite; what becomes of work, in `faults/t
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from redis.exceptions import ClusterDownError
 
+from support.certificates import Certificates
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
+from taskguard.doctor import GuardedTask
+from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard.locks.redis.cluster.nodes import slot_of
+from taskguard.policy import Policy
 from taskguard.settings import make_locks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import free_port
@@ -170,7 +172,7 @@ class TestUsers:
         """A user who may do no more than the documentation says, with a password that is quoted."""
         rights = (
             "~taskguard:* -@all +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
-            " +blpop +cluster|slots +asking"
+            " +blpop +zadd +zcard +zrange +zrem +zscore +cluster|slots +asking"
         )
         users = ["default on nopass ~* &* +@all", f"tasks on >{self.PASSWORD} {rights}"]
         with Cluster(masters=1, user=users) as cluster:
@@ -179,7 +181,7 @@ class TestUsers:
             for hold in taken(locks, MANY[:20]):
                 assert locks.renew([hold]) == [Renewal.RENEWED]
                 assert locks.release(hold.keys, hold.owner)
-            locks.wait("a", timeout_s=0.05)
+            locks.wait("a", new_owner(), timeout_s=0.05)
             assert locks.check() == []
             assert self.PASSWORD not in repr(locks)
             wrong = connect(cluster.url_of(user="tasks", password="wrong"))
@@ -422,10 +424,11 @@ class TestMoved:
         locks = connect(cluster.url)
         owner = new_owner("m")
         take(locks, owner=owner)
-        answer = locks.acquire(KEY, new_owner("n"), ttl_s=60, with_fence=False, wait_s=30)
+        waiter = new_owner("n")
+        answer = locks.acquire(KEY, waiter, ttl_s=60, with_fence=False, wait_s=30)
         assert isinstance(answer, Held)
         self.mislead(locks)
-        locks.wait(KEY[0], timeout_s=0.2)
+        locks.wait(KEY[0], waiter, timeout_s=0.2)
         locks.release(KEY, owner)
         assert cluster.ask(cluster.master_of("taskguard:{order:42}"), "DBSIZE") >= 1
 
@@ -493,6 +496,14 @@ class TestFindings:
         assert finding.name == "cluster_node_timeout"
         assert "15 s" in finding.what
 
+    def test_leases_that_end_before_a_failover_has(self, small: Cluster) -> None:
+        """2 s until a master counts as gone, and 3 s for the vote: more than 4 s of 6 s."""
+        tasks = [GuardedTask("ship", Policy(ttl_s=6.0)), GuardedTask("bill", Policy())]
+        with self.changed(small, cluster_node_timeout="2000"):
+            (finding,), _ = check_locks(connect(small.url), tasks, has_ledger=True)
+        assert (finding.name, finding.where) == ("ttl_below_failover", "the tasks ship")
+        assert "about 5 s" in finding.what
+
     def test_nobody(self) -> None:
         """Where no node answers there is nothing to say."""
         with pytest.raises(LockServerUnavailableError):
@@ -501,29 +512,17 @@ class TestFindings:
 
 class TestTls:
     @pytest.mark.debian
-    def test_encrypted(self, tmp_path: Path) -> None:
+    def test_encrypted(self, made_certificates: Certificates) -> None:
         """rediss+cluster:// asks every node by TLS, and knows a wrong certificate."""
         need(DebianRedis)
-        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-                *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
-                *("-addext", "subjectAltName=IP:127.0.0.1"),
-            ],
-            check=True,
-            capture_output=True,
-        )
         port = free_port()
-        files = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
         clustered = {"cluster_enabled": "yes", "cluster_port": free_port(), "tls_cluster": "yes"}
-        authority = {"tls_ca_cert_file": str(certificate), "tls_auth_clients": "no"}
-        with DebianRedis(tls_port=port, **files, **authority, **clustered) as server:
+        with DebianRedis(tls_port=port, **made_certificates.of_server(), **clustered) as server:
             with redis.Redis(port=server.port, decode_responses=True) as client:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
                 wait_until(lambda: client.cluster("info")["cluster_state"] == "ok")
             url = f"rediss+cluster://127.0.0.1:{port}"
-            locks = connect(f"{url}?ssl_ca_certs={certificate}")
+            locks = connect(f"{url}?{made_certificates.of_client()}")
             for hold in taken(locks, MANY[:20]):
                 assert locks.renew([hold]) == [Renewal.RENEWED]
                 assert locks.release(hold.keys, hold.owner)

@@ -36,7 +36,7 @@ def cycle(locks: RedisLocks) -> None:
     other = locks.acquire(KEY, new_owner("n"), ttl_s=30.0, with_fence=True, wait_s=0.0)
     assert isinstance(other, Held)
     assert other.owner == owner
-    locks.wait(KEY[0], timeout_s=0.05)
+    locks.wait(KEY[0], new_owner(), timeout_s=0.05)
     assert locks.release(KEY, owner) is True
 
 
@@ -256,7 +256,7 @@ def work():
         answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
         if isinstance(answer, Granted):
             break
-        locks.wait(answer.key, timeout_s=10)
+        locks.wait(answer.key, owner, timeout_s=10)
     inside[0] += 1
     gevent.sleep(0.002)
     assert inside[0] == 1

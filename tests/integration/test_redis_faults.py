@@ -168,7 +168,7 @@ class TestSilence:
         proxy.mode = Mode.BLACK_HOLE
         started = time.monotonic()
         with pytest.raises(LockServerUnavailableError):
-            locks.wait(KEY[0], timeout_s=30.0)
+            locks.wait(KEY[0], new_owner(), timeout_s=30.0)
         assert time.monotonic() - started < 1.0 + BOUND_S
 
     def test_patient_client(self, valkey: Valkey, proxy: Proxy) -> None:
@@ -224,7 +224,7 @@ class TestSilence:
             with unavailable("refused|closed|reset"):
                 call()
         with unavailable():
-            locks.wait(KEY[0], timeout_s=1.0)
+            locks.wait(KEY[0], new_owner(), timeout_s=1.0)
         server.start()
         take(locks)
 
@@ -235,13 +235,13 @@ class TestConnections:
         locks = connect(valkey.port)
         with ThreadPoolExecutor(4) as pool:  # several idle connections of both kinds
             for _ in range(4):
-                pool.submit(locks.wait, KEY, timeout_s=0.2)
+                pool.submit(locks.wait, KEY[0], new_owner(), timeout_s=0.2)
                 pool.submit(locks.release, KEY, new_owner())
         for call in every_call(locks):
             client.client_kill_filter(_type="normal", skipme=True)
             call()
         client.client_kill_filter(_type="normal", skipme=True)
-        locks.wait(KEY[0], timeout_s=0.1)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.1)
 
     def test_are_kept(self, proxy: Proxy) -> None:
         """Calls one after the other share one connection."""

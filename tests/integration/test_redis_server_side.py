@@ -15,14 +15,14 @@ import redis
 import taskguard.locks.redis
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
+from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard_sandbox.servers import RedisServer
 
 KEY = ("order:42",)
 LOCK, FENCE = "taskguard:{order:42}", "taskguard:{order:42}:fence"
-WAITERS, WAKE = "taskguard:{order:42}:waiters", "taskguard:{order:42}:wake"
+LINE, LOOK = "taskguard:{order:42}:line", "taskguard:{order:42}:look"
 DAY_MS = 86_400_000
 
 
@@ -49,10 +49,21 @@ def locks(server: RedisServer, client: Any) -> RedisLocks:
     return RedisLocks(server.url)
 
 
-def take(locks: RedisLocks, *, wait_s: float = 0.0, with_fence: bool = True) -> Any:
-    owner = new_owner("m")
+def take(
+    locks: RedisLocks, owner: Owner | None = None, *, wait_s: float = 0.0, with_fence: bool = True
+) -> Any:
+    owner = owner or new_owner("m")
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=with_fence, wait_s=wait_s)
     return owner if isinstance(answer, Granted) else answer
+
+
+def taken(locks: RedisLocks) -> Owner | None:
+    found = take(locks)
+    return found if isinstance(found, Owner) else None
+
+
+def beside(what: str, owner: Owner) -> str:
+    return f"{LOCK}:{what}:{owner.nonce}"
 
 
 def calls(client: Any, *commands: str) -> int:
@@ -64,17 +75,22 @@ def calls(client: Any, *commands: str) -> int:
 class TestKeys:
     def test_layout(self, client: Any, locks: RedisLocks) -> None:
         """A lock's entries are those of the documentation, each with an expiry."""
-        owner = take(locks)
-        assert isinstance(take(locks, wait_s=2.0), Held)
-        assert sorted(client.keys()) == [LOCK, FENCE, WAITERS]
+        owner, waiter = take(locks), new_owner("n")
+        assert isinstance(take(locks, waiter, wait_s=2.0), Held)
+        waits, wake = beside("waits", waiter), beside("wake", waiter)
+        assert sorted(client.keys()) == [LOCK, FENCE, LINE, waits]
         assert client.get(LOCK) == str(owner)
         assert 29_000 < client.pttl(LOCK) <= 30_000
         assert DAY_MS - 5_000 < client.pttl(FENCE) <= DAY_MS
-        assert 1_000 < client.pttl(WAITERS) <= 2_000
+        assert client.zrange(LINE, 0, -1) == [str(waiter)]
+        assert 1_500 < client.pttl(LINE) <= 3_000
+        assert 1_500 < client.pttl(waits) <= 3_000
         locks.release(KEY, owner)
-        assert sorted(client.keys()) == [FENCE, WAITERS, WAKE]
-        assert client.llen(WAKE) == 1
-        assert 0 < client.pttl(WAKE) <= 1_000
+        assert set(client.keys()) - {LOCK} == {FENCE, LINE, waits, wake}
+        assert client.llen(wake) == 1
+        assert 0 < client.pttl(wake) <= 1_000
+        assert take(locks, waiter) == waiter
+        assert sorted(client.keys()) == [LOCK, FENCE]
 
     def test_no_litter(self, client: Any, locks: RedisLocks) -> None:
         """Without a wish for tokens and without waiters, nothing stays after a release."""
@@ -85,41 +101,48 @@ class TestKeys:
         assert client.keys() == []
 
     def test_wake_up_calls_do_not_pile_up(self, client: Any, locks: RedisLocks) -> None:
-        """However often a key is released with nobody coming, one wake-up call stands."""
-        owner = take(locks)
-        take(locks, wait_s=30.0)
+        """However often it is a waiter's turn who does not come, one wake-up call stands."""
+        owner, waiter = take(locks), new_owner("n")
         for _ in range(5):
+            assert isinstance(take(locks, waiter, wait_s=30.0), Held)
             locks.release(KEY, owner)
-            owner = take(locks)
-        assert client.llen(WAKE) == 1
-        wait_until(lambda: not client.exists(WAKE), timeout_s=5.0)
+            owner = wait_until(lambda: taken(locks))
+        assert client.llen(beside("wake", waiter)) == 1
+        wait_until(lambda: client.exists(beside("wake", waiter)) == 0, timeout_s=5.0)
 
-    def test_one_waiter_is_woken(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
-        """A release wakes one waiter; the others sleep on instead of all running for the key."""
-        owner = take(locks)
+    def test_who_waits_no_longer_is_forgotten(self, client: Any, locks: RedisLocks) -> None:
+        """Nothing stays of a waiter that was never heard of again."""
+        owner = take(locks, with_fence=False)
         take(locks, wait_s=30.0)
-        took_s: list[float] = []
+        wait_until(lambda: client.keys() == [LOCK], timeout_s=10.0)
+        assert locks.release(KEY, owner) is True
+        assert client.keys() == []
 
-        def waiter() -> None:
+    @pytest.mark.parametrize(("count", "lookers"), [(1, 0), (4, 1), (25, 0)])
+    def test_one_waiter_is_woken(
+        self, client: Any, server: RedisServer, locks: RedisLocks, count: int, lookers: int
+    ) -> None:
+        """A release wakes the first waiter; of a few others one looks whether that came, and the
+        rest sleep on instead of all running for the key."""
+        owner, waiters = take(locks), [new_owner("w") for _ in range(count)]
+        for waiter in waiters:
+            take(locks, waiter, wait_s=30.0)
+        ended: list[tuple[float, Owner]] = []
+
+        def wait(waiter: Owner) -> None:
             started = time.monotonic()
-            RedisLocks(server.url).wait(KEY[0], timeout_s=30.0)
-            took_s.append(time.monotonic() - started)
+            RedisLocks(server.url).wait(KEY[0], waiter, timeout_s=30.0)
+            ended.append((time.monotonic() - started, waiter))
 
-        threads = [threading.Thread(target=waiter) for _ in range(4)]
+        threads = [threading.Thread(target=wait, args=(waiter,)) for waiter in waiters]
         for thread in threads:
             thread.start()
-        wait_until(lambda: client.info("clients")["blocked_clients"] == 4)
+        wait_until(lambda: client.info("clients")["blocked_clients"] == count)
         locks.release(KEY, owner)
         for thread in threads:
             thread.join(10.0)
-        assert len([each for each in took_s if each < 0.6]) == 1
-
-    def test_waiters_flag_is_not_shortened(self, client: Any, locks: RedisLocks) -> None:
-        """A waiter with little patience does not take the others' wake-up call away."""
-        take(locks)
-        take(locks, wait_s=3.0)
-        take(locks, wait_s=0.01)
-        assert client.pttl(WAITERS) > 1_000
+        assert min(ended)[1] == waiters[0]
+        assert len([took_s for took_s, _ in ended if took_s < 0.6]) == 1 + lookers
 
     def test_namespaces(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
         """Two namespaces are two worlds."""
@@ -182,6 +205,19 @@ class TestRoundTrips:
                 asked = calls(client, "evalsha", "eval", "script|load", "script")
                 assert asked == 2 or warm
         assert calls(client, "ping", "hello", "client|setinfo", "client") == 0
+
+    def test_contended_cycle(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
+        """Who has to wait for its turn asks, waits, asks and releases: four commands in all."""
+        for warm in (True, False):
+            owner, waiter = take(locks), new_owner("n")
+            client.config_resetstat()
+            assert isinstance(take(locks, waiter, wait_s=30.0), Held)
+            locks.release(KEY, owner)
+            locks.wait(KEY[0], waiter, timeout_s=30.0)
+            assert take(locks, waiter) == waiter
+            locks.release(KEY, waiter)
+            asked = calls(client, "evalsha", "eval", "script|load", "script", "blpop")
+            assert asked == 5 or warm  # one of them is the first holder's release
 
     def test_ten_thousand_renewals(self, client: Any, locks: RedisLocks) -> None:
         """10,000 leases are renewed in at most 100 round trips, none of which keeps the server
@@ -271,22 +307,21 @@ class TestFullServer:
 
     def test_what_stands(self, client: Any, locks: RedisLocks, fill: Any) -> None:
         """On a full server a held lock is still told, granted again, renewed, freed, woken for."""
-        owner = new_owner("m")
+        owner, waiter = new_owner("m"), new_owner("n")
         first = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
-        take(locks, wait_s=30.0)
         fill()
         assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0) == first
-        client.delete(WAITERS)
-        assert isinstance(take(locks, wait_s=30.0), Held)
+        assert isinstance(take(locks, waiter, wait_s=30.0), Held)
         client.config_set("maxmemory", "0")
-        take(locks, wait_s=30.0)
+        assert isinstance(take(locks, waiter, wait_s=30.0), Held)
         fill()
+        assert isinstance(take(locks, waiter, wait_s=30.0), Held)
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
         assert locks.release(KEY, owner) is True
-        assert client.exists(LOCK) == 0
+        assert client.get(LOCK) in (str(waiter), None)
         started = time.monotonic()
-        locks.wait(KEY[0], timeout_s=30.0)
-        assert time.monotonic() - started < 0.9  # by polling it would be a second
+        locks.wait(KEY[0], waiter, timeout_s=30.0)
+        assert time.monotonic() - started < 0.7  # by polling it would be a second
 
 
 class TestRights:
@@ -308,14 +343,15 @@ class TestRights:
         """Every call, on every path of the scripts."""
         locks = RedisLocks(url)
         client.script_flush()
-        owner = take(locks)
-        assert isinstance(take(locks, wait_s=30.0), Held)
+        owner, waiter = take(locks), new_owner("n")
+        assert isinstance(take(locks, waiter, wait_s=30.0), Held)
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
         assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
         other = new_owner("other")
         assert locks.hand_over(KEY, owner, to=other, ttl_s=30.0) is True
         assert locks.release(KEY, other) is True
-        locks.wait(KEY[0], timeout_s=1.0)
+        locks.wait(KEY[0], waiter, timeout_s=1.0)
+        assert locks.release(KEY, waiter) is False
         owner = take(locks)
         locks.acquire(("order:41", *KEY), new_owner(), ttl_s=30.0, with_fence=True, wait_s=1.0)
         assert locks.release(KEY, owner) is True

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 import taskguard
+from support.certificates import Certificates
 from support.clock_shim import ServerClock, server_clock, unavailable
 from support.independent import Independent, independent
 from support.lock_servers import redlock_url
@@ -492,21 +492,11 @@ class TestConnections:
             assert SECRET not in str(info.value)
 
     @pytest.mark.debian
-    def test_encrypted(self, tmp_path: Path) -> None:
+    def test_encrypted(self, made_certificates: Certificates) -> None:
         """By TLS, with certificates that are checked; replies that come late, too."""
         need(DebianRedis)
-        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-        made = [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-            "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-            "-keyout", str(key), "-out", str(certificate),
-        ]  # fmt: skip
-        subprocess.run(made, check=True, capture_output=True, timeout=60)
         options: dict[str, Any] = {
-            "tls_cert_file": str(certificate),
-            "tls_key_file": str(key),
-            "tls_ca_cert_file": str(certificate),
-            "tls_auth_clients": "no",
+            **made_certificates.of_server(),
             "appendonly": "yes",
             "appendfsync": "always",
         }
@@ -514,7 +504,7 @@ class TestConnections:
             ports = [free_port() for _ in range(3)]
             three = [stack.enter_context(DebianRedis(tls_port=port, **options)) for port in ports]
             hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-            locks = RedlockLocks(f"redlocks://{hosts}/1?ssl_ca_certs={certificate}")
+            locks = RedlockLocks(f"redlocks://{hosts}/1?{made_certificates.of_client()}")
             for key_name in KEYS:
                 cycle(locks, key_name)
             three[1].pause()

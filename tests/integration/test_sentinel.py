@@ -9,8 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -18,18 +17,21 @@ import pytest
 import redis
 
 import taskguard.locks.redis
-from support import certificates, clock_shim
+from support import clock_shim
 from support.certificates import Certificates
 from support.needs import missing, need
 from support.proxy import Mode, Proxy
 from support.sentinel import Group, wait_until_complete
 from support.waiting import wait_until
+from taskguard.doctor import GuardedTask
+from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.sentinel_url import SentinelUrl
+from taskguard.policy import Policy
 from taskguard_sandbox.servers import DebianRedis, SentinelOf, free_port
 
 pytestmark = pytest.mark.debian
@@ -273,7 +275,7 @@ class TestUsers:
         """Passwords of any characters; what these users may do is enough."""
         locks = made(self.url(users, server=self.PASSWORD, sentinel=self.PASSWORD))
         cycle(locks)
-        locks.wait(KEY[0], timeout_s=0.05)
+        locks.wait(KEY[0], new_owner(), timeout_s=0.05)
         locks.check()
 
     def test_wrong_passwords(self, users: Group, made: Any) -> None:
@@ -289,23 +291,18 @@ class TestUsers:
 
 
 class TestTls:
-    @pytest.fixture
-    def certificates(self, tmp_path: Path) -> Certificates:
-        missing(certificates.unavailable())
-        return Certificates.make(tmp_path)
-
-    def test_to_sentinels_and_servers(self, certificates: Certificates, made: Any) -> None:
+    def test_to_sentinels_and_servers(self, made_certificates: Certificates, made: Any) -> None:
         """Both want a client's certificate, and are verified by the authority's."""
         need(DebianRedis)
-        tls, port = certificates.of_server(), (free_port(), free_port())
+        tls, port = made_certificates.of_server(), (free_port(), free_port())
         with (
             DebianRedis(**tls, tls_port=port[0]),
             SentinelOf(port[0], **tls, tls_port=port[1]),
         ):
             url = f"sentinels://127.0.0.1:{port[1]}/shop/0"
-            cycle(made(f"{url}?{certificates.of_client()}"))
+            cycle(made(f"{url}?{made_certificates.of_client()}"))
             for wrong in (
-                f"{url}?ssl_ca_certs={certificates.authority}",  # nobody has asked who we are
+                f"{url}?ssl_ca_certs={made_certificates.authority}",  # nobody has asked who we are
                 url,
                 f"{url.replace('sentinels', 'sentinel')}",
             ):
@@ -410,6 +407,15 @@ class TestFindings:
         """A failover that takes as long as a third of a lease."""
         tell(sound, "down-after-milliseconds", 10_000)
         assert names(sound.url) == ["sentinel_slow"]
+
+    def test_leases_that_end_before_a_failover_has(self, sound: Group) -> None:
+        """13 s are longer than what is left of 15 s at a renewal, and not of 30 s."""
+        with closing(RedisLocks(sound.url)) as locks:
+            assert locks.traits.failover_s == 0.0  # nobody has asked
+            tasks = [GuardedTask("ship", Policy(ttl_s=15.0)), GuardedTask("bill", Policy())]
+            (finding,), _ = check_locks(locks, tasks, has_ledger=False)
+        assert (finding.name, finding.where) == ("ttl_below_failover", "the tasks ship")
+        assert "about 12.999 s" in finding.what
 
     @pytest.mark.parametrize(("quorum", "level"), [(1, Level.WARNING), (4, Level.ERROR)])
     def test_sentinel_quorum(self, sound: Group, quorum: int, level: Level) -> None:

@@ -71,7 +71,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert [r for r in requirements if "extra ==" not in r] == []
     extras = set(metadata.get_all("Provides-Extra") or [])
     queues = {"celery", "rq", "django"}
-    servers = {"redis", "postgresql", "mysql", "sqlite"}
+    servers = {"redis", "zookeeper", "postgresql", "mysql", "sqlite"}
     # What is for the developers alone is a group of pyproject.toml, and no extra.
     assert extras == queues | servers | {"cli", "pytest", "all"}
     assert metadata["Requires-Python"] == ">=3.11"

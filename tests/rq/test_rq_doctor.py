@@ -67,6 +67,8 @@ def doctor(
             [("wait_beyond_time_limit", "note")],
         ),
         (patient, {"retry": Retry(max=3), "job_timeout": 120}, []),
+        (charge, {"retry": Retry(max=3), "ttl": 30}, [("job_ttl", "warning")]),
+        (charge, {"retry": Retry(max=3), "ttl": 3600}, []),
     ],
 )
 def test_jobs_that_wait(
@@ -124,3 +126,12 @@ def test_rules_are_about_facts_alone() -> None:
     assert list(findings_of_job(best)) == []
     (finding,) = findings_of_job(JobFacts(name="charge", retries=None, limit_s=180.0))
     assert finding.level is Level.WARNING
+
+
+def test_a_worker_that_starts_says_what_is_wrong(office: Office) -> None:
+    """With the queues' server, which keeps nothing, and a database that does not flush."""
+    office.worker("taskguard_rq.GuardedWorker")
+    log = office.logs()
+    for name in ("queue_no_persistence", "commits_unflushed"):
+        assert log.count(f"(finding {name})") == 1
+    assert "Traceback" not in log

@@ -120,8 +120,8 @@ class PortLocks(Boundary):
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         return self._ask("renew", lambda: self.world.locks.renew(holds))
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
-        del key
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+        del key, owner
         self.world.scheduler.sleep(timeout_s)
 
     @property

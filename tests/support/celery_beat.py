@@ -41,7 +41,7 @@ class CeleryBeat:
         }
         file = Path(folder or self._scratch.name) / "schedule"
         self._command = [
-            sys.executable, "-m", "celery", "-A", app, "beat", "-l", "INFO", "-s", str(file),
+            sys.executable, "-m", "celery", "-A", app, "beat", "-l", "DEBUG", "-s", str(file),
             "--pidfile=",
         ]  # fmt: skip
         if scheduler is not None:
@@ -93,6 +93,22 @@ class CeleryBeat:
     def resume(self) -> None:
         """Let it go on."""
         os.kill(self.process.pid, signal.SIGCONT)
+
+    def pause_between_ticks(self) -> None:
+        """Freeze it while it sleeps.
+
+        A beat of Celery's that is told to end while it sends closes what it sends by, in the middle
+        of that, and may end by the error.
+        """
+
+        def sleeps() -> bool:
+            self.pause()
+            if "beat: Waking up" in self.text().rstrip().rpartition("\n")[2]:
+                return True
+            self.resume()
+            return False
+
+        wait_until(sleeps, timeout_s=30, message="a moment between two ticks")
 
     def terminate(self, timeout_s: float = 20) -> int:
         """SIGTERM; the exit status. One that hangs says in its log where."""

@@ -1,14 +1,17 @@
-"""Certificates for one test, made by the command `openssl`: an authority's, a server's, a client's.
+"""Certificates for a run, made by the command `openssl`: an authority's, a server's, a client's.
 
-The server's is valid for 127.0.0.1 alone.
+The server's is valid for 127.0.0.1 alone. Its key is `nobody`'s, as whom databases run.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from taskguard_sandbox.process import nobody
 
 __all__ = ["Certificates", "unavailable"]
 
@@ -28,11 +31,25 @@ class Certificates:
     def make(cls, folder: Path) -> Certificates:
         """All three of them, valid for a day."""
         made = cls(folder)
+        folder.chmod(0o755)
         _certificate(made.authority, "keyUsage = critical, keyCertSign", authority=True)
         signed = ("-CA", made.authority, "-CAkey", made.authority.with_suffix(".key"))
         _certificate(folder / "server.crt", "subjectAltName = IP:127.0.0.1", *signed)
         _certificate(folder / "client.crt", "", *signed)
+        user = nobody()
+        if user is not None:
+            os.chown(made.key, *user)
         return made
+
+    @property
+    def server(self) -> Path:
+        """The server's."""
+        return self.folder / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """The server's key."""
+        return self.server.with_suffix(".key")
 
     @property
     def authority(self) -> Path:

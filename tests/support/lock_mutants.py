@@ -242,14 +242,99 @@ class OnlySaysThatItRenewed(Locks):
 
 @caught_by("TestWait::test_woken")
 class NeverWakes(Locks):
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         time.sleep(min(max(timeout_s, 0.0), 1.0))
 
 
 @caught_by("TestWait::test_bounded")
 class NeverWaits(Locks):
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Whoever waits asks all the time."""
+
+
+@caught_by("TestOrder::test_nobody_barges_in")
+class LetsAnybodyIn(Locks):
+    def _keep_for_first(self, key, now_s):  # type: ignore[no-untyped-def]
+        return None
+
+
+@caught_by("TestOrder::test_nobody_comes_in_between")
+class LooksAtTheLineOnlyWhenItReleases(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        with self._mutex:
+            for key in keys:
+                if self._standing(key, self._clock.monotonic_s()) is None:
+                    self._lines.pop(key, None)
+        return super().acquire(keys, owner, **asked)
+
+
+@caught_by("TestOrder::test_nobody_barges_in")
+class ServesWhoWakesFirst(Locks):
+    def _may_take(self, key, owner, lock):  # type: ignore[no-untyped-def]
+        line = self._lines.get(key, ())
+        return lock.owner == owner or (owner in line and lock.owner in line)
+
+    def _is_turn(self, key, owner):  # type: ignore[no-untyped-def]
+        holder = self.holder(key)
+        return holder is None or holder in self._lines.get(key, ())
+
+
+@caught_by("TestOrder::test_first_come")
+class AskingAgainCostsThePlace(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        line = self._lines.get(answer.key, {}) if _held(answer) else {}
+        if owner in line:
+            line[owner] = line.pop(owner)
+        return answer
+
+
+@caught_by("TestOrder::test_given_up")
+class StaysInTheLine(Locks):
+    def _step_back(self, key, owner, now_s):  # type: ignore[no-untyped-def]
+        return False
+
+
+@caught_by("TestOrder::test_given_up_when_called")
+class GivesUpWhatItWasCalledFor(Locks):
+    def _step_back(self, key, owner, now_s):  # type: ignore[no-untyped-def]
+        return self._leave(key, owner)
+
+
+@caught_by("TestOrder::test_dead_waiter")
+class WaitsForTheDead(Locks):
+    def _keep_for_first(self, key, now_s):  # type: ignore[no-untyped-def]
+        for owner in self._lines.get(key, ()):
+            self._hear(key, owner, now_s)
+            return super()._keep_for_first(key, now_s)
+        return None
+
+
+@caught_by("TestOrder::test_late_waiter")
+class ForgetsWhoWasLate(Locks):
+    def _keep_for_first(self, key, now_s):  # type: ignore[no-untyped-def]
+        for owner, waiter in list(self._lines.get(key, {}).items()):
+            if waiter.late_at_s <= now_s:
+                self._leave(key, owner)
+        return super()._keep_for_first(key, now_s)
+
+
+@caught_by("TestOrder::test_late_but_before_the_next")
+class RefusesWhoIsLate(Locks):
+    def _may_take(self, key, owner, lock):  # type: ignore[no-untyped-def]
+        return lock.owner == owner
+
+
+@caught_by("TestOrder::test_asked_twice")
+class TakesWhatIsKeptForAGrant(Locks):
+    def _token(self, keys, *, again):  # type: ignore[no-untyped-def]
+        return super()._token(keys, again=all(key in self._fences for key in keys))
+
+
+@caught_by("TestOrder::test_several_keys")
+class HoldsAndWaits(Locks):
+    def _refuse(self, keys, taken, *asked, **options):  # type: ignore[no-untyped-def]
+        return super()._refuse((taken,), taken, *asked, **options)
 
 
 @caught_by("TestContention::test_one_of_many")

@@ -128,7 +128,7 @@ class SessionLocks:
         with self.server.changed:
             return [self._renew(hold) for hold in holds]
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         with self.server.changed:
             self.server.changed.wait_for(
                 lambda: key not in self.server.nodes, min(max(timeout_s, 0.0), 1.0)

@@ -30,7 +30,7 @@ def main(url: str, count: int) -> None:
         while not isinstance(
             answer := locks.acquire(("k",), me, ttl_s=60.0, with_fence=True, wait_s=30.0), Granted
         ):
-            locks.wait(answer.key, timeout_s=30.0)
+            locks.wait(answer.key, me, timeout_s=30.0)
         got.append(answer.fence)
         locks.release(("k",), me)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from support.clock import FakeClock
 from support.waiting import wait_until
+from taskguard import native
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
 from taskguard.lease import Lease, new_owner, trusted_until_s
@@ -350,3 +355,49 @@ def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
     left.leave_body()
     left.interrupt()
     assert sum(range(100_000)) == 4_999_950_000
+
+
+def test_an_interrupt_spares_threads_that_the_body_is_starting() -> None:
+    """On Python 3.11 a thread that has not begun has the number of the one that starts it: it got
+    the error, died before it began, and the body waited for it for ever."""
+    rig = WatchdogRig(with_ledger=True)
+    hit: list[object] = []
+    affinity = os.sched_getaffinity(0)
+    hooks = sys.unraisablehook, threading.excepthook
+    sys.unraisablehook = threading.excepthook = hit.append  # type: ignore[assignment]
+    os.sched_setaffinity(0, {min(affinity)})  # a new thread then waits for its starter
+    try:
+        for number in range(150):
+            tracked = rig.keep(f"k{number}")
+            tracked._interruptible = True
+            inside, ended = threading.Event(), threading.Event()
+
+            def body(tracked: Any = tracked, begun: Any = inside, end: Any = ended) -> None:
+                tracked.enter_body()
+                begun.set()
+                with contextlib.suppress(LeaseLostError):
+                    for start in itertools.cycle((_start_by_threading, _start_by_native)):
+                        start()
+                tracked.leave_body()
+                end.set()
+
+            threading.Thread(target=body, daemon=True).start()
+            assert inside.wait(10)
+            tracked.interrupt()
+            assert ended.wait(10), (number, hit)
+    finally:
+        os.sched_setaffinity(0, affinity)
+        sys.unraisablehook, threading.excepthook = hooks
+    assert not hit
+
+
+def _start_by_threading() -> None:
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+
+def _start_by_native() -> None:
+    done = native.Wakeup()
+    native.start_thread(done.set)
+    done.wait(None)

@@ -27,6 +27,7 @@ from pytest_taskguard.lock_contract.leases import (
     TestRenew,
     TestTokens,
 )
+from pytest_taskguard.lock_contract.order import TestOrder
 from pytest_taskguard.lock_contract.server import LockServer, locks
 from pytest_taskguard.lock_contract.sessions import (
     TestClose,
@@ -42,6 +43,7 @@ __all__ = [
     "TestClose",
     "TestContention",
     "TestHandOver",
+    "TestOrder",
     "TestRelease",
     "TestRenew",
     "TestSession",

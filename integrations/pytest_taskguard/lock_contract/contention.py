@@ -66,7 +66,7 @@ class TestContention:
                     answer := locks.acquire(keys, owner, ttl_s=30.0, with_fence=False, wait_s=30.0),
                     Held,
                 ):
-                    locks.wait(answer.key, timeout_s=30.0)
+                    locks.wait(answer.key, owner, timeout_s=min(30.0, answer.remaining_s + 0.01))
                 if inside & set(keys):
                     failures.append(f"{keys} while {inside}")
                 inside.update(keys)
@@ -124,7 +124,7 @@ def _turn(locks: LockProvider, counter: Path) -> Turn:
         answer = locks.acquire(KEYS, owner, ttl_s=TTL_S, with_fence=True, wait_s=30.0)
         if isinstance(answer, Granted):
             break
-        locks.wait(answer.key, timeout_s=30.0)
+        locks.wait(answer.key, owner, timeout_s=min(30.0, answer.remaining_s + 0.01))
     answered_at_s = clock.monotonic_s()
     value = int(counter.read_text())
     time.sleep(0.0005)

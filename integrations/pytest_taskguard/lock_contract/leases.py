@@ -312,7 +312,12 @@ class TestRenew:
             if i % 3:
                 take(locks, hold.keys, me if i % 3 == 1 else other)
         expected = [(Renewal.GONE, Renewal.RENEWED, Renewal.TAKEN)[i % 3] for i in range(700)]
-        assert locks.renew(holds) == expected
+        answers = locks.renew(holds)
+        assert len(answers) == len(holds)
+        # Not list by list: where CI is set, pytest shows the whole difference of two lists, which
+        # takes it minutes for some that are as long as these.
+        wrong = [i for i, answer in enumerate(answers) if answer != expected[i]]
+        assert wrong[:5] == []
 
 
 def token(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> int:

@@ -120,7 +120,7 @@ class TestSession:
 
         def wait() -> None:
             with contextlib.suppress(LockServerUnavailableError):
-                first.wait(KEY[0], timeout_s=30.0)
+                first.wait(KEY[0], waiter, timeout_s=30.0)
 
         waiting = Ended(wait)
         end_session(first)

@@ -1,7 +1,7 @@
 """Who is refused and waits: woken by a release, and by nothing that it would have to wait for.
 
 Guarantees: a wait is shown to be short by one of several tries, for a machine that is busy may take
-longer at times. Does not guarantee an order among those that wait: no provider promises one.
+longer at times. Does not guarantee an order among those that wait: see `order.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from pytest_taskguard.lock_contract.server import KEY, LockServer, take
+from pytest_taskguard.lock_contract import server
+from pytest_taskguard.lock_contract.server import KEY, LockServer, renewed, take
 from taskguard.lease import Owner, new_owner
-from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.locks.base import Granted, Held, LockProvider, Renewal
 
-__all__ = ["Ended", "TestWait"]
+__all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "within"]
 
 
 class TestWait:
@@ -23,35 +24,38 @@ class TestWait:
         waiter = server.connect()
 
         def wait() -> float:
-            holder = new_owner("m")
-            take(locks, KEY, holder)
-            assert isinstance(take(waiter, KEY, new_owner("n"), wait_s=30.0), Held)
-            woken = Ended(lambda: waiter.wait(KEY[0], timeout_s=30.0))
+            key, holder, me = fresh("a"), new_owner("m"), new_owner("n")
+            take(locks, key, holder)
+            assert isinstance(take(waiter, key, me, wait_s=30.0), Held)
+            woken = Ended(lambda: waiter.wait(key[0], me, timeout_s=30.0))
             time.sleep(0.1)  # until it blocks
-            locks.release(KEY, holder)
+            locks.release(key, holder)
             woken.join()
+            assert isinstance(take(waiter, key, me), Granted)
             return woken.took_s
 
+        wait()  # over connections that are made now
         assert within(0.6, wait)
 
     def test_release_before_the_wait(self, locks: LockProvider) -> None:
         """A release between the refusal and the wait is not missed."""
 
         def wait() -> float:
-            holder = new_owner("m")
-            take(locks, KEY, holder)
-            assert isinstance(take(locks, KEY, new_owner("n"), wait_s=30.0), Held)
-            locks.release(KEY, holder)
-            return took_s(lambda: locks.wait(KEY[0], timeout_s=30.0))
+            key, holder, me = fresh("a"), new_owner("m"), new_owner("n")
+            take(locks, key, holder)
+            assert isinstance(take(locks, key, me, wait_s=30.0), Held)
+            locks.release(key, holder)
+            return took_s(lambda: locks.wait(key[0], me, timeout_s=30.0))
 
         assert within(0.5, wait)
 
     def test_bounded(self, locks: LockProvider) -> None:
         """A wait ends after its time-out, and soon after a second in any case: then ask again."""
         take(locks, KEY, new_owner("m"))
+        me = new_owner("n")
 
         def wait(timeout_s: float) -> Callable[[], float]:
-            return lambda: took_s(lambda: locks.wait(KEY[0], timeout_s=timeout_s))
+            return lambda: took_s(lambda: locks.wait(KEY[0], me, timeout_s=timeout_s))
 
         for timeout_s, least_s, most_s in [(0.0, 0.0, 0.1), (-1.0, 0.0, 0.1), (0.2, 0.15, 0.7)]:
             assert within(most_s, wait(timeout_s), least_s=least_s)
@@ -69,14 +73,9 @@ class TestWait:
 
         def worker() -> None:
             mine, me = server.connect(), new_owner("w")
-            until = time.monotonic() + 30.0
-            while time.monotonic() < until:
-                answer = take(mine, KEY, me, wait_s=until - time.monotonic())
-                if isinstance(answer, Granted):
-                    got.append(me)
-                    mine.release(KEY, me)
-                    return
-                mine.wait(answer.key, timeout_s=until - time.monotonic())
+            if took_turn(mine, KEY, me):
+                got.append(me)
+                mine.release(KEY, me)
 
         threads = [threading.Thread(target=worker, daemon=True) for _ in range(count)]
         for thread in threads:
@@ -94,22 +93,22 @@ class TestWait:
         assert within(0.5, lambda: self._passed_on(locks, server))
 
     def _passed_on(self, locks: LockProvider, server: LockServer) -> float:
-        first, second = new_owner("m"), new_owner("n")
-        take(locks, ("a",), first)
-        take(locks, ("b",), second)
+        a, b = fresh("a")[0], fresh("b")[0]
+        first, second, greedy, mine = (new_owner(name) for name in ("m", "n", "both", "single"))
+        take(locks, (a,), first)
+        take(locks, (b,), second)
         both, single = server.connect(), server.connect()
-        assert isinstance(take(both, ("a", "b"), new_owner("both"), wait_s=30.0), Held)
-        assert isinstance(take(single, ("a",), new_owner("single"), wait_s=30.0), Held)
-        greedy = Ended(lambda: both.wait("a", timeout_s=30.0))
-        time.sleep(0.1)  # it is first in the queue
-        locks.release(("a",), first)
-        greedy.join()
-        assert isinstance(take(both, ("a", "b"), new_owner("both"), wait_s=30.0), Held)
-        waited_s = took_s(lambda: single.wait("a", timeout_s=30.0))
-        mine = new_owner("single")
-        assert isinstance(take(single, ("a",), mine), Granted)
-        locks.release(("a",), mine)
-        locks.release(("b",), second)
+        assert isinstance(take(both, (a, b), greedy, wait_s=30.0), Held)
+        assert isinstance(take(single, (a,), mine, wait_s=30.0), Held)
+        woken = Ended(lambda: both.wait(a, greedy, timeout_s=30.0))
+        time.sleep(0.1)  # it is first in the line
+        locks.release((a,), first)
+        woken.join()
+        assert isinstance(take(both, (a, b), greedy, wait_s=30.0), Held)
+        waited_s = took_s(lambda: single.wait(a, mine, timeout_s=30.0))
+        assert isinstance(take(single, (a,), mine), Granted)
+        locks.release((a,), mine)
+        locks.release((b,), second)
         return waited_s
 
     def test_several_keys_in_turn(self, locks: LockProvider, server: LockServer) -> None:
@@ -117,21 +116,48 @@ class TestWait:
         assert within(0.5, lambda: self._passed_on_before_asking(locks, server))
 
     def _passed_on_before_asking(self, locks: LockProvider, server: LockServer) -> float:
-        a, b = (f"{name}:{new_owner().nonce}" for name in "ab")  # no wake-up of an earlier try
-        first, second = new_owner("m"), new_owner("n")
+        a, b = fresh("a")[0], fresh("b")[0]
+        first, second, greedy, mine = (new_owner(name) for name in ("m", "n", "both", "single"))
         both, single = server.connect(), server.connect()
         take(locks, (b,), second)
-        assert isinstance(take(both, (a, b), new_owner("both"), wait_s=30.0), Held)
-        assert isinstance(take(single, (b,), new_owner("single"), wait_s=30.0), Held)
-        greedy = Ended(lambda: both.wait(b, timeout_s=30.0))
-        time.sleep(0.1)  # it is first in the queue
+        assert isinstance(take(both, (a, b), greedy, wait_s=30.0), Held)
+        assert isinstance(take(single, (b,), mine, wait_s=30.0), Held)
+        woken = Ended(lambda: both.wait(b, greedy, timeout_s=30.0))
+        time.sleep(0.1)  # it is first in the line
         take(locks, (a,), first)
         locks.release((b,), second)
-        greedy.join()
-        assert isinstance(take(both, (a, b), new_owner("both"), wait_s=30.0), Held)
-        waited_s = took_s(lambda: single.wait(b, timeout_s=30.0))
-        assert isinstance(take(single, (b,), new_owner("single")), Granted)
+        woken.join()
+        assert isinstance(take(both, (a, b), greedy, wait_s=30.0), Held)
+        waited_s = took_s(lambda: single.wait(b, mine, timeout_s=30.0))
+        assert isinstance(take(single, (b,), mine), Granted)
         return waited_s
+
+    def test_given_up(self, locks: LockProvider) -> None:
+        """Who gave up by a release is in nobody's way, and frees nothing of the holder's."""
+        holder, gone, other = new_owner("m"), new_owner("gone"), new_owner("n")
+        take(locks, KEY, holder)
+        assert isinstance(take(locks, KEY, gone, wait_s=30.0), Held)
+        assert locks.release(KEY, gone) is False
+        assert renewed(locks, KEY, holder) == Renewal.RENEWED
+        assert locks.release(KEY, holder) is True
+        assert isinstance(take(locks, KEY, other), Granted)
+        assert locks.release(KEY, other) is True
+
+
+def fresh(name: str) -> tuple[str]:
+    """A key of that name, in the order of names, and of no earlier try."""
+    return (f"{name}:{new_owner().nonce}",)
+
+
+def took_turn(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> Granted | None:
+    """Waits for the keys as a holder to be does it: None where its turn never comes."""
+    until = time.monotonic() + 3 * server.PATIENCE_S
+    while (left_s := until - time.monotonic()) > 0:
+        answer = take(locks, keys, owner, wait_s=left_s)
+        if isinstance(answer, Granted):
+            return answer
+        locks.wait(answer.key, owner, timeout_s=min(left_s, answer.remaining_s + 0.01))
+    return None
 
 
 def took_s(call: Callable[[], object]) -> float:

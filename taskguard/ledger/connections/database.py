@@ -113,7 +113,7 @@ class Database:
     def place(self) -> str:
         """Where it is, without user and password."""
         url = self.engine.url
-        host = url.host or _first(url.query.get("host"))
+        host = url.host or _first(url.query.get("host") or url.query.get("unix_socket"))
         port = url.port or _first(url.query.get("port"))
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 

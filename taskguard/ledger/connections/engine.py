@@ -214,6 +214,9 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any], connect_timeout_s: int) -> 
     if by_pymysql:
         pymysql: Any = url.get_dialect().import_dbapi()
         connect["cursorclass"] = sessions.noting(pymysql.cursors.Cursor)
+        if url.password:
+            # PyMySQL would write it in Latin-1, the server's own clients write UTF-8.
+            connect["password"] = url.password.encode()
     else:
         connect.pop("read_timeout", None)
     engine = sa.create_engine(

@@ -4,8 +4,6 @@ Guarantees: everything is asked by transactions that are over when `check()` ret
 changed, no table is read as a whole, and no row lock is waited for. What a database, or its user's
 rights, will not say is left out.
 
-Does not tell two applications that share a namespace: no row says which application wrote it.
-
 `facts.py` has what there is to know, `asking.py` and a module for each kind of database find it
 out, `rules.py` judges.
 """

@@ -48,6 +48,13 @@ class Identity:
                 "(TASKGUARD_LEDGER_URL)."
             )
 
+    def mark(self, *, make: bool) -> str | None:
+        """The mark; None where there is none yet, and `make` does not say to make one."""
+        if make:
+            return self._make()
+        with self._database.transaction() as db:
+            return db.execute(_select()).scalar()
+
     def _is_of(self, db: sa.Connection) -> bool:
         if self._database.dialect.one_writer:
             return _same_file(_file_of(db), self._database.engine.url.database)

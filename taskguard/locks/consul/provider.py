@@ -209,8 +209,9 @@ class ConsulLocks:
             for number, hold in enumerate(holds)
         ]
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key is released, a second at most: then ask again."""
+        del owner
         if timeout_s <= 0:
             return
         until_s = time.monotonic() + min(timeout_s, _WAIT_SLICE_S)

@@ -165,8 +165,9 @@ class EtcdLocks:
         """
         return [answer for batch in _batches(holds) for answer in self._renew(batch)]
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key is released, a second at most: then ask again."""
+        del owner
         if timeout_s <= 0:
             return
         until_s = time.monotonic() + min(timeout_s, _WAIT_SLICE_S)

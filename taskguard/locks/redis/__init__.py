@@ -3,7 +3,8 @@
 Guarantees, while the server keeps its memory: a key has one owner at a time; only its owner
 renews, frees or hands it on; every call may be asked twice. Tokens are max(last + 1, the server's
 clock in µs): they grow for each key, also across FLUSHALL, eviction and restarts, as long as the
-server's clock does not go back. A waiter is woken by the release itself.
+server's clock does not go back. Who waits for one key gets it in the order in which they came, by
+the release itself: see `lua/line.lua`.
 Does not guarantee: exclusion across a failover or a loss of the server's memory, nor against a
 paused holder. That is the ledger's part.
 
@@ -11,8 +12,13 @@ What stands in the server, all with an expiry (`{…}` makes one Cluster slot of
 
     taskguard:{order:42}            the lock: nonce/message of its owner
     taskguard:{order:42}:fence      the last token, 24 h; only where tokens are asked for
-    taskguard:{order:42}:waiters    somebody waits; only while that is so
-    taskguard:{order:42}:wake       one element after a release, for BLPOP; 1 s
+
+and only while somebody waits:
+
+    taskguard:{order:42}:line           who waits, in the order in which they came
+    taskguard:{order:42}:waits:<nonce>  one of them lives: 3 s after it has asked
+    taskguard:{order:42}:wake:<nonce>   one element when its turn has come, for BLPOP; 1 s
+    taskguard:{order:42}:look           one element for somebody else, to see whether it came; 50 ms
 
 An expired fence is no loss, since the clock alone makes the next token higher; one that is ahead
 of the clock is kept for that much longer.
@@ -20,7 +26,8 @@ of the clock is kept for that much longer.
 The least that its user needs:
 
     ACL SETUSER tasks on >password ~taskguard:* +evalsha +eval +get +set +del +exists
-        +pexpire +pttl +time +lpush +blpop   (and +select for a database other than 0)
+        +pexpire +pttl +time +lpush +blpop +zadd +zcard +zrange +zrem +zscore
+        (and +select for a database other than 0)
 
 The server should run with `maxmemory-policy noeviction`: `check()` says if it does not.
 A Redis Cluster is another provider, in `cluster`: a key's entries share a slot, those of several

@@ -196,9 +196,15 @@ class RedisLink:
                 connection.disconnect()
         return connection, answers
 
-    def block(self, name: bytes, timeout_s: float) -> None:
-        """Until the list of this name has an element, which is taken off it."""
-        self.ask(pack(b"BLPOP", name, b"%.3f" % timeout_s), blocks=True)
+    def block(self, names: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
+        """Until one of these lists has an element, which is taken off it: its name and that.
+
+        The first of several that have one; None after the time-out.
+        """
+        found: list[bytes] | None = self.ask(
+            pack(b"BLPOP", *names, b"%.3f" % timeout_s), blocks=True
+        )
+        return found
 
     def send(self, commands: Sequence[bytes]) -> Sent:
         """Commands in one write. They are tried once; `replies()` waits for what they answer."""
@@ -247,6 +253,9 @@ class RedisLink:
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Whether the server answered, and what it said was no."""
         return isinstance(error.__cause__, self._errors.ResponseError)
+
+    # As `Traits` has it.
+    failover_s: float = 0.0
 
     def check(self) -> list[Finding]:
         """What is wrong with the way to the server, whatever the server itself says."""

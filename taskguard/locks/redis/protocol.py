@@ -81,11 +81,17 @@ def _value(lines: list[bytes], at: int) -> tuple[Any, int]:
 
 
 class Script:
-    """A Lua file and its checksum, by which servers know it."""
+    """A Lua file and its checksum, by which servers know it.
 
-    def __init__(self, name: str) -> None:
-        file = resources.files("taskguard.locks.redis") / "lua" / f"{name}.lua"
+    `after`: another file, whose functions it uses; `package`: where the files are.
+    """
+
+    def __init__(
+        self, name: str, *, after: str | None = None, package: str = "taskguard.locks.redis"
+    ) -> None:
+        files = resources.files(package) / "lua"
+        names = (name,) if after is None else (after, name)
         self.name = name
-        self.source = file.read_bytes()
+        self.source = b"".join((files / f"{each}.lua").read_bytes() for each in names)
         # Not for security: it is how the protocol names scripts.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()

@@ -5,6 +5,7 @@ What they guarantee, and what stands in the server, is in the package's docstrin
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,12 +24,13 @@ from taskguard.policy import DAY_S, MOST_ROWS, check_number
 __all__ = ["RENEWALS", "RedisLocks"]
 
 _FENCE_EXPIRY_MS = b"86400000"
-_WAKE_EXPIRY_MS = b"1000"
 # One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
 # with its waiter, or a lease that ran out, costs the others a second and no more.
 WAIT_SLICE_S = 1.0
-# The flag outlives the slice by what a slow caller needs to ask again.
-_WAITERS_FLAG_S = 3.0
+# Not all who came at the same moment ask again at the same moment.
+_SHORTEST_SLICE = 0.75
+# After that somebody who was called has lost the key, if it did not come: GRACE_MS in line.lua.
+_LOOK_S = 0.06
 # So many keys keep the server busy for about half a millisecond.
 _KEYS_PER_RENEWAL = 250
 RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
@@ -86,15 +88,15 @@ class RedisLocks:
         self._behind = self._replicas.command if wait_replicas else None
         self._before = f"{namespace}:{{".encode()
         self.namespace = namespace
-        self._acquire = Script("acquire")
-        self._release = Script("release")
+        self._acquire = Script("acquire", after="line")
+        self._release = Script("release", after="line")
         self._hand_over = Script("hand_over")
         self._renew = Script("renew")
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens."""
-        return Traits()
+        """Leases with tokens, first come, first served."""
+        return Traits(failover_s=self._link.failover_s, fair=True)
 
     @property
     def address(self) -> str:
@@ -132,19 +134,15 @@ class RedisLocks:
         least: int = 0,
     ) -> tuple[list[bytes], list[bytes]]:
         """Names and arguments; a token is `least` or above."""
-        flag_s = min(wait_s, _WAITERS_FLAG_S)
         names = [
-            name
-            for lock in self._locks(keys)
-            for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
+            name for lock in self._locks(keys) for name in (lock, lock + b":fence", lock + b":line")
         ]
         arguments = [
             _bytes(str(owner)),
             _ms(ttl_s),
             b"1" if with_fence else b"0",
-            _ms(flag_s) if wait_s > 0 else b"0",
+            b"1" if wait_s > 0 else b"0",
             _FENCE_EXPIRY_MS,
-            _WAKE_EXPIRY_MS,
         ]
         return names, [*arguments, b"%d" % least] if least else arguments
 
@@ -157,7 +155,7 @@ class RedisLocks:
         )
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's and wake one waiter of each.
+        """Free the keys that are still the owner's, each for its first waiter; leave its line.
 
         False if none was; True if a first attempt got no reply, for it may have freed them.
         """
@@ -172,12 +170,8 @@ class RedisLocks:
     def _release_words(
         self, keys: tuple[str, ...], owner: Owner
     ) -> tuple[list[bytes], list[bytes]]:
-        names = [
-            name
-            for lock in self._locks(keys)
-            for name in (lock, lock + b":waiters", lock + b":wake")
-        ]
-        return names, [_bytes(str(owner)), _WAKE_EXPIRY_MS]
+        names = [name for lock in self._locks(keys) for name in (lock, lock + b":line")]
+        return names, [_bytes(str(owner))]
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
@@ -211,13 +205,17 @@ class RedisLocks:
         ]
         return names, arguments
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
-        """Block until the key may have been released, a second at most: then ask again."""
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+        """Block until the key is kept for the owner, a second at most: then ask again."""
         if timeout_s <= 0:
             return
-        slice_s = max(0.01, min(timeout_s, WAIT_SLICE_S))
+        slice_s = min(timeout_s, WAIT_SLICE_S * random.uniform(_SHORTEST_SLICE, 1.0))  # noqa: S311
         (lock,) = self._locks((key,))
-        self._link.block(lock + b":wake", slice_s)
+        wake, look = lock + b":wake:" + _bytes(owner.nonce), lock + b":look"
+        woken = self._link.block([wake, look], max(0.01, slice_s))
+        if woken is not None and woken[0] == look:
+            # Somebody else was called. By then it has come, or the key can be the next one's.
+            self._link.block([wake], max(0.01, min(timeout_s, _LOOK_S)))
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
@@ -257,19 +255,24 @@ class RedisLocks:
             return RedisFacts()  # locks do not need that right
 
     def _try_each_step(self) -> None:
-        keys, first, second = (f"check:{new_owner().nonce}",), new_owner(), new_owner()
+        keys = (f"check:{new_owner().nonce}",)
+        first, second, waiter = new_owner(), new_owner(), new_owner()
         self.acquire(keys, first, ttl_s=_TRIAL_S, with_fence=True, wait_s=0.0)
         try:
             # Somebody waits, so that the release wakes, and the wait ends at once.
-            self.acquire(keys, second, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
+            self.acquire(keys, waiter, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
             self.renew([Hold(keys, first, _TRIAL_S)])
             self.hand_over(keys, first, to=second, ttl_s=_TRIAL_S)
         finally:
             self.release(keys, second)
             self.release(keys, first)
-        self.wait(keys[0], timeout_s=_TRIAL_S)
+        try:
+            self.wait(keys[0], waiter, timeout_s=_TRIAL_S)
+            self.acquire(keys, waiter, ttl_s=_TRIAL_S, with_fence=True, wait_s=0.0)
+        finally:
+            self.release(keys, waiter)
         (lock,) = self._locks(keys)
-        self._link.ask(pack(b"DEL", lock + b":fence", lock + b":waiters", lock + b":wake"))
+        self._link.ask(pack(b"DEL", lock + b":fence"))
 
     def _make_link(self, server: Any, **bounds: Any) -> Any:
         if is_sentinel_url(server):

@@ -43,8 +43,9 @@ class Commands:
                 "'.' and ':'."
             )
         self._before = f"{namespace}:{{".encode()
-        self._acquire = Script("acquire")
-        self._release = Script("release")
+        # Without a line of waiters: those of several servers could disagree.
+        self._acquire = Script("acquire", package="taskguard.locks.redlock")
+        self._release = Script("release", package="taskguard.locks.redlock")
         self._hand_over = Script("hand_over")
         self._renew = Script("renew")
 

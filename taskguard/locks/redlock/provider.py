@@ -183,8 +183,9 @@ class RedlockLocks:
         with contextlib.suppress(LockServerUnavailableError):
             self._pipelined([self._commands.release(hold.keys, hold.owner) for hold in lost])
 
-    def wait(self, key: str, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
+        del owner
         if timeout_s <= 0:
             return
         slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))

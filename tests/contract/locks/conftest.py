@@ -18,6 +18,7 @@ from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
 from support.sentinel import Group
 from support.session_locks import SessionServer, session_kind
+from support.zookeeper import zookeeper_kind
 from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
@@ -44,6 +45,7 @@ KINDS = [
     pytest.param("etcd", marks=pytest.mark.debian),
     pytest.param("newest_etcd", marks=pytest.mark.debian),
     pytest.param("consul", marks=pytest.mark.debian),
+    pytest.param("zookeeper", marks=pytest.mark.debian),
 ]
 # The fixtures of their databases.
 TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
@@ -80,6 +82,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         yield etcd_kind(request.getfixturevalue(request.param))
     elif request.param == "consul":
         yield consul_kind(request.getfixturevalue("consul"))
+    elif request.param == "zookeeper":
+        with zookeeper_kind(request.getfixturevalue("zookeeper")) as kind:
+            yield kind
     else:
         real: RedisServer = request.getfixturevalue(request.param)
         with redis.Redis(port=real.port) as client:

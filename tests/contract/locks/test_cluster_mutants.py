@@ -83,7 +83,7 @@ class TakesWhatItGets(RedisClusterLocks):
 
 
 class PassesNothingOn(RedisClusterLocks):
-    def _wake_others(self, keys: tuple[str, ...]) -> None:
+    def _leave_lines(self, keys: tuple[str, ...], owner: Owner) -> None:
         pass
 
 
@@ -139,7 +139,7 @@ FOUND: list[tuple[type[RedisClusterLocks], Test]] = [
         ),
     ),
     (TakesWhatItGets, alone(contract.TestAcquire().test_all_or_none)),
-    (PassesNothingOn, with_server(contract.TestWait().test_several_keys_in_turn)),
+    (PassesNothingOn, alone(contract.TestOrder().test_several_keys_in_turn)),
     (ReleasesTheFirst, with_server(contract.TestRelease().test_frees)),
     (RenewsByOneKey, alone(contract.TestRenew().test_answers)),
     (EscapesNothing, alone(lambda locks: contract.TestAcquire().test_any_key(locks, "}{"))),

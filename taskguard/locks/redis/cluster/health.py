@@ -22,6 +22,8 @@ from taskguard.locks.redis.protocol import pack
 __all__ = ["findings_of"]
 
 _LONGEST_NODE_TIMEOUT_S = 10.0
+# What a failover takes once the master counts as gone: 2 s where it was measured.
+_ELECTION_S = 3.0
 _FAILED = {"fail", "fail?", "noaddr", "handshake"}
 
 
@@ -39,7 +41,10 @@ class _Node:
 
 
 def findings_of(cluster: ClusterLink) -> list[Finding]:
-    """All that is found; raises LockServerUnavailableError where no node answers."""
+    """All that is found; raises LockServerUnavailableError where no node answers.
+
+    The cluster's link then knows how long a failover takes.
+    """
     where = f"the lock server {cluster.address}"
     places = cluster.places()
     nodes = _nodes(_said(cluster, pack(b"CLUSTER", b"NODES")))
@@ -55,6 +60,7 @@ def findings_of(cluster: ClusterLink) -> list[Finding]:
         except LockServerUnavailableError as error:
             found.append(_unreachable(place, error))
     longest_s = max(timeouts_s, default=0.0)
+    cluster.failover_s = longest_s and longest_s + _ELECTION_S
     if longest_s >= _LONGEST_NODE_TIMEOUT_S:
         found.append(
             Finding(

@@ -86,6 +86,8 @@ class Place:
 class ClusterLink:
     """Calls to a cluster; has the methods of a `RedisLink` for what is of one slot."""
 
+    failover_s: float = 0.0  # as `Traits` has it
+
     def __init__(
         self,
         url: str,
@@ -166,21 +168,30 @@ class ClusterLink:
         """Whether entries of a slot are in two places just now."""
         return self._code(_cause(answer)) == "TRYAGAIN"
 
-    def block(self, name: bytes, timeout_s: float) -> None:
-        """BLPOP of an entry where it is. Its slot may move meanwhile: that ends it, or goes on."""
+    def block(self, names: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
+        """BLPOP of entries of one slot where they are. It may move meanwhile: that ends it, or it
+        goes on."""
         until_s = time.monotonic() + timeout_s
 
-        def wait(link: RedisLink, asking: bool) -> None:
-            left_s = max(0.01, until_s - time.monotonic())
-            link.ask(pack(b"BLPOP", name, b"%.3f" % left_s), blocks=True, asking=asking)
+        def wait(link: RedisLink, asking: bool) -> Any:
+            left_s = b"%.3f" % max(0.01, until_s - time.monotonic())
+            try:
+                return link.ask(pack(b"BLPOP", *names, left_s), blocks=True, asking=asking)
+            except LockServerUnavailableError as error:
+                if not self.is_moving(error):
+                    raise
+            # Of a slot in two places a command may name one entry.
+            return link.ask(pack(b"BLPOP", names[0], left_s), blocks=True, asking=asking)
 
-        slot = slot_of(name)
+        slot = slot_of(names[0])
         link = self._slots[slot] or self._found(slot)
+        found: list[bytes] | None = None
         try:
-            wait(link, False)
+            found = wait(link, False)
         except LockServerUnavailableError as error:
             if "UNBLOCKED" not in str(error):  # a master that is one no more
-                self._follow(slot, link, error, wait, lambda: None)
+                found = self._follow(slot, link, error, wait, lambda: None)
+        return found
 
     # -- of many
 

@@ -43,7 +43,7 @@ class RedisClusterLocks(RedisLocks):
                 "wait_replicas= is for one server, or for Sentinel; a Redis Cluster has no such "
                 "option. Leave it out; min-replicas-to-write at its nodes does the like."
             )
-        self._pass_on = Script("pass_on")
+        self._step_back = Script("step_back", after="line")
 
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
@@ -60,13 +60,12 @@ class RedisClusterLocks(RedisLocks):
             raise
         if isinstance(answer, Held):
             self._give_back(taken, owner)
-            if wait_s > 0:
-                # It may have been woken for one that it did not come to ask for.
-                self._wake_others(keys[keys.index(answer.key) + 1 :])
+            # It may have been called for one that it did not come to ask for.
+            self._leave_lines(keys[keys.index(answer.key) + 1 :], owner)
         return answer
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's and wake one waiter of each.
+        """Free the keys that are still the owner's, each for its first waiter; leave its line.
 
         False if none was; True if a first attempt got no reply, for it may have freed them. Where a
         node gives no answer, those of the others are freed, and it raises.
@@ -179,16 +178,15 @@ class RedisClusterLocks(RedisLocks):
         except LockServerUnavailableError:
             return
 
-    def _wake_others(self, keys: tuple[str, ...]) -> None:
-        words = (self._release_words((key,), _NOBODY) for key in keys)
-        self._link.call_all([Call(self._pass_on, names, rest[1:]) for names, rest in words])
+    def _leave_lines(self, keys: tuple[str, ...], owner: Owner) -> None:
+        """It waits in one line. What gets no answer it leaves by not being heard of there."""
+        self._link.call_all(
+            [Call(self._step_back, *self._release_words((key,), owner)) for key in keys]
+        )
 
     def _handed(self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float) -> list[Any]:
         words = (self._hand_over_words((key,), owner, to, ttl_s) for key in keys)
         return self._link.call_all([Call(self._hand_over, *each) for each in words])
-
-
-_NOBODY = Owner("", "")
 
 
 def _escaped(key: str) -> str:

@@ -1,58 +1,72 @@
 -- Takes all keys for one owner or none of them; the same owner gets the same grant again.
--- KEYS: for each key its lock, its fence, its waiters flag, its wake list.
--- ARGV: owner, lease in ms, 1 for a token, waiters flag in ms (0: does not wait),
---       fence expiry in ms, wake list expiry in ms; where it is given, the least token.
+-- KEYS: for each key its lock, its fence, its line.
+-- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms;
+--       where it is given, the least token.
 -- Answers {1, token, 1 if they were all the owner's already}, or {0, number of the key that is taken, its owner, its pttl}.
-local owner, ttl_ms, waits_ms = ARGV[1], ARGV[2], tonumber(ARGV[4])
+local owner, ttl_ms, waits = ARGV[1], ARGV[2], ARGV[4] == '1'
 
--- A waiter for several keys was woken by one that is free, but another is taken: whoever waits
--- for the free one alone must hear of it.
-local function pass_on()
-  for i = 1, #KEYS, 4 do
-    if redis.call('EXISTS', KEYS[i]) == 0 and redis.call('EXISTS', KEYS[i + 2]) == 1 then
-      redis.call('DEL', KEYS[i + 3])
-      redis.pcall('LPUSH', KEYS[i + 3], '1')
-      redis.call('PEXPIRE', KEYS[i + 3], ARGV[6])
+local mine, waiting = 0, nil
+for i = 1, #KEYS, 3 do
+  local lock, line = KEYS[i], KEYS[i + 2]
+  if redis.call('EXISTS', lock, line) > 0 then
+    local value = redis.call('GET', lock)
+    local theirs = value and redis.call('ZSCORE', line, value) -- if it is only kept for them
+    if theirs or not value or waits or #KEYS > 3 then
+      waiting = waiting or line_of_waiters()
     end
-  end
-end
-
-local mine = 0
-for i = 1, #KEYS, 4 do
-  local value = redis.call('GET', KEYS[i])
-  if value == owner then
-    mine = mine + 4
-  elseif value then
-    -- pcall: a server that is full still tells that the key is taken; the caller then polls.
-    if waits_ms > 0 and redis.call('PTTL', KEYS[i + 2]) < waits_ms then
-      redis.pcall('SET', KEYS[i + 2], '1', 'PX', waits_ms)
+    if not value then
+      -- A lease ran out, or somebody did not come. Whoever asks is heard of.
+      waiting.hear(lock, owner)
+      value = waiting.keep_for_first(lock, line)
+      theirs = value and redis.call('ZSCORE', line, value)
     end
-    if #KEYS > 4 then
-      pass_on()
+    if value == owner then
+      mine = mine + 3
+    elseif value then
+      local place = theirs and redis.call('ZSCORE', line, owner)
+      -- What is kept for one who is behind the owner is the owner's: it was called, and is late.
+      if not (place and tonumber(place) < tonumber(theirs)) then
+        -- It waits in one line. In no other one it keeps a key from those who wait for that alone.
+        for other = 1, #KEYS, 3 do
+          if other ~= i then
+            waiting.step_back(KEYS[other], KEYS[other + 2], owner)
+          end
+        end
+        local left_ms = redis.call('PTTL', lock)
+        if waits then
+          waiting.join(lock, line, owner)
+        end
+        if theirs and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
+          left_ms = waiting.ASK_MS -- it is kept for one who comes and has a whole lease then
+        end
+        return {0, (i + 2) / 3, value, left_ms}
+      end
     end
-    return {0, (i + 3) / 4, value, redis.call('PTTL', KEYS[i])}
   end
 end
 
 -- The locks are written before the fences: a server that is full refuses the first write of a
 -- script and lets the others pass, so nothing is half done. PEXPIRE is never refused.
-for i = 1, #KEYS, 4 do
+local again = mine == #KEYS and 1 or 0
+for i = 1, #KEYS, 3 do
   if mine == #KEYS then
     redis.call('PEXPIRE', KEYS[i], ttl_ms)
   else
     redis.call('SET', KEYS[i], owner, 'PX', ttl_ms)
   end
+  if waiting and waiting.leave(KEYS[i], KEYS[i + 2], owner) then
+    again = 0 -- it was kept for it, not held
+  end
 end
-local again = mine == #KEYS and 1 or 0
 if ARGV[3] ~= '1' then
   return {1, '0', again}
 end
 
 local last = 0
-for i = 2, #KEYS, 4 do
+for i = 2, #KEYS, 3 do
   last = math.max(last, tonumber(redis.call('GET', KEYS[i]) or 0) or 0)
 end
-local least = tonumber(ARGV[7] or 0)
+local least = tonumber(ARGV[6] or 0)
 if again == 1 and last > 0 and last >= least then
   return {1, string.format('%.0f', last), again}
 end
@@ -66,7 +80,7 @@ if again == 1 and last > 0 then
 end
 local text = string.format('%.0f', token)
 local keep_ms = string.format('%.0f', ARGV[5] + math.max(0, math.floor((token - now) / 1000)))
-for i = 2, #KEYS, 4 do
+for i = 2, #KEYS, 3 do
   redis.call('SET', KEYS[i], text, 'PX', keep_ms)
 end
 return {1, text, again}

@@ -1,17 +1,16 @@
--- Frees the keys that are still the owner's and wakes one waiter of each; others' stay untouched.
--- KEYS: for each key its lock, its waiters flag, its wake list.
--- ARGV: owner, wake list expiry in ms.
--- Answers how many were freed.
-local freed = 0
-for i = 1, #KEYS, 3 do
-  if redis.call('GET', KEYS[i]) == ARGV[1] then
-    redis.call('DEL', KEYS[i])
+-- Frees the keys that are still the owner's, each for the first who waits; others' stay untouched.
+-- An owner that waits for a key leaves its line.
+-- KEYS: for each key its lock, its line.   ARGV: owner.
+-- Answers how many it held, but for those that were only kept for it.
+local owner, freed = ARGV[1], 0
+for i = 1, #KEYS, 2 do
+  local lock, line = KEYS[i], KEYS[i + 1]
+  local waiting = redis.call('EXISTS', line) == 1 and line_of_waiters()
+  if not (waiting and waiting.step_back(lock, line, owner)) and redis.call('GET', lock) == owner then
+    redis.call('DEL', lock)
     freed = freed + 1
-    if redis.call('EXISTS', KEYS[i + 1]) == 1 then
-      -- One element at most: only one waiter can have the key, and nobody may come to fetch it.
-      redis.call('DEL', KEYS[i + 2])
-      redis.call('LPUSH', KEYS[i + 2], '1')
-      redis.call('PEXPIRE', KEYS[i + 2], ARGV[2])
+    if waiting then
+      waiting.keep_for_first(lock, line)
     end
   end
 end

@@ -1,0 +1,296 @@
+"""Who waits is served first come, first served: for providers whose `traits.fair` says so.
+
+Guarantees: the order, nobody in between, and that who is gone holds nobody up. What a machine that
+is busy may spoil is tried several times. Does not guarantee an order among those who wait for
+several keys, nor after a loss of the server's memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pytest_taskguard.lock_contract.server import (
+    KEY,
+    LockServer,
+    abandoned,
+    granted,
+    renewed,
+    slack_s,
+    take,
+)
+from pytest_taskguard.lock_contract.waits import fresh, took_s, took_turn, within
+from pytest_taskguard.waiting import wait_until
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, LockProvider, Renewal
+
+__all__ = ["TestOrder"]
+
+
+class TestOrder:
+    @pytest.fixture(autouse=True)
+    def _fair(self, locks: LockProvider) -> None:
+        if not locks.traits.fair:
+            pytest.skip("it promises no order")
+
+    def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
+        """Waiters are served in the order in which they asked, not in that in which they began to
+        wait, and asking again costs nobody its place."""
+        providers = [server.connect() for _ in range(8)]
+
+        def in_order() -> bool:
+            key, holder = fresh("a"), new_owner("m")
+            owners = [new_owner(f"w{number}") for number in range(len(providers))]
+            take(locks, key, holder)
+            waiters = list(zip(owners, providers, strict=True))
+            for owner, mine in waiters + waiters[::-1]:
+                assert isinstance(take(mine, key, owner, wait_s=30.0), Held)
+            got: list[Owner] = []
+
+            def wait(owner: Owner, mine: LockProvider) -> None:
+                if took_turn(mine, key, owner):
+                    got.append(owner)
+                    mine.release(key, owner)
+
+            threads = [threading.Thread(target=wait, args=each) for each in reversed(waiters)]
+            for thread in threads:
+                thread.start()
+            locks.release(key, holder)
+            for thread in threads:
+                thread.join(60.0)
+            assert set(got) == set(owners)
+            return got == owners
+
+        assert tried(in_order)
+
+    def test_nobody_barges_in(self, locks: LockProvider, server: LockServer) -> None:
+        """A key that was released is the first waiter's at once: nobody who asks before it comes
+        gets it, from the line or from outside, and is told who has it."""
+
+        def is_kept() -> bool:
+            key, holder, first, second = fresh("a"), *(new_owner(name) for name in "mfs")
+            take(locks, key, holder)
+            for owner in (first, second):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, holder)
+            others = [
+                take(locks, key, second, wait_s=30.0),
+                take(server.connect(), key, new_owner("hasty")),
+                take(server.connect(), key, new_owner("waits"), wait_s=30.0),
+            ]
+            kept = [isinstance(each, Held) and each.owner == first for each in others]
+            return all(kept) and isinstance(take(locks, key, first, wait_s=30.0), Granted)
+
+        assert tried(is_kept)
+
+    def test_nobody_comes_in_between(self, locks: LockProvider, server: LockServer) -> None:
+        """Nor when the holder died: the lease runs out for the first who waits."""
+        first, second = new_owner("first"), new_owner("second")
+        abandoned(server, KEY, new_owner("dead"))
+        if isinstance(take(locks, KEY, first, wait_s=30.0), Granted):
+            return  # it has run out before anybody could wait
+        assert isinstance(take(locks, KEY, second, wait_s=30.0), Held)
+
+        def first_is_granted() -> bool:
+            assert isinstance(take(locks, KEY, second, wait_s=30.0), Held)
+            return isinstance(take(locks, KEY, first, wait_s=30.0), Granted)
+
+        wait_until(first_is_granted, timeout_s=slack_s(locks))
+
+    def test_dead_waiter(self, locks: LockProvider, server: LockServer) -> None:
+        """A waiter that is gone without a word is passed over nearly without a pause."""
+
+        def wait() -> float:
+            key, holder, second = fresh("a"), new_owner("m"), new_owner("second")
+            take(locks, key, holder)
+            gone = server.connect()
+            assert isinstance(take(gone, key, new_owner("gone"), wait_s=30.0), Held)
+            if gone is not locks:
+                gone.close()
+            assert isinstance(take(locks, key, second, wait_s=30.0), Held)
+            took: list[float] = []
+            waiter = server.connect()
+            thread = threading.Thread(
+                target=lambda: took.append(took_s(lambda: took_turn(waiter, key, second)))
+            )
+            thread.start()
+            time.sleep(0.1)  # until it blocks
+            locks.release(key, holder)
+            thread.join(60.0)
+            return took[0]
+
+        assert within(0.7, wait)  # by asking once a second it would be more
+
+    def test_late_waiter(self, locks: LockProvider) -> None:
+        """One that was late for its turn lost that, but not its place before those who came after
+        it."""
+
+        def kept_its_place() -> bool:
+            key, holder, slow, second, third = fresh("a"), *(new_owner(name) for name in "mstu")
+            take(locks, key, holder)
+            for owner in (slow, second, third):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, holder)
+            assert took_turn(locks, key, second)
+            for owner in (third, slow):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, second)
+            return called(locks, key) == slow
+
+        assert tried(kept_its_place)
+
+    def test_late_but_before_the_next(self, locks: LockProvider, server: LockServer) -> None:
+        """One that comes late, but before the next one took the key, has it."""
+
+        def has_it() -> bool:
+            key, holder, slow, second = fresh("a"), *(new_owner(name) for name in "msn")
+            take(locks, key, holder)
+            for owner in (slow, second):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, holder)
+
+            probe = server.connect()
+            wait_until(lambda: called(probe, key) == second)
+            return isinstance(take(locks, key, slow, wait_s=30.0), Granted)
+
+        assert tried(has_it)
+
+    def test_given_up(self, locks: LockProvider, server: LockServer) -> None:
+        """Who gives up leaves nothing behind, and the next one is served at once."""
+        holder, gone, second = new_owner("m"), new_owner("gone"), new_owner("second")
+        take(locks, KEY, holder)
+        for owner in (gone, second):
+            assert isinstance(take(locks, KEY, owner, wait_s=30.0), Held)
+        assert locks.release(KEY, gone) is False
+        locks.release(KEY, holder)
+        assert isinstance(take(locks, KEY, second, wait_s=30.0), Granted)
+        assert locks.release(KEY, second) is True
+        wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
+
+    def test_given_up_when_called(self, locks: LockProvider) -> None:
+        """Who gives up just when its turn has come passes that on, and has held nothing."""
+
+        def is_passed_on() -> bool:
+            key, holder, gone, second = fresh("a"), *(new_owner(name) for name in "mgs")
+            take(locks, key, holder)
+            for owner in (gone, second):
+                assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            locks.release(key, holder)
+            assert locks.release(key, gone) is False
+            return called(locks, key) == second
+
+        assert tried(is_passed_on)
+
+    def test_released_twice(self, locks: LockProvider, server: LockServer) -> None:
+        """A release whose reply was lost is asked again: that takes nothing from whose turn it
+        is."""
+        holder, first = new_owner("m"), new_owner("first")
+        take(locks, KEY, holder)
+        assert isinstance(take(locks, KEY, first, wait_s=30.0), Held)
+        locks.release(KEY, holder)
+        assert isinstance(take(locks, KEY, first, wait_s=30.0), Granted)
+        assert server.connect().release(KEY, holder) is False
+        assert renewed(locks, KEY, first) == Renewal.RENEWED
+
+    def test_asked_twice(self, locks: LockProvider, server: LockServer) -> None:
+        """An acquire whose reply was lost is asked again: there is one place for one owner, and
+        one grant when its turn has come, with a token above the one before."""
+        holder, first, second = new_owner("m"), new_owner("first"), new_owner("second")
+        before = granted(locks, KEY, holder, with_fence=True).fence
+        for owner in (first, second):
+            for provider in (locks, server.connect()):
+                assert isinstance(take(provider, KEY, owner, wait_s=30.0), Held)
+        locks.release(KEY, holder)
+        one = granted(locks, KEY, first, with_fence=True)
+        again = granted(server.connect(), KEY, first, with_fence=True)
+        assert one.fence == again.fence
+        assert one.fence > before or not locks.traits.tokens
+        locks.release(KEY, first)
+        assert isinstance(take(locks, KEY, second, wait_s=30.0), Granted)
+        locks.release(KEY, second)
+        assert isinstance(take(locks, KEY, new_owner("free")), Granted)
+
+    def test_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
+        """Where the server forgot them, waiters line up anew and are all served."""
+        holder, owners = new_owner("m"), [new_owner("w") for _ in range(3)]
+        take(locks, KEY, holder)
+        got: list[Owner] = []
+
+        def wait(owner: Owner) -> None:
+            mine = server.connect()
+            if took_turn(mine, KEY, owner):
+                got.append(owner)
+                mine.release(KEY, owner)
+
+        threads = [threading.Thread(target=wait, args=(owner,)) for owner in owners]
+        for thread in threads:
+            thread.start()
+        server.forget()
+        for thread in threads:
+            thread.join(60.0)
+        assert set(got) == set(owners)
+
+    def test_several_keys(self, locks: LockProvider) -> None:
+        """Who waits for several keys holds none of them meanwhile, and is in one line: those
+        who wait for the others are served at once."""
+
+        def holds_none() -> bool:
+            (a,), (b,) = fresh("a"), fresh("b")
+            holders = [new_owner("m"), new_owner("n")]
+            both, single = new_owner("both"), new_owner("single")
+            for key, holder in zip((a, b), holders, strict=True):
+                take(locks, (key,), holder)
+            answer = take(locks, (a, b), both, wait_s=30.0)
+            assert isinstance(answer, Held)
+            other = b if answer.key == a else a
+            first, second = holders if answer.key == a else reversed(holders)
+            assert isinstance(take(locks, (answer.key,), single, wait_s=30.0), Held)
+            locks.release((answer.key,), first)
+            again = take(locks, (a, b), both, wait_s=30.0)
+            assert isinstance(again, Held)
+            assert again.key == other
+            next_one = called(locks, (answer.key,))
+            assert took_turn(locks, (answer.key,), single)
+            locks.release((answer.key,), single)
+            locks.release((other,), second)
+            assert took_turn(locks, (a, b), both)
+            assert locks.release((a, b), both) is True
+            return next_one == single
+
+        assert tried(holds_none)
+
+    def test_several_keys_in_turn(self, locks: LockProvider) -> None:
+        """The same where the key that is taken comes before the one that it was called for."""
+
+        def holds_none() -> bool:
+            (a,), (b,) = fresh("a"), fresh("b")
+            first, second, both, single = (new_owner(name) for name in "mnbs")
+            take(locks, (b,), second)
+            assert isinstance(take(locks, (a, b), both, wait_s=30.0), Held)
+            assert isinstance(take(locks, (b,), single, wait_s=30.0), Held)
+            take(locks, (a,), first)
+            locks.release((b,), second)
+            assert isinstance(take(locks, (a, b), both, wait_s=30.0), Held)
+            next_one = called(locks, (b,))
+            assert took_turn(locks, (b,), single)
+            return next_one == single
+
+        assert tried(holds_none)
+
+
+def called(locks: LockProvider, keys: tuple[str, ...]) -> Owner | None:
+    """Whose the key is just now; None where it was anybody's."""
+    probe = new_owner("probe")
+    answer = take(locks, keys, probe)
+    if isinstance(answer, Held):
+        return answer.owner
+    locks.release(keys, probe)
+    return None
+
+
+def tried(attempt: Callable[[], bool]) -> bool:
+    """Whether it can be seen: a machine that is busy may be late at times."""
+    return any(attempt() for _ in range(5))

@@ -1,0 +1,79 @@
+"""What a ZooKeeper's URL says.
+
+Guarantees: a URL that cannot be read is a ConfigurationError, which shows nothing of it.
+Does not guarantee that there is a ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from taskguard.errors import ConfigurationError
+from taskguard.locks.http import Endpoint, parse_url
+from taskguard.policy import DAY_S, check_number
+
+__all__ = ["Address", "parse_address"]
+
+_SESSION_S = 10.0
+# Segments that ZooKeeper takes: none is empty, "." or "..".
+_CHROOT = re.compile(r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The servers, and how to speak to them.
+
+    Attributes:
+        chroot: the path below which everything is, "" for the root.
+        session_s: for how long the servers are asked to keep a session that they hear nothing of.
+        tls: None without TLS.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    chroot: str
+    user: str
+    password: str = field(repr=False)
+    session_s: float
+    tls: ssl.SSLContext | None
+
+    @property
+    def hosts(self) -> str:
+        """As kazoo wants them, and as messages name them."""
+        return ",".join(map(str, self.endpoints))
+
+
+def parse_address(url: str) -> Address:
+    """`zookeeper://[user:password@]host[:port],…[/chroot][?session_s=10]`, `zookeepers://` for TLS.
+
+    Raises ConfigurationError.
+    """
+    scheme, _, rest = url.partition("://")
+    where, _, query = rest.partition("?")
+    credentials, at, place = where.rpartition("@")
+    hosts, slash, chroot = place.partition("/")
+    chroot = unquote(f"{slash}{chroot}".rstrip("/"))
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    session = options.pop("session_s", str(_SESSION_S))
+    try:
+        session_s = float(session)
+    except ValueError:
+        session_s = 0.0
+    if not _CHROOT.fullmatch(chroot):
+        raise ConfigurationError(
+            f"The lock server's URL {scheme}://… has no path in ZooKeeper after the hosts. It "
+            f"reads {scheme}://[user:password@]host[:port],host[:port]/path/in/zookeeper."
+        )
+    check_number("session_s", session_s, at_least=0.1, at_most=DAY_S)
+    plain = f"{scheme}://{credentials}{at}{hosts}" + (f"?{urlencode(options)}" if options else "")
+    found = parse_url(plain, plain="zookeeper", tls="zookeepers", port=2181)
+    return Address(
+        endpoints=found.endpoints,
+        chroot=chroot,
+        user=found.user,
+        password=found.password,
+        session_s=session_s,
+        tls=found.tls,
+    )

@@ -1,0 +1,376 @@
+"""The steps of a lock on ZooKeeper: each change is one transaction that names whose the keys are.
+
+What they guarantee, and what stands in the server, is in the package's docstring.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Finding
+from taskguard.lease import Owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.zookeeper import findings
+from taskguard.locks.zookeeper.address import parse_address
+from taskguard.locks.zookeeper.session import Node, Session
+from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch
+from taskguard.locks.zookeeper.wire import (
+    CheckVersion,
+    Nodes,
+    SetData,
+    ZnodeStat,
+    creating,
+    errors,
+    freeing,
+    handing,
+)
+from taskguard.native import greenlets
+from taskguard.policy import DAY_S, check_number
+
+__all__ = ["ZooKeeperLocks"]
+
+_WAIT_SLICE_S = 1.0
+_NO_EXPIRY_S = 86_400.0
+# How often a step is begun again because what it found has changed meanwhile.
+_TRIES = 50
+_ANY_VERSION = -1
+_NO_TOKEN = "-"  # noqa: S105  # nobody asked for one
+
+
+class _Lock(NamedTuple):
+    """What a lock says.
+
+    Attributes:
+        token: 0 if it has none, or has one that an election has made worthless.
+        lasts_s: the time-out of the session that it was taken in.
+    """
+
+    owner: Owner
+    token: int
+    lasts_s: float
+    session: int
+
+
+class ZooKeeperLocks:
+    """A `LockProvider` on ZooKeeper 3.6 or later.
+
+    Args:
+        server: zookeeper://[user:password@]host[:port],…[/chroot], or zookeepers:// for TLS;
+            `?session_s=10` is for how long a process may be silent before its locks are free.
+        namespace: what everything in the server is below.
+        socket_timeout_s: how long one reply may take.
+        connect_timeout_s: for how long a call waits for a connection.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        namespace: str = "taskguard",
+        socket_timeout_s: float = 1.0,
+        connect_timeout_s: float = 1.0,
+    ) -> None:
+        if not namespace or not namespace.isprintable():
+            raise ConfigurationError(f"The namespace {namespace!r} cannot begin a path.")
+        if (kind := greenlets()) is not None:
+            raise ConfigurationError(
+                f"Locks on ZooKeeper need real threads, and {kind} has replaced them: take another "
+                "lock server, or a pool of processes or threads."
+            )
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
+        self.namespace = namespace
+        self._address = parse_address(server)
+        self._root = f"{self._address.chroot}/{_encoded(namespace)}"
+        self._socket_timeout_s = socket_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._current: Session | None = None
+        self._min_ttl_s = self._address.session_s
+
+    @property
+    def traits(self) -> Traits:
+        """A session's locks, with tokens; for as long as the servers keep a silent session."""
+        return Traits(session=True, min_ttl_s=self._min_ttl_s)
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperLocks {self._address.hosts} namespace={self.namespace!r}>"
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none: one round trip where they are free, two where one is taken."""
+        del ttl_s, wait_s  # a session lasts as long as it does, and tells everybody who waits
+        nodes = self._nodes(keys, owner)
+        found: list[_Lock | None] = [None] * len(keys)
+        for _ in range(_TRIES):
+            session = self._session()
+            if with_fence and session.epoch == NO_EPOCH:
+                session.raise_epoch()
+            with session.doubtful(nodes):
+                token = self._take(session, nodes, found, owner, with_fence=with_fence)
+            if token is not None:
+                return Granted(token if with_fence else 0, session.timeout_s)
+            found = self._look(session, nodes)
+            for key, lock in zip(keys, found, strict=True):
+                if lock is not None and lock.owner != owner:
+                    return Held(key=key, owner=lock.owner, remaining_s=lock.lasts_s)
+        raise self._restless(keys)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's: one round trip.
+
+        False if none was; without an answer they are freed as soon as there is a connection.
+        """
+        nodes = self._nodes(keys, owner)
+        session = self._present_session()
+        with session.doubtful(nodes):
+            session.connect()
+            if _done(session, [step for each in nodes for step in freeing(each)]):
+                return True
+            if len(nodes) == 1:
+                return False
+            # Some may have been lost, or handed over.
+            freed = [_done(session, freeing(each)) for each in nodes]
+            return any(freed)
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Hand the keys that are still `owner`'s over to their true owner.
+
+        They stay in this session until the true owner's next renewal, and last as long as that.
+        """
+        del ttl_s
+        session = self._session()
+        handed = False
+        nodes, others = self._nodes(keys, owner), self._nodes(keys, to)
+        for mine, theirs, lock in zip(nodes, others, self._look(session, nodes), strict=True):
+            if lock is not None and lock.owner == owner:
+                value = _value(session, to, lock.token)
+                handed |= _done(session, handing(mine, theirs, value, session.acl))
+            elif lock is not None and lock.owner == to:
+                handed = True
+        return handed
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Ask what the session holds, by two requests for all; look at what it has not."""
+        if not holds:
+            return []
+        session = self._session()
+        held = session.holds()
+        wanted = [self._nodes(hold.keys, hold.owner) for hold in holds]
+        answers = {
+            number: Renewal.RENEWED
+            for number, nodes in enumerate(wanted)
+            if all(each.hold in held for each in nodes)
+        }
+        rest = [number for number in range(len(holds)) if number not in answers]
+        seen = iter(self._look(session, [each for number in rest for each in wanted[number]]))
+        for number in rest:
+            found = [next(seen) for _ in wanted[number]]
+            answers[number] = self._renew_one(session, holds[number], wanted[number], found)
+        return [answers[number] for number in range(len(holds))]
+
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+        """Block until the key is released, a second at most: then ask again."""
+        del owner
+        if timeout_s <= 0:
+            return
+        until_s = time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
+        fired = self._session().watch(self._lock_path(key))
+        if fired is not None:
+            fired.wait(max(0.0, until_s - time.monotonic()))
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the servers of the URL, and with the rights of its user.
+
+        In a session of its own, of which nothing stays: a worker's parent asks, and then forks.
+        """
+        return findings.check(self._address, self._open, timeout_s=self._connect_timeout_s)
+
+    def close(self) -> None:
+        """End the session, and with it what it holds."""
+        self._after_fork()
+        with self._mutex:
+            session, self._current = self._current, None
+        if session is not None:
+            session.end().join(self._socket_timeout_s)  # longer, and it ends by itself
+
+    # -- the session --------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        """One that is connected."""
+        session = self._present_session()
+        session.connect()
+        self._min_ttl_s = session.timeout_s
+        return session
+
+    def _present_session(self) -> Session:
+        self._after_fork()
+        with self._mutex:
+            if self._current is None or self._current.is_over():
+                self._current = self._open()
+            return self._current
+
+    def _open(self) -> Session:
+        return Session(
+            self._address,
+            self._root,
+            socket_timeout_s=self._socket_timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+        )
+
+    def _after_fork(self) -> None:
+        """A child has a session of its own: its parent's is its parent's."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._mutex = threading.Lock()
+            if self._current is not None:
+                self._current.forget()
+                self._current = None
+
+    # -- keys ---------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        session: Session,
+        nodes: list[Nodes],
+        found: list[_Lock | None],
+        owner: Owner,
+        *,
+        with_fence: bool,
+    ) -> int | None:
+        """The token, 0 without one, once all keys are the owner's; None if one was otherwise."""
+        epoch = session.epoch if with_fence else NO_EPOCH
+        operations: list[Any] = []
+        new: list[Nodes] = []
+        tokens = [0]
+        for each, lock in zip(nodes, found, strict=True):
+            if lock is None or (with_fence and not lock.token):
+                operations += [] if lock is None else freeing(each)
+                operations += creating(each, _value(session, owner, epoch), session.acl)
+                new.append(each)
+            else:
+                tokens.append(lock.token)
+                if lock.session == session.id:
+                    operations.append(CheckVersion(each.hold, _ANY_VERSION))
+                else:
+                    operations += _moving(session, each, owner, lock.token)
+        if with_fence and new:
+            # First, for the server stops at the first that fails.
+            operations.insert(0, CheckVersion(f"{self._root}/epoch", epoch.version))
+            # Only a write answers with the transaction that it is.
+            operations.append(SetData(new[0].lock, _value(session, owner, epoch), _ANY_VERSION))
+        try:
+            results = session.change(operations)
+        except errors.NoNodeError:
+            # One went away, or all folders did.
+            session.prepare()
+            session.heed_epoch()
+            return None
+        except errors.BadVersionError:
+            session.heed_epoch()
+            return None
+        except errors.NodeExistsError:
+            return None
+        if with_fence and new:
+            created = next(each for each in results if isinstance(each, ZnodeStat))
+            token = epoch.token(created.czxid)
+            if token is None:  # there was an election: begin again, in an epoch of its own
+                _done(session, [step for each in new for step in freeing(each)])
+                session.epoch = NO_EPOCH
+                return None
+            tokens.append(token)
+        return max(tokens)
+
+    def _renew_one(
+        self, session: Session, hold: Hold, nodes: list[Nodes], found: list[_Lock | None]
+    ) -> str:
+        """A hold of which the session has not all."""
+        for _ in range(_TRIES):
+            if any(each is not None and each.owner != hold.owner for each in found):
+                return Renewal.TAKEN
+            if None in found:
+                return Renewal.GONE
+            # Somebody has handed them over, or asked for them elsewhere: they move.
+            moves = [
+                step
+                for each, lock in zip(nodes, found, strict=True)
+                if lock is not None and lock.session != session.id
+                for step in _moving(session, each, hold.owner, lock.token)
+            ]
+            if _done(session, moves):
+                return Renewal.RENEWED
+            found = self._look(session, nodes)
+        raise self._restless(hold.keys)
+
+    def _look(self, session: Session, nodes: Iterable[Nodes]) -> list[_Lock | None]:
+        found = session.look(each.lock for each in nodes)
+        return [None if node is None else _read(node) for node in found]
+
+    def _nodes(self, keys: tuple[str, ...], owner: Owner) -> list[Nodes]:
+        nonce = _encoded(owner.nonce)
+        return [
+            Nodes(self._lock_path(key), f"{self._root}/owner/{nonce},{_encoded(key)}")
+            for key in keys
+        ]
+
+    def _lock_path(self, key: str) -> str:
+        return f"{self._root}/lock/{_encoded(key)}"
+
+    def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
+        return LockServerUnavailableError(
+            f"The lock server {self._address.hosts} gave {_TRIES} answers about {', '.join(keys)} "
+            "that were not true any more when they arrived. Nothing was taken.",
+            key=", ".join(keys),
+        )
+
+
+def _encoded(text: str) -> str:
+    """A text as a name of ZooKeeper's: neither '/' nor '.' in it, and not empty."""
+    return quote(text.encode("utf-8", "surrogatepass"), safe="").replace(".", "%2E") or "%"
+
+
+def _value(session: Session, owner: Owner, token: int | Epoch) -> bytes:
+    """What a lock says: a new one has the epoch, by which its own transaction is a token."""
+    if token in (0, NO_EPOCH):
+        said = _NO_TOKEN
+    else:
+        said = str(token) if isinstance(token, Epoch) else f"={token}"
+    return f"{said}:{session.timeout_s:g}:{owner}".encode("utf-8", "surrogatepass")
+
+
+def _read(node: Node) -> _Lock:
+    text = node.data.decode("utf-8", "surrogatepass")
+    said, _, rest = text.partition(":")
+    lasts_s, _, owner = rest.partition(":")
+    try:
+        if said == _NO_TOKEN:
+            token = 0
+        elif said.startswith("="):
+            token = int(said[1:])
+        else:
+            token = Epoch.parse(said).token(node.czxid) or 0
+        return _Lock(Owner.parse(owner), token, float(lasts_s), node.session)
+    except ValueError:  # somebody else's node
+        return _Lock(Owner.parse(text), 0, _NO_EXPIRY_S, node.session)
+
+
+def _done(session: Session, operations: Sequence[Any]) -> bool:
+    """Whether the nodes were as these operations wanted them, and all were done."""
+    try:
+        session.change(operations)
+    except (errors.NoNodeError, errors.NodeExistsError):
+        return False
+    return True
+
+
+def _moving(session: Session, nodes: Nodes, owner: Owner, token: int) -> list[Any]:
+    """The owner's key comes into this session, if it is still the owner's."""
+    return [*freeing(nodes), *creating(nodes, _value(session, owner, token), session.acl)]

@@ -1,0 +1,387 @@
+"""One session with ZooKeeper, on a client of kazoo's that is used for no other.
+
+Guarantees
+* A request waits for a connection and for its reply no longer than the time-outs say. Whatever goes
+  wrong comes out as LockServerUnavailableError, except what the server says about nodes.
+* A session that has ended stays so: nothing that another one answered is taken for its answer. It
+  has ended when the server says so, when nothing was heard of it for its time-out, and by `end()`.
+* What is doubtful is undone before anything else that this session asks from then on.
+* Threads may call at once. A fork keeps nothing of it: `forget()` closes what the child has.
+
+Does not guarantee that the server ends a session as soon as we do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Connect
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from taskguard.errors import LockServerUnavailableError
+from taskguard.locks.zookeeper.address import Address
+from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
+from taskguard.locks.zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
+
+__all__ = ["Node", "RefusedError", "Session"]
+
+# What says something of nodes, and nothing of the server.
+_OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
+_OF_RIGHTS = (errors.NoAuthError, errors.AuthFailedError, errors.InvalidACLError)
+_MOST_DOUBTS = 10_000
+_LONGEST_PAUSE_S = 0.3
+
+
+class RefusedError(LockServerUnavailableError):
+    """ZooKeeper answered, and what it said was no."""
+
+
+class Node(NamedTuple):
+    """What stands at a path."""
+
+    data: bytes
+    czxid: int
+    session: int
+
+
+class _Secret(str):
+    """What kazoo does not write into its log, where it writes all that it sends."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
+
+    With TLS it connects by itself, for kazoo also believes authorities that `ca=` leaves out, and
+    leaves connections open that failed.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+        self._tls = tls
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        try:
+            if self._tls is None:
+                return super().create_connection(*args, **options)
+            plain = socket.create_connection(options["address"], options["timeout"])
+            with contextlib.closing(plain):  # its descriptor is the other's then
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return self._tls.wrap_socket(plain, server_hostname=options["hostname"])
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+class Session:
+    """Opened in the background as soon as it is made."""
+
+    def __init__(
+        self, address: Address, root: str, *, socket_timeout_s: float, connect_timeout_s: float
+    ) -> None:
+        self.address = address
+        self.root = root
+        self.timeout_s = address.session_s  # until the server has said for how long it is
+        self.ended = False
+        self.epoch = NO_EPOCH
+        self._socket_timeout_s = socket_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._opened_at_s = time.monotonic()
+        self._was_connected = False
+        # Held while requests are put in order: what undoes an acquire comes before its repetition.
+        self._order = threading.Lock()
+        self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
+        self._watches: dict[str, threading.Event] = {}
+        self._handler = _Handler(address.tls)
+        user = _Secret(f"{address.user}:{address.password}")
+        self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
+        self._client = KazooClient(
+            hosts=address.hosts,
+            timeout=address.session_s,
+            handler=self._handler,
+            default_acl=self.acl,
+            auth_data=[("digest", user)] if address.user else None,
+            # It would go on for ever, and with each try keep what nobody knows of alive.
+            connection_retry=KazooRetry(
+                max_tries=-1,
+                delay=0.05,
+                max_delay=_LONGEST_PAUSE_S,
+                deadline=address.session_s,
+                sleep_func=self._handler.sleep_func,
+            ),
+        )
+        self._hear_timeout()
+        self._client.add_listener(self._heed)
+        self._live = self._client.start_async()
+
+    def _hear_timeout(self) -> None:
+        """kazoo keeps to itself for how long the server keeps the session."""
+        connection = self._client._connection  # noqa: SLF001  # see above
+        invoke = connection._invoke  # noqa: SLF001
+
+        def heard(timeout: float, request: Any, xid: int | None = None) -> Any:
+            answer = invoke(timeout, request, xid)
+            if isinstance(request, Connect) and answer[0].time_out > 0:
+                self.timeout_s = answer[0].time_out / 1000
+            return answer
+
+        connection._invoke = heard  # noqa: SLF001
+
+    # -- its life -----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """The server's name of it."""
+        found = self._client.client_id
+        return int(found[0]) if found else 0
+
+    @property
+    def wire(self) -> Any:
+        """kazoo's client, for what is not asked here."""
+        return self._client
+
+    def is_over(self) -> bool:
+        """Whether another has to take its place."""
+        age_s = time.monotonic() - self._opened_at_s
+        if not self._was_connected and not self.ended and age_s > self.timeout_s:
+            self.end()  # kazoo has given up as well, and says nothing where there was nothing
+        return self.ended
+
+    def connect(self) -> None:
+        """Wait until it is connected. Raises LockServerUnavailableError."""
+        if self.ended or not self._live.wait(self._connect_timeout_s):
+            raise self._silent() from self._handler.failure
+
+    def end(self) -> threading.Thread:
+        """End it, and what it holds, in a thread of its own, for kazoo may be slow at that."""
+        self.ended = True
+        ending = threading.Thread(target=self._stop, daemon=True)
+        ending.start()
+        return ending
+
+    def forget(self) -> None:
+        """In a forked child: close its copies of what is its parent's; send nothing."""
+        self.ended = True
+        atexit.unregister(self._handler.stop)
+        connection = self._client._connection  # noqa: SLF001  # nothing else closes without a word
+        for name in ("_socket", "_read_sock", "_write_sock"):
+            with contextlib.suppress(AttributeError, OSError):
+                getattr(connection, name).close()
+
+    def _stop(self) -> None:
+        with contextlib.suppress(Exception):  # whatever it says, it is not used any more
+            self._client.stop()
+            self._client.close()
+
+    def _heed(self, state: str) -> None:
+        """kazoo's thread says how the connection is; nothing may block here."""
+        if state == KazooState.CONNECTED:
+            self._was_connected = True
+            with self._order:
+                self._undo_doubts()
+        elif state == KazooState.LOST and not self.ended:
+            self.end()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def send(self, *requests: Callable[[Any], Any]) -> list[Any]:
+        """Give requests to kazoo's client, one behind the other: what they will answer."""
+        with self._order:
+            self._undo_doubts()
+            return [request(self._client) for request in requests]
+
+    def answer(self, promise: Any) -> Any:
+        """What a request answered. Raises what the server says of nodes."""
+        try:
+            found = promise.get(timeout=self._socket_timeout_s)
+        except _OF_NODES:
+            raise
+        except _OF_RIGHTS as error:
+            raise self._forbidden(error) from error
+        # The last is kazoo's for an answer that it cannot make sense of.
+        except (errors.KazooException, self._handler.timeout_exception, RuntimeError) as error:
+            raise self._silent() from error
+        if self.ended:
+            raise self._silent()
+        return found
+
+    def change(self, operations: Sequence[Any]) -> list[Any]:
+        """All operations or none: what each answered.
+
+        Raises what the server says of the first node that is not as it was thought to be.
+        """
+        results: list[Any] = self.answer(*self.send(_calling(Transaction(operations))))
+        for result in results:
+            if isinstance(result, _OF_NODES):
+                raise result
+            if isinstance(result, _OF_RIGHTS):
+                raise self._forbidden(result) from result
+        for result in results:
+            if isinstance(result, Exception):
+                raise self._silent() from result
+        return results
+
+    def look(self, paths: Iterable[str]) -> list[Node | None]:
+        """What stands at these paths, asked one behind the other."""
+        return [self._node(promise) for promise in self.send(*(_reading(path) for path in paths))]
+
+    def _node(self, promise: Any) -> Node | None:
+        try:
+            data, stat = self.answer(promise)
+        except errors.NoNodeError:
+            return None
+        return Node(data, stat.czxid, stat.ephemeralOwner)
+
+    def holds(self) -> set[str]:
+        """The paths of all that this session holds, as the leader knows it: two requests."""
+        synced, found = self.send(
+            lambda client: client.sync_async(self.root),
+            _calling(GetEphemerals(f"{self.root}/owner/")),
+        )
+        self.answer(synced)
+        return set(self.answer(found))
+
+    def watch(self, path: str) -> threading.Event | None:
+        """What is set when the node changes or goes; None if there is none."""
+        fired = self._watches.get(path)
+        if fired is not None and not fired.is_set():
+            return fired  # the server was asked already, and says it once
+        fired = self._watches[path] = threading.Event()
+
+        def fire(_: Any) -> None:
+            fired.set()
+            if self._watches.get(path) is fired:
+                self._watches.pop(path, None)
+
+        try:
+            self.answer(*self.send(lambda client: client.get_async(path, watch=fire)))
+        except BaseException as error:
+            fire(None)  # who waits for the same asks again
+            if isinstance(error, errors.NoNodeError):
+                return None
+            raise
+        return fired
+
+    # -- what is doubtful ---------------------------------------------------------------------
+
+    @contextmanager
+    def doubtful(self, nodes: Iterable[Nodes]) -> Iterator[None]:
+        """What is asked inside may be done without an answer: then it is undone."""
+        try:
+            yield
+        except _OF_NODES:
+            raise
+        except BaseException:
+            with self._order:
+                self._doubts.extend(nodes)
+                if self._live.is_set():
+                    self._undo_doubts()
+            raise
+
+    def _undo_doubts(self) -> None:
+        while self._doubts:
+            nodes = self._doubts.popleft()
+            done = _calling(Transaction(freeing(nodes)))(self._client)
+            done.rawlink(lambda done, nodes=nodes: self._undone(done, nodes))
+
+    def _undone(self, done: Any, nodes: Nodes) -> None:
+        """Without an answer it stays doubtful; and there is nothing to undo where it has failed."""
+        if done.successful() or self.ended:
+            return
+        with self._order:
+            self._doubts.append(nodes)
+            if self._live.is_set():  # again, and nobody else is going to see to it
+                self._undo_doubts()
+
+    # -- what has to be there -----------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make the folders that are missing."""
+        parts = self.root.split("/")[1:]
+        folders = ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
+        for folder in [*folders, f"{self.root}/lock", f"{self.root}/owner"]:
+            with contextlib.suppress(errors.NodeExistsError):
+                self._create(folder, b"")
+
+    def raise_epoch(self) -> None:
+        """Begin an epoch, or go by one that somebody else began meanwhile."""
+        path = f"{self.root}/epoch"
+        try:
+            before = self._read_epoch()
+            packed = str(before).encode()
+            stat = self.answer(
+                *self.send(lambda client: client.set_async(path, packed, version=before.version))
+            )
+            self.epoch = read_epoch(packed, stat)
+            return
+        except errors.NoNodeError:
+            with contextlib.suppress(errors.NodeExistsError):
+                try:
+                    self._create(path, str(NO_EPOCH).encode())
+                except errors.NoNodeError:
+                    self.prepare()
+                    self._create(path, str(NO_EPOCH).encode())
+        except errors.BadVersionError:
+            pass
+        self.epoch = self._read_epoch()
+
+    def heed_epoch(self) -> None:
+        """Go by the epoch that somebody else began."""
+        try:
+            self.epoch = self._read_epoch()
+        except errors.NoNodeError:
+            self.epoch = NO_EPOCH
+
+    def _read_epoch(self) -> Epoch:
+        path = f"{self.root}/epoch"
+        data, stat = self.answer(*self.send(lambda client: client.get_async(path)))
+        return read_epoch(data, stat)
+
+    def _create(self, path: str, data: bytes) -> None:
+        self.answer(*self.send(lambda client: client.create_async(path, data)))
+
+    # -- errors -------------------------------------------------------------------------------
+
+    def _silent(self) -> LockServerUnavailableError:
+        return LockServerUnavailableError(
+            f"The lock server {self.address.hosts} gave no answer: "
+            + ("its session has ended." if self.ended else "it is not connected, or too slow.")
+        )
+
+    def _forbidden(self, error: Exception) -> RefusedError:
+        return RefusedError(
+            f"The lock server {self.address.hosts} refuses ({type(error).__name__}): the user of "
+            f"the URL needs all rights on {self.root} and what is below it (getAcl {self.root})."
+        )
+
+
+def _calling(request: Any) -> Callable[[Any], Any]:
+    """A request that kazoo's client has no method for."""
+
+    def call(client: Any) -> Any:
+        promise = client.handler.async_result()
+        client._call(request, promise)  # noqa: SLF001
+        return promise
+
+    return call
+
+
+def _reading(path: str) -> Callable[[Any], Any]:
+    return lambda client: client.get_async(path)

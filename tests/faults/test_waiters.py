@@ -1,0 +1,167 @@
+"""Those who wait for a plain lock are killed, frozen, or stopped by a time limit.
+
+The others are served in order and nearly without a pause.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+import taskguard
+from support.waiting import wait_until
+from support.waiting_process import KEY, WaitingProcess
+from taskguard.errors import KeyBusyError
+from taskguard.lease import new_owner
+from taskguard.locks.base import Granted
+from taskguard.locks.redis import RedisLocks
+from taskguard_sandbox.servers import Valkey
+
+LOCK = f"taskguard:{{{KEY}}}"
+LINE = f"{LOCK}:line"
+# Three that were called in vain cost less than asking once a second would.
+NEARLY_NO_PAUSE_S = 0.7
+
+
+@pytest.fixture
+def client(valkey: Valkey) -> Iterator[Any]:
+    with redis.Redis(port=valkey.port, decode_responses=True, protocol=2) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Held:
+    """The lock, taken, and processes that wait for it, in the order in which they came."""
+
+    def __init__(self, valkey: Valkey, client: Any, stack: ExitStack, count: int) -> None:
+        self.locks, self.owner, self.client = RedisLocks(valkey.url), new_owner("m"), client
+        answer = self.locks.acquire((KEY,), self.owner, ttl_s=60, with_fence=False, wait_s=0)
+        assert isinstance(answer, Granted)
+        self.waiting: list[WaitingProcess] = []
+        for _ in range(count):
+            self.waiting.append(WaitingProcess.start(valkey.url))
+            stack.callback(self.waiting[-1].end)
+        for number, each in enumerate(self.waiting):
+            each.tell()
+            wait_until(lambda number=number: client.zcard(LINE) == number + 1, timeout_s=30.0)
+        self.wait_until_blocked(count)
+
+    def wait_until_blocked(self, count: int) -> None:
+        wait_until(lambda: self.client.info("clients")["blocked_clients"] == count, timeout_s=30.0)
+
+    def release(self) -> float:
+        """When."""
+        released_s = time.monotonic()
+        assert self.locks.release((KEY,), self.owner)
+        return released_s
+
+
+def test_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
+    """SIGKILL for the first three of a line: the fourth has the lock nearly at once, and the others
+    follow it in order."""
+
+    def pause_s() -> float:
+        held = Held(valkey, client, stack, 5)
+        dead, alive = held.waiting[:3], held.waiting[3:]
+        for each in dead:
+            each.end()
+        held.wait_until_blocked(len(alive))
+        released_s = held.release()
+        got_it_s = []
+        for each in alive:
+            got_it_s.append(each.got_it_s())
+            each.tell()
+        assert got_it_s == sorted(got_it_s)
+        wait_until(lambda: client.exists(LINE) == 0)
+        return got_it_s[0] - released_s
+
+    assert any(pause_s() < NEARLY_NO_PAUSE_S for _ in range(3))
+
+
+def test_frozen(valkey: Valkey, client: Any, stack: ExitStack) -> None:
+    """SIGSTOP for the first one: the second has the lock nearly at once, and the first one, when it
+    goes on, comes before the third."""
+
+    def seen() -> bool:
+        held = Held(valkey, client, stack, 3)
+        first, second, third = held.waiting
+        os.kill(first.process.pid, signal.SIGSTOP)
+        released_s = held.release()
+        pause_s = second.got_it_s() - released_s
+        os.kill(first.process.pid, signal.SIGCONT)
+        (owner,) = client.zrange(LINE, 0, 0)
+        heard_of = f"{LOCK}:waits:{owner.partition('/')[0]}"
+        wait_until(lambda: client.pttl(heard_of) > 1_500, message="that it asks again")
+        for each in held.waiting:
+            each.tell()
+        got_it_s = [first.got_it_s(), third.got_it_s()]
+        return pause_s < NEARLY_NO_PAUSE_S and got_it_s == sorted(got_it_s)
+
+    assert any(seen() for _ in range(3))
+
+
+def test_the_holder_is_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
+    """Its lease runs out for the first who waits, and for nobody who comes by then."""
+    held = Held(valkey, client, stack, 3)
+    held.release()
+    first, second, third = held.waiting
+    first.got_it_s()
+    first.end()
+    client.pexpire(LOCK, 300)  # what is left of its lease
+    got_it_s = second.got_it_s()
+    second.tell()
+    assert third.got_it_s() > got_it_s
+
+
+def test_the_wait_ends_on_time(valkey: Valkey, client: Any) -> None:
+    """After `wait_s` the caller has its answer, and its place in the line is gone."""
+    locks, owner = RedisLocks(valkey.url), new_owner("m")
+    locks.acquire((KEY,), owner, ttl_s=60, with_fence=False, wait_s=0)
+    tg = taskguard.connect(locks=valkey.url, ledger=None)
+
+    def waited_s() -> float:
+        started_s = time.monotonic()
+        with pytest.raises(KeyBusyError), tg.lock(KEY, wait_s=1.2):
+            pass
+        return time.monotonic() - started_s
+
+    found = [waited_s() for _ in range(3)]
+    assert min(found) >= 1.2
+    assert min(found) < 1.4
+    assert client.keys() == [LOCK]
+
+
+def test_a_time_limit_ends_the_wait(valkey: Valkey, client: Any) -> None:
+    """Nor does an exception that comes while it waits leave anything in the line."""
+
+    class TimeLimitError(Exception):
+        pass
+
+    def raise_it(*_: object) -> None:
+        raise TimeLimitError
+
+    locks, owner = RedisLocks(valkey.url), new_owner("m")
+    locks.acquire((KEY,), owner, ttl_s=60, with_fence=False, wait_s=0)
+    tg = taskguard.connect(locks=valkey.url, ledger=None)
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeLimitError), tg.lock(KEY, wait_s=60):
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert client.keys() == [LOCK]

@@ -1,0 +1,647 @@
+"""What is ZooKeeper's own about its locks: requests, sessions, doubts, tokens, rights, findings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Ping
+
+from support.certificates import Certificates, unavailable
+from support.needs import allowed, need
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from support.zookeeper import client_of, end_session, standing
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.findings import Level
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
+from taskguard.locks.memory import MemoryLocks
+from taskguard.locks.redis import RedisLocks
+from taskguard.locks.zookeeper import ZooKeeperLocks
+from taskguard.settings import make_locks
+from taskguard_sandbox.process import free_port
+from taskguard_sandbox.servers import Valkey, ZooKeeper
+
+pytestmark = pytest.mark.debian
+KEY = ("order:42",)
+
+
+@pytest.fixture
+def client(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
+    """A client of the server, which is empty."""
+    with client_of(zookeeper) as client:
+        client.delete("/taskguard", recursive=True)
+        yield client
+
+
+@pytest.fixture
+def locks(zookeeper: ZooKeeper, client: KazooClient) -> Iterator[ZooKeeperLocks]:
+    """A provider on an empty server, with a session."""
+    with locks_on(zookeeper.url) as locks:
+        token(locks)
+        yield locks
+
+
+@contextmanager
+def locks_on(url: str, **options: float) -> Iterator[ZooKeeperLocks]:
+    patient = {"socket_timeout_s": 5.0, "connect_timeout_s": 5.0}
+    with closing(ZooKeeperLocks(url, **{**patient, **options})) as locks:
+        yield locks
+
+
+def take(
+    locks: LockProvider,
+    keys: tuple[str, ...] = KEY,
+    owner: Owner | None = None,
+    *,
+    with_fence: bool = False,
+) -> Granted | Held:
+    return locks.acquire(
+        keys, owner or new_owner("m"), ttl_s=30.0, with_fence=with_fence, wait_s=0.0
+    )
+
+
+def token(locks: LockProvider) -> int:
+    owner = new_owner("m")
+    answer = take(locks, owner=owner, with_fence=True)
+    assert isinstance(answer, Granted)
+    assert locks.release(KEY, owner)
+    return answer.fence
+
+
+def answered(locks: LockProvider) -> int:
+    try:
+        return token(locks)
+    except LockServerUnavailableError:
+        return 0
+
+
+@contextmanager
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kinds of what is sent meanwhile, apart from pings."""
+    sent: list[str] = []
+    submit = ConnectionHandler._submit
+
+    def counted(self: ConnectionHandler, request: Any, *rest: Any) -> None:
+        if not isinstance(request, Ping):
+            sent.append(type(request).__name__.strip("_"))
+        submit(self, request, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConnectionHandler, "_submit", counted)
+        yield sent
+
+
+class TestRequests:
+    """How many requests each step takes, once there is a session."""
+
+    def test_free_keys(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One takes them, with a token or without, and one frees them."""
+        with requests(monkeypatch) as sent:
+            for with_fence in (False, True):
+                take(locks, ("a", "b"), owner := new_owner("m"), with_fence=with_fence)
+                locks.release(("a", "b"), owner)
+        assert sent == ["Transaction"] * 4
+
+    def test_taken_key(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One that fails, and one that asks who has it."""
+        take(locks)
+        with requests(monkeypatch) as sent:
+            take(locks)
+        assert sent == ["Transaction", "GetData"]
+
+    def test_renewals(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two requests renew a thousand leases of one session."""
+        me = new_owner("m")
+        holds = [Hold((f"order:{number}",), me, 30.0) for number in range(1000)]
+        for hold in holds:
+            take(locks, hold.keys, me)
+        with requests(monkeypatch) as sent:
+            assert locks.renew(holds) == [Renewal.RENEWED] * 1000
+        assert sent == ["Sync", "GetEphemerals"]
+
+    def test_waiters_of_a_process(
+        self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those who wait for one key again and again are told by one watch."""
+        take(locks)
+        with requests(monkeypatch) as sent:
+            for _ in range(5):
+                locks.wait(KEY[0], new_owner("n"), timeout_s=0.01)
+        assert sent == ["GetData"]
+
+
+class TestSession:
+    def test_as_the_server_keeps_it(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """A grant lasts as long as the server keeps a silent session, whatever was asked."""
+        for asked_s, kept_s in [(0.9, 1.0), (3.0, 3.0), (60.0, 10.0)]:
+            with locks_on(f"{zookeeper.url}?session_s={asked_s}") as locks:
+                answer = take(locks, (f"order:{asked_s}",))
+                assert isinstance(answer, Granted)
+                assert (answer.ttl_s, locks.traits.min_ttl_s) == (kept_s, kept_s)
+
+    def test_two_owners_in_one_process(self, locks: ZooKeeperLocks) -> None:
+        """They share a session, and exclude each other."""
+        assert isinstance(take(locks), Granted)
+        assert isinstance(take(locks), Held)
+
+    def test_a_connection_that_breaks(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """Without an answer nothing is said of a lease; connected again, the session has it."""
+        with Proxy(zookeeper.port) as proxy:
+            url = f"zookeeper://127.0.0.1:{proxy.port}"
+            with locks_on(url, connect_timeout_s=0.3) as locks:
+                owner = new_owner("m")
+                take(locks, owner=owner)
+                proxy.mode = Mode.CUT
+                with pytest.raises(LockServerUnavailableError) as caught:
+                    locks.renew([Hold(KEY, owner, 30.0)])
+                assert str(proxy.port) in str(caught.value)
+                proxy.mode = Mode.PASS
+                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED)
+
+    def test_a_session_that_has_ended(self, locks: ZooKeeperLocks, zookeeper: ZooKeeper) -> None:
+        """All of its leases are gone at once, and the next grant opens another."""
+        holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(20)]
+        for hold in holds:
+            take(locks, hold.keys, hold.owner)
+        before = locks._session()
+        end_session(locks, zookeeper)
+        wait_until(lambda: before.ended)
+        assert locks.renew(holds) == [Renewal.GONE] * 20
+        assert isinstance(take(locks), Granted)
+
+    def test_a_grant_that_nobody_heard_of(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """It is undone, though nobody asks for anything more; and a release that did not arrive is
+        made up for once there is a connection."""
+        with Proxy(zookeeper.port) as proxy:
+            url = f"zookeeper://127.0.0.1:{proxy.port}"
+            with locks_on(url, socket_timeout_s=1.0) as locks:
+                kept, freed = new_owner("kept"), new_owner("freed")
+                take(locks, ("kept",), kept)
+                take(locks, ("freed",), freed)
+                stays = [f"{kept.nonce},kept", "kept"]
+                proxy.mode = Mode.SWALLOW
+                lost = new_owner("lost")
+                with pytest.raises(LockServerUnavailableError):
+                    take(locks, owner=lost)
+                wait_until(lambda: KEY[0] not in standing(client))  # what is sent still arrives
+                proxy.mode = Mode.CUT
+                with pytest.raises(LockServerUnavailableError):
+                    locks.release(("freed",), freed)
+                proxy.mode = Mode.PASS
+                wait_until(lambda: standing(client) == stays, timeout_s=20.0)
+
+    def test_asked_again(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """Who asks again after a reply was lost is granted, and what undoes the first does not undo
+        the second."""
+        with Proxy(zookeeper.port) as proxy:
+            url = f"zookeeper://127.0.0.1:{proxy.port}"
+            with locks_on(url, socket_timeout_s=1.0) as locks:
+                for number in range(5):
+                    owner, keys = new_owner("m"), (f"order:{number}",)
+                    wait_until(lambda: answered(locks), timeout_s=20.0)
+                    proxy.lose_reply_to(owner.nonce.encode(), then=Mode.CUT)
+                    with pytest.raises(LockServerUnavailableError):
+                        take(locks, keys, owner)
+                    wait_until(lambda: granted(locks, keys, owner), timeout_s=20.0)  # noqa: B023
+                    assert renewed(locks, owner, keys) == Renewal.RENEWED
+
+    def test_handed_over_to_another_process(
+        self, locks: ZooKeeperLocks, zookeeper: ZooKeeper, client: KazooClient
+    ) -> None:
+        """The true owner's renewal brings its key into its own session; its token stays."""
+        finder, true = new_owner("finder"), new_owner("true")
+        first = take(locks, owner=finder, with_fence=True)
+        assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
+        with locks_on(zookeeper.url) as other:
+            assert renewed(other, true) == Renewal.RENEWED
+            locks.close()
+            assert isinstance(take(other), Held)
+            assert take(other, owner=true, with_fence=True).fence == first.fence  # type: ignore[union-attr]
+            assert other.release(KEY, true) is True
+        assert standing(client) == []
+
+    def test_a_fork(self, locks: ZooKeeperLocks) -> None:
+        """A child has a session of its own: closing it frees nothing of the parent's."""
+        owner = new_owner("m")
+        take(locks, owner=owner)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                held = isinstance(take(locks), Held)
+                mine = isinstance(take(locks, ("child",)), Granted)
+                locks.close()
+                code = 0 if held and mine else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert renewed(locks, owner) == Renewal.RENEWED
+        assert isinstance(take(locks, ("child",)), Granted)
+
+    def test_closed_while_the_server_is_frozen(self) -> None:
+        """It does not wait for the server, and leaves no thread behind once that is gone."""
+        need(ZooKeeper)
+        before = set(threading.enumerate())
+        with ZooKeeper() as server:
+            with locks_on(f"{server.url}?session_s=2", socket_timeout_s=1.0) as locks:
+                take(locks)
+                server.pause()
+            server.resume()
+        wait_until(lambda: not set(threading.enumerate()) - before, timeout_s=30.0)
+
+    def test_a_server_that_is_not_there(self) -> None:
+        """The error says which one, and what the system said. Once it is there, it is used; a
+        client that gave up in the meantime leaves no thread behind."""
+        need(ZooKeeper)
+        before = set(threading.enumerate())
+        port = free_port()
+        url = f"zookeeper://127.0.0.1:{port}?session_s=1"
+        with locks_on(url, connect_timeout_s=0.2) as locks:
+
+            def refused() -> bool:
+                with pytest.raises(LockServerUnavailableError, match=str(port)) as caught:
+                    take(locks)
+                return isinstance(caught.value.__cause__, OSError)
+
+            for _ in range(8):
+                wait_until(refused)
+            with ZooKeeper(port=port):
+                wait_until(lambda: answered(locks), timeout_s=60.0)
+        wait_until(
+            lambda: not set(threading.enumerate()) - before,
+            timeout_s=60.0,
+            message=lambda: f"the end of {set(threading.enumerate()) - before}",
+        )
+
+
+def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> str:
+    try:
+        (answer,) = locks.renew([Hold(keys, owner, 30.0)])
+    except LockServerUnavailableError:
+        return "no answer"
+    return answer
+
+
+def granted(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> bool:
+    try:
+        return isinstance(take(locks, keys, owner), Granted)
+    except LockServerUnavailableError:
+        return False
+
+
+class Waiting(ZooKeeper):
+    """One of several, which waits for the others and is not ready before."""
+
+    def _answers(self) -> bool:
+        return bool(self.say("srvr"))
+
+
+def members() -> dict[str, str | int]:
+    """Options of three servers that make an ensemble."""
+    places = {f"server__{n}": f"127.0.0.1:{free_port()}:{free_port()}" for n in (1, 2, 3)}
+    return {"initLimit": 20, "syncLimit": 10, **places}
+
+
+class TestEnsemble:
+    def test_a_leader_that_is_killed(self) -> None:
+        """What was granted stands, in the same session; the next token is higher, and one server
+        that is missing is found."""
+        need(ZooKeeper)
+        options = members()
+        with (
+            Waiting(number=1, **options) as first,
+            Waiting(number=2, **options) as second,
+            Waiting(number=3, **options) as third,
+        ):
+            servers = [first, second, third]
+            hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+            wait_until(lambda: all("Mode: " in each.say("srvr") for each in servers))
+            with locks_on(f"zookeeper://{hosts}") as locks:
+                assert locks.check() == []
+                before = token(locks)
+                held = new_owner("held")
+                assert isinstance(take(locks, ("held",), held), Granted)
+                session = locks._session()
+                (leader,) = [each for each in servers if "Mode: leader" in each.say("srvr")]
+                leader.kill()
+                wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED)
+                assert locks._session() is session
+                assert wait_until(lambda: answered(locks)) > before
+                assert isinstance(take(locks, ("held",)), Held)
+                (finding,) = locks.check()
+                assert finding.name == "zookeeper_server"
+
+
+class TestTokens:
+    def test_over_kinds_of_servers(
+        self, zookeeper: ZooKeeper, client: KazooClient, valkey: Valkey
+    ) -> None:
+        """They grow from Redis to ZooKeeper, back, and again, as processes start anew."""
+        others = RedisLocks(valkey.url), MemoryLocks()
+        tokens = []
+        for _ in range(3):
+            tokens += [token(each) for each in others]
+            with locks_on(zookeeper.url) as locks:
+                tokens.append(token(locks))
+        assert tokens == sorted(set(tokens))
+
+    def test_of_two_processes(self, locks: ZooKeeperLocks, zookeeper: ZooKeeper) -> None:
+        """Who began earlier goes by the epoch of who began later."""
+        with locks_on(zookeeper.url) as other:
+            tokens = [token(each) for each in (locks, other) * 5]
+        assert tokens == sorted(set(tokens))
+
+    def test_without_and_with(self, locks: ZooKeeperLocks) -> None:
+        """An owner that did not ask for one gets one when it does, and then always the same."""
+        owner = new_owner("m")
+        before = token(locks)
+        take(locks, owner=owner)
+        tokens = [take(locks, owner=owner, with_fence=True) for _ in range(2)]
+        assert tokens[0] == tokens[1]
+        assert isinstance(tokens[0], Granted)
+        assert tokens[0].fence > before
+
+    def test_over_elections(self) -> None:
+        """An election moves the count of transactions by 2^32: tokens grow, and stay near the
+        clock; a lock stands, and has the token that it had."""
+        need(ZooKeeper)
+        one = f"127.0.0.1:{free_port()}:{free_port()}"
+        with (
+            ZooKeeper(
+                standaloneEnabled="false", initLimit=10, syncLimit=5, server__1=one
+            ) as server,
+            locks_on(server.url) as locks,
+        ):
+            owner = new_owner("held")
+            held = take(locks, ("held",), owner, with_fence=True)
+            assert isinstance(held, Granted)
+            tokens = [held.fence]
+            for _ in range(3):
+                term = int(server.say("srvr").split("Zxid: ")[1].split()[0], 16) >> 32
+                tokens.append(token(locks))
+                server.kill()
+                server.start()
+                tokens.append(wait_until(lambda: answered(locks)))
+                assert int(server.say("srvr").split("Zxid: ")[1].split()[0], 16) >> 32 > term
+                again = take(locks, ("held",), owner, with_fence=True)
+                assert again == held
+            assert tokens == sorted(set(tokens))
+            assert tokens[-1] - tokens[0] < 120 * 1_000_000  # 2^32 are 4295 s
+
+    def test_emptied(self) -> None:
+        """A server that begins anew, with its count of transactions, has higher tokens than
+        before, and takes back who has seen more than it knows."""
+        need(ZooKeeper)
+        with ZooKeeper() as server, locks_on(f"{server.url}?session_s=1") as locks:
+            before = [wait_until(lambda: answered(locks)) for _ in range(3)][-1]
+            server.kill()
+            server.forget()
+            server.start()
+            assert wait_until(lambda: answered(locks), timeout_s=30.0) > before
+
+
+class TestUrls:
+    def test_a_path(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """Everything is below it, and it is made if it is not there."""
+        with locks_on(f"{zookeeper.url}/shop/a%20b/") as locks, locks_on(zookeeper.url) as root:
+            assert isinstance(take(locks), Granted)
+            assert isinstance(take(root), Granted)
+            assert client.get_children("/shop/a b/taskguard/lock") == ["order%3A42"]
+        client.delete("/shop", recursive=True)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "zookeeper://",
+            "zookeeper://:s3cret",
+            "zookeeper://u:s3cret@host:port",
+            "zookeeper://u:s3cret@host/..",
+            "zookeeper://u:s3cret@host/a//b",
+            "zookeeper://u:s3cret@host?session_s=soon",
+            "zookeeper://u:s3cret@host?session_s=0",
+            "zookeeper://u:s3cret@host?ca=/nowhere",
+            "zookeepers://u:s3cret@host?ca=/nowhere",
+        ],
+    )
+    def test_unreadable(self, url: str) -> None:
+        """Says so, and shows nothing of it."""
+        with pytest.raises(ConfigurationError) as caught:
+            make_locks(url)
+        assert "s3cret" not in str(caught.value)
+
+    def test_without_kazoo(self) -> None:
+        """The error names the extra; and who asks for no ZooKeeper loads no kazoo."""
+        script = (
+            "import sys, taskguard\n"
+            "assert 'kazoo' not in sys.modules\n"
+            "sys.modules['kazoo'] = None\n"
+            "try: taskguard.connect(locks='zookeeper://127.0.0.1', ledger=None)\n"
+            "except taskguard.errors.MissingDriverError as error: print(error)"
+        )
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "celery-taskguard[zookeeper]" in done.stdout, done.stderr
+
+    def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """kazoo's threads must be threads."""
+        monkeypatch.setattr("taskguard.locks.zookeeper.provider.greenlets", lambda: "gevent")
+        with pytest.raises(ConfigurationError, match="gevent"):
+            make_locks("zookeeper://127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    allowed(unavailable())
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates) -> Iterator[str]:
+    """Host and port of a ZooKeeper that wants a client's certificate."""
+    need(ZooKeeper)
+    crt, key = (certificates.folder / f"server.{name}" for name in ("crt", "key"))
+    both = certificates.folder / "server.pem"
+    both.write_text(crt.read_text() + key.read_text())
+    port = free_port()
+    with ZooKeeper(
+        serverCnxnFactory="org.apache.zookeeper.server.NettyServerCnxnFactory",
+        secureClientPort=port,
+        secureClientPortAddress="127.0.0.1",
+        ssl__keyStore__location=str(both),
+        ssl__keyStore__type="PEM",
+        ssl__trustStore__location=str(certificates.authority),
+        ssl__trustStore__type="PEM",
+        ssl__clientAuth="need",
+        ssl__clientHostnameVerification="false",
+    ):
+        yield f"127.0.0.1:{port}"
+
+
+class TestTls:
+    def test_cycle(self, secure: str, certificates: Certificates) -> None:
+        """Every step, and the findings, by a certificate that the server believes."""
+        folder = certificates.folder
+        files = f"ca={certificates.authority}&cert={folder}/client.crt&key={folder}/client.key"
+        with locks_on(f"zookeepers://{secure}?{files}") as locks:
+            owner = new_owner("m")
+            assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
+            assert renewed(locks, owner) == Renewal.RENEWED
+            assert locks.release(KEY, owner) is True
+            assert locks.check() == []
+
+    @pytest.mark.parametrize("known", ["server", "client"])
+    def test_strangers(self, secure: str, certificates: Certificates, known: str) -> None:
+        """Neither a server that nobody vouches for is spoken to, nor a client without a
+        certificate heard."""
+        options = f"ca={certificates.authority}"
+        if known == "client":
+            folder = certificates.folder
+            options = f"cert={folder}/client.crt&key={folder}/client.key"
+        with locks_on(f"zookeepers://{secure}?{options}", connect_timeout_s=0.5) as locks:
+            with pytest.raises(LockServerUnavailableError) as caught:
+                take(locks)
+            if known == "client":
+                assert "certificate verify failed" in str(caught.value.__cause__)
+
+
+class TestRights:
+    def test_a_user(
+        self, zookeeper: ZooKeeper, client: KazooClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What a user creates is that user's: it passes every step, and nobody else takes a lock.
+        The error and the finding say so, and not the password; nor does the log of kazoo's."""
+        caplog.set_level(0)
+        where = f"127.0.0.1:{zookeeper.port}"
+        with client_of(zookeeper, auth_data=[("digest", "shop:pa:s/s")]) as his:
+            with locks_on(f"zookeeper://shop:pa%3As%2Fs@{where}") as locks:
+                owner = new_owner("m")
+                assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
+                assert renewed(locks, owner) == Renewal.RENEWED
+                locks.wait(KEY[0], owner, timeout_s=0.05)
+                assert locks.release(KEY, owner) is True
+                assert locks.check() == []
+            for user in ("", "shop:c0ffee@"):
+                with locks_on(f"zookeeper://{user}{where}") as locks:
+                    with pytest.raises(LockServerUnavailableError, match="needs all rights") as no:
+                        take(locks)
+                    (finding,) = locks.check()
+                    assert (finding.name, finding.level) == ("zookeeper_rights", Level.ERROR)
+                    for text in (str(no.value), str(finding), repr(locks), caplog.text):
+                        assert "c0ffee" not in text
+            his.delete("/taskguard", recursive=True)
+
+
+class TestFindings:
+    def test_nothing(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+        """A ZooKeeper as it is started is as it should be, and nothing of the check stays: not in
+        it, and no thread of whoever asked and may fork next."""
+        before = set(threading.enumerate())
+        with locks_on(zookeeper.url) as locks:
+            assert locks.check() == []
+            wait_until(lambda: set(threading.enumerate()) <= before)
+        assert standing(client) == []
+
+    def test_away(self, zookeeper: ZooKeeper) -> None:
+        """Where nobody answers there is nothing to find; one of several is found."""
+        port = free_port()
+        with locks_on(f"zookeeper://127.0.0.1:{port}") as locks:
+            with pytest.raises(LockServerUnavailableError):
+                locks.check()
+        with locks_on(f"zookeeper://127.0.0.1:{port},127.0.0.1:{zookeeper.port}") as locks:
+            (finding,) = locks.check()
+        assert (finding.name, finding.level) == ("zookeeper_server", Level.WARNING)
+
+    @pytest.mark.parametrize(("asked_s", "limit"), [(60.0, "max"), (0.9, "min")])
+    def test_session(
+        self, zookeeper: ZooKeeper, client: KazooClient, asked_s: float, limit: str
+    ) -> None:
+        """A session that is shorter, or longer, than asked for."""
+        with locks_on(f"{zookeeper.url}?session_s={asked_s}") as locks:
+            (finding,) = locks.check()
+        assert (finding.name, finding.level) == ("zookeeper_session", Level.WARNING)
+        assert f"{limit}SessionTimeout={asked_s * 1000:.0f}" in finding.mend
+
+    def test_no_quorum(self) -> None:
+        """One that waits for others that never come."""
+        need(ZooKeeper)
+        with (
+            Waiting(**members()) as server,
+            locks_on(server.url, connect_timeout_s=0.5) as locks,
+        ):
+            with pytest.raises(LockServerUnavailableError):
+                take(locks)
+            (finding,) = locks.check()
+            assert (finding.name, finding.level) == ("zookeeper_quorum", Level.ERROR)
+
+    @pytest.mark.parametrize(
+        ("said", "name"),
+        [
+            ("Zookeeper version: 3.5.9-83df, built on\nMode: standalone", "zookeeper_version"),
+            ("Zookeeper version: 3.8.0-1, built on\nMode: read-only", "zookeeper_quorum"),
+        ],
+    )
+    def test_what_it_says_of_itself(self, said: str, name: str) -> None:
+        """One that is too old to say what a session holds, and one that nobody can write to."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def answer() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4)
+                    connection.sendall(said.encode())
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            with locks_on(f"zookeeper://127.0.0.1:{listener.getsockname()[1]}") as locks:
+                (finding,) = locks.check()
+            thread.join()
+        assert (finding.name, finding.level) == (name, Level.ERROR)
+
+
+def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooClient) -> None:
+    """Its key is free after its session's time-out; woken, it learns at once that all is gone."""
+    url = f"{zookeeper.url}?session_s=2"
+    with locks_on(zookeeper.url) as locks:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    with locks_on(url) as mine:
+                        owner = new_owner("frozen")
+                        take(mine, owner=owner)
+                        os.write(write, b"taken")
+                        # Renewed until it is gone: no answer may say that it is held once it is
+                        # another's.
+                        while (said := renewed(mine, owner)) in (Renewal.RENEWED, "no answer"):
+                            pass
+                        code = 0 if said == Renewal.TAKEN else 2
+                finally:
+                    os._exit(code)
+            assert os.read(read, 5) == b"taken"
+            assert isinstance(take(locks), Held)
+            os.kill(child, number)
+            heir = new_owner("heir")
+            wait_until(lambda: granted(locks, KEY, heir), timeout_s=30.0)  # noqa: B023
+            if number == signal.SIGSTOP:
+                os.kill(child, signal.SIGCONT)
+                assert os.waitpid(child, 0)[1] == 0
+            else:
+                os.waitpid(child, 0)
+            assert renewed(locks, heir) == Renewal.RENEWED
+            locks.release(KEY, heir)
+            os.close(read)
+            os.close(write)

@@ -1,0 +1,102 @@
+"""A ZooKeeper under test: what stands in it, how it forgets, and how sessions end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from support.lock_servers import LockServer
+from support.proxy import Mode, Proxy
+from support.waiting import wait_until
+from taskguard.lease import new_owner
+from taskguard.locks.base import LockProvider
+from taskguard.locks.zookeeper import ZooKeeperLocks
+from taskguard_sandbox.servers import ZooKeeper
+
+# As short as the server under test keeps one.
+SESSION_S = 2.0
+
+
+@contextmanager
+def client_of(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
+    """A client of its own, past everything that is tested."""
+    client = KazooClient(f"127.0.0.1:{server.port}", **options)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def standing(client: KazooClient) -> list[str]:
+    """What of locks stands in it: keys, and who holds them."""
+    found = []
+    for folder in ("lock", "owner"):
+        with contextlib.suppress(NoNodeError):
+            found += [unquote(each) for each in client.get_children(f"/taskguard/{folder}")]
+    return sorted(found)
+
+
+def end_session(locks: LockProvider, server: ZooKeeper) -> None:
+    """What the server does with one that it hears nothing of: only its name is needed for that."""
+    assert isinstance(locks, ZooKeeperLocks)
+    session = locks._current
+    assert session is not None
+    identity = wait_until(lambda: session.wire.client_id)
+
+    def is_over() -> bool:
+        # Its owner wants it back at once, and may be quicker: then it begins again.
+        with client_of(server, client_id=identity):
+            pass
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: session.ended, timeout_s=1.0)
+        return session.ended
+
+    wait_until(is_over, timeout_s=60.0)
+
+
+@contextmanager
+def zookeeper_kind(server: ZooKeeper) -> Iterator[LockServer]:
+    """It as the contract suite wants it, empty; its providers are closed at the end."""
+    made: list[ZooKeeperLocks] = []
+
+    def connect() -> ZooKeeperLocks:
+        made.append(ZooKeeperLocks(server.url, socket_timeout_s=5.0, connect_timeout_s=5.0))
+        return made[-1]
+
+    with client_of(server) as client:
+
+        def forget() -> None:
+            client.delete("/taskguard", recursive=True)
+
+        forget()
+        try:
+            yield LockServer(
+                connect,
+                forget,
+                lambda: standing(client),
+                server.url,
+                lambda: _deafened(server.port),
+                lambda locks: end_session(locks, server),
+            )
+        finally:
+            for each in made:
+                each.close()
+
+
+@contextmanager
+def _deafened(port: int) -> Iterator[LockProvider]:
+    with Proxy(port) as proxy:
+        url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={SESSION_S}"
+        locks = ZooKeeperLocks(url, socket_timeout_s=1.0, connect_timeout_s=5.0)
+        locks.acquire(("none",), owner := new_owner(), ttl_s=1.0, with_fence=True, wait_s=0.0)
+        locks.release(("none",), owner)  # it is connected, and its folders are there
+        proxy.mode = Mode.SWALLOW
+        yield locks
+        locks.close()
