@@ -94,7 +94,7 @@ class Admission:
                     return found
                 self._emit_contended(delivery, found)
                 left_s = started_s + wait_s - self.clock.monotonic_s()
-                if left_s <= 0.0:
+                if left_s <= 0.0 or (delivery.called and found.key is None):
                     return found
                 self._wait(asker, found, left_s)
                 if not asker.in_line:
@@ -315,7 +315,7 @@ class Admission:
             call=delivery.call,
             row=delivery.row,
             formerly=delivery.formerly,
-            redelivered=delivery.redelivered,
+            redelivered=delivery.redelivered or delivery.called,
             in_line=can_park(delivery),
         )
 

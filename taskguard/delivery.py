@@ -106,6 +106,7 @@ class Delivery:
         published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         parking: how to park it; None where that is not possible.
+        called: it waited in the line of its key, and was called: its turn has come.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
@@ -126,6 +127,7 @@ class Delivery:
     published_at_s: float | None = None
     queue: Queue | None = None
     parking: Parking | None = None
+    called: bool = False
     app: str = ""
     by_message: bool = False
     fingerprint: str | None = None

@@ -219,8 +219,7 @@ class Parked(Event):
     """The message stands in the line of its key, in the ledger; then it was acknowledged."""
 
     name: ClassVar[str] = "parked"
-    text: ClassVar[str] = "%(task)s %(key)s parked: %(reason)s (message %(message)s)"
-    reason: str = ""
+    text: ClassVar[str] = "%(task)s %(key)s parked (message %(message)s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ Read next: `ledger/statements/lines.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -25,17 +26,22 @@ from dataclasses import replace
 from typing import Any
 
 from taskguard.delivery import Delivery, Parking, stored_call
-from taskguard.errors import StoredCallError, TaskguardError
-from taskguard.events import Called, Events
+from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
+from taskguard.events import Called, Events, Parked
+from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import ClaimRequest, LineLedger
+from taskguard.locks.base import Granted, LockProvider
 
-__all__ = ["EXPECTED_S", "Line", "can_park"]
+__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line", "can_park"]
 
 logger = logging.getLogger("taskguard")
 
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
+
+CALLED_WAIT_S = 1.0
+"""So long who was called waits for the lock server, where others look whether the key is free."""
 
 
 def can_park(delivery: Delivery) -> bool:
@@ -47,12 +53,16 @@ def can_park(delivery: Delivery) -> bool:
 class Line:
     """The lines of all keys, for the deliveries of one process."""
 
-    def __init__(self, ledger: LineLedger, events: Events) -> None:
+    def __init__(self, locks: LockProvider | None, ledger: LineLedger, events: Events) -> None:
+        self._locks = locks
         self._ledger = ledger
         self._events = events
 
-    def park(self, delivery: Delivery, request: ClaimRequest) -> bool:
-        """Store it; False if that cannot be, or is not to be. Raises as a claim does."""
+    def park(self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool) -> bool:
+        """Store it; False if that cannot be, or is not to be. Raises as a claim does.
+
+        `by_lock_server`: it was that which said that the key is taken, not the ledger.
+        """
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
         if call is None:
@@ -60,8 +70,29 @@ class Line:
         text = stored_call(call, delivery.message, delivery.app)
         if not self._ledger.park(replace(request, call=text)):
             return False
-        self.call_next(delivery.keys[0], delivery.parking)
+        if self._events.hears(Parked.level):
+            message = delivery.message.id
+            self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
+        # Whoever holds the key looks for us when he has released it, which is after this.
+        if not by_lock_server or self._is_free(request):
+            self.call_next(delivery.keys[0], delivery.parking)
         return True
+
+    def _is_free(self, request: ClaimRequest) -> bool:
+        """Whether the lock server would give the key now; True if it gives no answer."""
+        if self._locks is None:
+            return True
+        keys, owner, is_free = request.keys, new_owner(request.message.id), True
+        with contextlib.suppress(LockServerUnavailableError):
+            try:
+                found = self._locks.acquire(
+                    keys, owner, ttl_s=request.ttl_s, with_fence=False, wait_s=0.0
+                )
+                is_free = isinstance(found, Granted)
+            finally:
+                if is_free:  # also where the answer was lost, or interrupted
+                    self._locks.release(keys, owner)
+        return is_free
 
     def call_next(self, key: str, parking: Parking) -> bool:
         """Call the first in line if the key is free. False if nobody was; never raises."""

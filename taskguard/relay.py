@@ -47,14 +47,20 @@ class Relay:
     Args:
         runtime: locks and ledger.
         senders: how to send, by the name of the queue that a stored call carries, as for a Sweeper.
+        callers: the same for who is called for the first time; as `senders` by default.
         every_s: how often it looks, in seconds.
     """
 
     def __init__(
-        self, runtime: TaskGuard, senders: Mapping[str, Send], *, every_s: float = _EVERY_S
+        self,
+        runtime: TaskGuard,
+        senders: Mapping[str, Send],
+        callers: Mapping[str, Send] | None = None,
+        *,
+        every_s: float = _EVERY_S,
     ) -> None:
         self._runtime = runtime
-        self._senders = senders
+        self._callers: Mapping[str, Send] = senders if callers is None else callers
         self._every_s = every_s
         self._leader = runtime.leader(_NAME, ttl_s=_TTL_S, on_lost="fence")
         self._stopped = threading.Event()
@@ -93,9 +99,9 @@ class Relay:
             found = ledger.call_next(key, expected_s=EXPECTED_S)
             if found is None:
                 continue
-            send = self._senders.get(json.loads(found.call).get("queue"))
-            if send is not None:  # else it is another queue's, whose relay calls it again
-                called += send_call(found, send, self._runtime.events, key=key)
+            caller = self._callers.get(json.loads(found.call).get("queue"))
+            if caller is not None:  # else it is another queue's, whose relay calls it again
+                called += send_call(found, caller, self._runtime.events, key=key)
         if ledger.overdue(limit=1, parked=True):
             try:
                 called += self._recalls.sweep().sent

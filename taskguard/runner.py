@@ -67,7 +67,6 @@ from taskguard.events import (
     StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
-from taskguard.events import Parked as ParkedEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import (
@@ -81,7 +80,7 @@ from taskguard.ledger.protocol import (
 )
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
-from taskguard.parking import Line, can_park
+from taskguard.parking import CALLED_WAIT_S, Line, can_park
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import Decision, State
 from taskguard.watchdog import TrackedLease, Watchdog
@@ -144,7 +143,7 @@ class Runner:
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
-        self._line = Line(cast("LineLedger", ledger), self.events)
+        self._line = Line(locks, cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -371,7 +370,7 @@ class Runner:
         """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
         untouched = not busy.same_work and not busy.started
         if not busy.same_work:
-            parked = self._park(delivery, "it is not its turn")
+            parked = self._park(delivery, busy)
             if parked is not None:
                 return parked
         if delivery.queue is not None and not (
@@ -389,11 +388,13 @@ class Runner:
             retry_after_s=busy.retry_after_s,
         )
 
-    def _park(self, delivery: Delivery, reason: str) -> Outcome | None:
+    def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
+        if not can_park(delivery):
+            return None
+        request = self.request(delivery)
         try:
-            if can_park(delivery) and self._line.park(delivery, self.request(delivery)):
-                self._admission.emit(ParkedEvent, delivery, reason=reason)
+            if self._line.park(delivery, request, by_lock_server=busy.key is not None):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -803,9 +804,9 @@ class Runner:
 def _wait_s(delivery: Delivery) -> float:
     """How long a delivery waits for a taken key before it is put off, in seconds."""
     policy, queue = delivery.policy, delivery.queue
-    if policy.busy != "wait":
-        return 0.0
-    return policy.wait_s if queue is None else min(policy.wait_s, queue.longest_wait_s)
+    # Whoever was called comes where the key is free, but for those who only look.
+    wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
+    return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
 
 
 def _error_text(error: BaseException) -> str:

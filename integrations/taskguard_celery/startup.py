@@ -20,7 +20,7 @@ from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
-from taskguard_celery.parking import start_relay
+from taskguard_celery.parking import consume_hand_offs, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -132,6 +132,8 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Run the checks: logging is set up now, and nothing has been forked or fetched."""
     try:
         check_worker(instance.app)
+        if _parks(instance.app):
+            consume_hand_offs(instance.app)
     except Exception as error:
         # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
@@ -140,12 +142,15 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
 
 
 def _on_worker_ready(sender: Any = None, **_: Any) -> None:
-    guarded = [compiled for _, compiled in guarded_tasks(sender.app)]
-    if guarded:
+    if next(guarded_tasks(sender.app), None) is not None:
         _look_for_lost_children(sender)
         _look_for_lost_messages(sender)
-    if any(compiled.policy.busy == "park" for compiled in guarded):
+    if _parks(sender.app):
         start_relay(sender.app)
+
+
+def _parks(app: Any) -> bool:
+    return any(compiled.policy.busy == "park" for _, compiled in guarded_tasks(app))
 
 
 def _look_for_lost_children(consumer: Any) -> None:
