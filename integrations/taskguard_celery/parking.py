@@ -69,7 +69,7 @@ def take_called(request: Any) -> bool:
 
 
 def consume_hand_offs(app: Celery) -> None:
-    """Let a worker that is set up consume, beside each of its queues, from that of who is called."""
+    """Let a worker that is set up consume from the queue beside each of its own, too."""
     queues = app.amqp.queues
     if not queues.create_missing:
         return

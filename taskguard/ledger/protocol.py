@@ -50,6 +50,7 @@ __all__ = [
     "OperatorLedger",
     "OutboxLedger",
     "RowRef",
+    "Waiting",
     "WorkView",
 ]
 
@@ -312,6 +313,21 @@ class WorkView:
     finished_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Work in the line of its key, as a person sees it. Times in seconds since 1970.
+
+    Attributes:
+        expected_until_s: until when its message, which was sent, is expected; None: it waits.
+    """
+
+    key: str
+    work: str
+    message: str
+    parked_s: float
+    expected_until_s: float | None
+
+
 class LedgerTransaction(Protocol):
     """One open transaction of a holder. Ends by leaving the context manager that gave it.
 
@@ -458,6 +474,10 @@ class OperatorLedger(Ledger, Protocol):
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of all work in a state, what started last first."""
+        ...
+
+    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        """Who waits in the line of a key, or of each, the first of them first."""
         ...
 
     def requeue(self, work: str, *, reason: str) -> bool:

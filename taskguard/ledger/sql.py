@@ -37,6 +37,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     DeclaredRow,
     RowRef,
+    Waiting,
     WorkView,
 )
 from taskguard.ledger.refusals import stale
@@ -51,7 +52,7 @@ from taskguard.ledger.tables import (
 )
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ExternalConnection, on_external
-from taskguard.policy import DAY_S, check_number
+from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger"]
@@ -272,6 +273,11 @@ class SqlLedger:
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """The records of all work in a state, what started last first."""
         return operator.list_work(self._database, state, limit=limit)
+
+    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        """Who waits in the line of a key, or of each, the first of them first."""
+        check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
+        return self._database.twice(lambda: lines.waiting(self._database, key, limit=limit))
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.

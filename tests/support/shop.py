@@ -145,43 +145,11 @@ def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> i
     return number
 
 
-def _body(name, number, seconds, guard):
-    step(f"{name} {number}", "began")
-    time.sleep(seconds)
-    with guard.transaction() as db:
-        effect(db, f"{name} {number}", guard)
-    step(f"{name} {number}", "ended")
-
-
-@task(name="shop.put_off")
-@guarded_task(key="queue:<name>", once_per="message", ttl_s=TTL_S)
-def put_off(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> None:
-    _body(name, number, seconds, guard)
-
-
-class _G:
-    fence = 0
-
-    def transaction(self):
-        return engine().begin()
-
-
-_R = []
-
-
-@task(name="shop.blocking", ignore_result=True)
-def blocking(name: str, number: int, seconds: float = 0.0) -> None:
-    import redis
-
-    if not _R:
-        _R.append(redis.Redis.from_url(os.environ["SHOP_LOCKS"]))
-    with _R[0].lock("x" + name, timeout=30, sleep=0.01):
-        _body(name, number, seconds, _G())
-
-
-@task(name="shop.bare", ignore_result=True)
-def bare(name: str, number: int, seconds: float = 0.0) -> None:
-    _body(name, number, seconds, _G())
+@task(name="shop.add_up")
+@guarded_task(key="sum", once_per="message", ttl_s=TTL_S)
+def add_up(numbers: list[int]) -> int:
+    """The body of a chord."""
+    return sum(numbers)
 
 
 @task(name="shop.deployed")

@@ -225,30 +225,33 @@ def expect_version(version: int | None) -> None:
     )
 
 
-def statements_from(version: int, *, kind: str) -> list[str]:
+def statements_from(version: int, *, kind: str, to: int | None = None) -> list[str]:
     """The SQL of an upgrade, with the versions that it notes. Raises LedgerSchemaError: no path."""
     path = _path(version)
     if path is None:
         expect_version(version)
     found: list[str] = []
     for step in path or ():
+        if to is not None and step.to > to:
+            break
         found += step.statements[kind]
         found.append(f"{_NOTE}{step.to}")
     return found
 
 
-def upgrade_statements(url: str, *, version: int = 1) -> list[str]:
-    """The SQL that makes tables of `version` those of today, one statement after the other.
+def upgrade_statements(url: str, *, version: int = 1, to: int | None = None) -> list[str]:
+    """The SQL that makes tables of `version` those of a later one, one statement after the other.
 
     Args:
         url: a SQLAlchemy URL, of which only the kind of database matters; for a MariaDB it begins
             with `mariadb+pymysql://`.
         version: the version that the tables have; 1 by default.
+        to: the version that they get; today's by default.
 
     Raises:
         LedgerSchemaError: there is no way from that version.
     """
-    return statements_from(version, kind=sa.make_url(url).get_backend_name())
+    return statements_from(version, kind=sa.make_url(url).get_backend_name(), to=to)
 
 
 def upgrade(database: Database) -> tuple[int, int]:

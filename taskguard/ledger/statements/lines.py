@@ -13,8 +13,8 @@ Does not guarantee that only one is called at a time: two that look at the same 
 The claim of the key decides, and who comes second is parked again, in its old place. Nor that
 nobody overtakes: what claims without looking at the line may do so.
 
-Nothing is sent here: `taskguard/parking.py` does. PostgreSQL's statements give the same answers; the
-contract suite compares the two.
+Nothing is sent here: `taskguard/parking.py` does. PostgreSQL's statements give the same answers;
+the contract suite compares the two.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import ClaimRequest
+from taskguard.ledger.protocol import ClaimRequest, Waiting
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import State
 
-__all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "park"]
+__all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "park", "waiting"]
 
 
 WRITE_LOCK_S = 5.0
@@ -191,3 +191,16 @@ def open_keys(database: Database, *, limit: int) -> list[str]:
             .limit(limit)
         )
         return list(db.execute(waiting).scalars())
+
+
+def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
+    """Who waits in the line of a key, or of each, the first of them first."""
+    select = sa.select(WORK.c.key, WORK.c.id, WORK.c.message, WORK.c.parked, WORK.c.due)
+    select = select.where(stands(WORK)).order_by(WORK.c.key, WORK.c.parked, WORK.c.id).limit(limit)
+    if key is not None:
+        select = select.where(WORK.c.key == key)
+    with database.transaction(bounded=False) as db:
+        return [
+            Waiting(row.key, row.id, row.message, row.parked / 1e6, row.due and row.due / 1e6)
+            for row in db.execute(select)
+        ]

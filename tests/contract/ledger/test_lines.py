@@ -269,7 +269,40 @@ class TestClaim:
         assert claimed(book, 2, message=message_of(2, retries=1)).attempt == 2
 
 
-def test_nobody_is_forgotten(book: Any) -> None:
+class TestPeople:
+    def test_who_waits(self, book: Any) -> None:
+        """The line of a key, or of each, in its order; and whether somebody was called."""
+        holder = claimed(book, 1)
+        for number in (3, 2):
+            park(book, number)
+        found = book.ledger.waiting()
+        assert [(each.key, each.work, each.message) for each in found] == [
+            (KEY, "ship order:3", "m3"),
+            (KEY, "ship order:2", "m2"),
+        ]
+        assert found[0].parked_s < found[1].parked_s
+        assert found[0].expected_until_s is None
+        book.ledger.complete(holder.claim, None)
+        call(book)
+        first, second = book.ledger.waiting(KEY)
+        assert first.expected_until_s > second.parked_s
+        assert second.expected_until_s is None
+        assert book.ledger.waiting("account:2") == []
+        assert len(book.ledger.waiting(limit=1)) == 1
+
+    def test_revoked_and_requeued(self, book: Any) -> None:
+        """It is no longer in line: it comes by its message, as any other requeued work."""
+        claimed(book, 1)
+        park(book, 2)
+        book.ledger.revoke("ship order:2", message="m2")
+        assert book.ledger.waiting() == []
+        assert book.ledger.requeue("ship order:2", reason="after all") is True
+        assert book.ledger.waiting() == []
+        end_leases(book)
+        assert call(book) is None
+
+
+def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a worker does
     """Several who deliver, without a lock server and without a relay: each message that was parked
     is called by whoever parks or is done, and no two are at work at once."""
     count = 24
