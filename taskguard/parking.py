@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from taskguard.delivery import Delivery, Parking, stored_call
+from taskguard.delivery import Delivery, stored_call
 from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
@@ -75,7 +75,7 @@ class Line:
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
         if not by_lock_server or self._is_free(request):
-            self.call_next(delivery.keys[0], delivery.parking)
+            self.call_next(delivery)
         return True
 
     def _is_free(self, request: ClaimRequest) -> bool:
@@ -94,13 +94,15 @@ class Line:
                     self._locks.release(keys, owner)
         return is_free
 
-    def call_next(self, key: str, parking: Parking) -> bool:
-        """Call the first in line if the key is free. False if nobody was; never raises."""
+    def call_next(self, delivery: Delivery) -> bool:
+        """Call the first in line if its key is free. False if nobody was; never raises."""
+        assert delivery.parking is not None  # noqa: S101
+        (key,) = delivery.keys
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S)
+            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
             if found is None:
                 return False
-            return send(found, parking.send, self._events, key=key)
+            return send(found, delivery.parking.send, self._events, key=key)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
             return False

@@ -35,7 +35,7 @@ __all__ = ["Relay"]
 
 logger = logging.getLogger("taskguard")
 
-_NAME = "relay"
+_NAME = "taskguard-relay"
 _TTL_S = 5.0
 _EVERY_S = 1.0
 _MOST_KEYS = 500
@@ -95,8 +95,9 @@ class Relay:
             LedgerUnavailableError: the database is away.
         """
         ledger, called = outbox_of(self._runtime), 0
-        for key in ledger.open_keys(limit=_MOST_KEYS):
-            found = ledger.call_next(key, expected_s=EXPECTED_S)
+        app = self._runtime.namespace
+        for key in ledger.open_keys(app=app, limit=_MOST_KEYS):
+            found = ledger.call_next(key, expected_s=EXPECTED_S, app=app)
             if found is None:
                 continue
             caller = self._callers.get(json.loads(found.call).get("queue"))

@@ -470,8 +470,8 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
-            if can_park(delivery) and delivery.parking is not None:
-                self._line.call_next(delivery.keys[0], delivery.parking)
+            if can_park(delivery):
+                self._line.call_next(delivery)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]

@@ -133,6 +133,7 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     try:
         check_worker(instance.app)
         if _parks(instance.app):
+            _expect_ledger(instance.app)
             consume_hand_offs(instance.app)
     except Exception as error:
         # Any error: a check that could not be made does not say that tasks can run.
@@ -147,6 +148,14 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
         _look_for_lost_messages(sender)
     if _parks(sender.app):
         start_relay(sender.app)
+
+
+def _expect_ledger(app: Any) -> None:
+    if build(app).ledger is None:
+        raise errors.ConfigurationError(
+            'A task has busy="park", and there is no ledger to wait in. Configure one '
+            '(taskguard_ledger_url), or say busy="retry".'
+        )
 
 
 def _parks(app: Any) -> bool:

@@ -572,12 +572,15 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def call_next(self, key: str, *, expected_s: float) -> Overdue | None:
-        """Note that the first in line is called, if the key is free: its message is to be sent."""
+    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+        """Note that the first in line is called, if the key is free: its message is to be sent.
+
+        Only one of the namespace `app`.
+        """
         ...
 
-    def open_keys(self, *, limit: int = 1000) -> list[str]:
-        """Keys that somebody waits for, and for which nobody was called."""
+    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
+        """Keys that somebody of a namespace waits for, and for which nobody was called."""
         ...
 
 

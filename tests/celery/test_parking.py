@@ -66,6 +66,18 @@ def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
     assert waiting(shop) == []
 
 
+def test_on_rabbitmq(rabbit_shop: Any) -> None:
+    """The same there, on its own kind of queues: in order, each once, and nobody is left."""
+    shop = rabbit_shop
+    results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
+    with shop.worker(concurrency=2):
+        assert [each.get(timeout=120) for each in results] == list(range(25))
+    assert set(shop.effects().values()) == {1}
+    assert overlaps(shop, "a") == 0
+    assert sum(one > other + 1 for one, other in pairwise(numbers_of(shop, "a"))) == 0
+    assert waiting(shop) == []
+
+
 def test_nobody_is_held_while_it_waits(shop: Any) -> None:
     """Messages that wait are in no queue, and in no worker: its one child has time for others."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):

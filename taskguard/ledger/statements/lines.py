@@ -60,8 +60,16 @@ def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
-    """Whether somebody who came before this work waits for its key, or was called just now."""
-    mine = sa.select(WORK.c.parked).where(WORK.c.id == request.work, stands(WORK))
+    """Whether somebody who came before this work waits for its key, or was called just now.
+
+    Nobody came before work that has begun: its holder is gone, and it is taken over.
+    """
+    mine = sa.select(
+        sa.case(
+            (WORK.c.state == State.NEW.value, WORK.c.parked),
+            (WORK.c.state == State.PROCESSING.value, 0),
+        )
+    ).where(WORK.c.id == request.work)
     other = WORK.alias()
     before = sa.and_(
         other.c.key == request.keys[0],
@@ -122,22 +130,25 @@ def park(database: Database, request: ClaimRequest) -> bool:
         return changed.rowcount == 1
 
 
-def call_next(database: Database, key: str, *, expected_s: float) -> Called | None:
+def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Its message is to be sent now. Without a claim of its work within `expected_s` it is overdue.
+    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
+    work within `expected_s` it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         of_key = sa.and_(WORK.c.key == key, stands(WORK))
         head = (
-            sa.select(WORK.c.id, WORK.c.parked)
+            sa.select(WORK.c.id, WORK.c.parked, WORK.c.call)
             .where(of_key, WORK.c.due.is_(None))
             .order_by(WORK.c.parked, WORK.c.id)
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or _is_taken(db, key, now_us):
+        if first is None or json.loads(first.call).get("app", "") != app:
+            return None
+        if _is_taken(db, key, now_us):
             return None
         changed = db.execute(
             sa.update(WORK)
@@ -172,8 +183,11 @@ def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:
     return db.execute(sa.union_all(held, called).limit(1)).first() is not None
 
 
-def open_keys(database: Database, *, limit: int) -> list[str]:
-    """Keys that somebody waits for, that nobody holds, and for which nobody is expected."""
+def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
+    """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
+
+    Of one namespace: its relay alone knows where its messages go.
+    """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
         called = WORK.alias()
@@ -182,6 +196,7 @@ def open_keys(database: Database, *, limit: int) -> list[str]:
             .where(
                 stands(WORK),
                 WORK.c.due.is_(None),
+                _of_app(app),
                 ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
                 ~sa.exists().where(
                     called.c.key == WORK.c.key, stands(called), expected(called, now_us)
@@ -191,6 +206,13 @@ def open_keys(database: Database, *, limit: int) -> list[str]:
             .limit(limit)
         )
         return list(db.execute(waiting).scalars())
+
+
+def _of_app(app: str) -> sa.ColumnElement[bool]:
+    """By the end of the call as `stored_call()` writes it: no text in it looks like that."""
+    if app:
+        return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
+    return WORK.c.call.not_like('%, "app": "%"}')
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

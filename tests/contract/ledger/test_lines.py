@@ -207,6 +207,34 @@ class TestCall:
         assert call(book) == "m4"
 
 
+class TestNamespaces:
+    """Two applications in one ledger, each with a broker of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        for number, app in ((1, ""), (2, "eu"), (3, "e%")):
+            key = f"{app}:account" if app else "account"
+            owned = {"app": app} if app else {}
+            message = f'm", "app": "{number}'  # as far as a name may go
+            call = json.dumps({"queue": "test", "message": message, **owned})
+            asked = request(number, message=MessageRef(message), keys=(key,), call=call)
+            assert book.ledger.park(asked)
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        assert book.ledger.open_keys() == ["account"]
+        assert book.ledger.open_keys(app="eu") == ["eu:account"]
+        assert book.ledger.open_keys(app="e%") == ["e%:account"]
+        assert book.ledger.open_keys(app="us") == []
+
+    def test_who_is_called(self, book: Any) -> None:
+        """Nobody by another application, which would send him to its own broker."""
+        for app in ("", "us"):
+            assert book.ledger.call_next("eu:account", expected_s=5.0, app=app) is None
+        assert book.ledger.call_next("account", expected_s=5.0, app="eu") is None
+        assert book.ledger.call_next("eu:account", expected_s=5.0, app="eu") is not None
+        assert book.ledger.call_next("account", expected_s=5.0) is not None
+
+
 class TestClaim:
     def test_behind_those_who_wait(self, book: Any) -> None:
         """A newcomer finds the key free, and others before him."""
@@ -230,6 +258,16 @@ class TestClaim:
             assert isinstance(book.ledger.claim(delivery(number)), Busy)
         pass_time(book)
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
+
+    def test_work_that_has_begun_goes_first(self, book: Any) -> None:
+        """Its holder died: it stands in no line, and is taken over before those who wait."""
+        claimed(book, 1)
+        park(book, 2)
+        end_leases(book)
+        assert call(book) == "m2"
+        found = book.ledger.claim(delivery(1, redelivered=True))
+        assert isinstance(found, Claimed)
+        assert found.takeover
 
     def test_redelivered(self, book: Any) -> None:
         """The same by the full statement."""

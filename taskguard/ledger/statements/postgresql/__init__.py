@@ -303,9 +303,10 @@ class PostgreSQLStatements(Statements):
     def park(self, request: ClaimRequest) -> bool:
         return bool(self.database.ask(_PARK, self._asked(request)))
 
-    def call_next(self, key: str, *, expected_s: float) -> Called | None:
+    def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
         values = {
             "key": key,
+            "app": app,
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }

@@ -17,6 +17,7 @@ called as (
     update taskguard_work w set due = asked.now_us + %(expected_us)s::bigint
     from head, asked
     where w.id = head.id and w.state = 'NEW' and w.parked = head.parked and w.due is null
+        and coalesce(w.call::json ->> 'app', '') = %(app)s::text
         and not exists (
             select from taskguard_keys k
             where k.key = %(key)s::text and k.lease_until > asked.now_us

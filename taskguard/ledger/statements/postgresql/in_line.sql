@@ -5,8 +5,10 @@ and not exists (
         and (o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":'))
         and o.parked < coalesce(
             (
-                select mine.parked from taskguard_work mine
-                where mine.id = %(work)s::text and mine.state = 'NEW'
+                -- Work that has begun is taken over before anybody's turn.
+                select case mine.state when 'NEW' then mine.parked when 'PROCESSING' then 0 end
+                from taskguard_work mine
+                where mine.id = %(work)s::text
             ),
             9223372036854775807
         )
