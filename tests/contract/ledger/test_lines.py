@@ -212,6 +212,11 @@ class TestNamespaces:
 
     @pytest.fixture(autouse=True)
     def _of_two(self, book: Any) -> None:
+        self.park_each(book)
+
+    @staticmethod
+    def park_each(book: Any) -> None:
+        """One message of each application, and of one whose name is nearly a pattern of it."""
         for number, app in ((1, ""), (2, "eu"), (3, "e%")):
             key = f"{app}:account" if app else "account"
             owned = {"app": app} if app else {}

@@ -21,6 +21,7 @@ from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
+    Busy,
     Claim,
     ClaimAnswer,
     Claimed,
@@ -390,7 +391,14 @@ def _answered(
         return None
     if decision not in CLAIMABLE:
         return answer(request, row, decision, found.now_us)
-    return _held(found, row, found.now_us)
+    return _held(found, row, found.now_us) or _behind(request, row)
+
+
+def _behind(request: ClaimRequest, row: _Found | None) -> Busy | None:
+    """Others wait for the key, or it was taken just now: in a line that is the same."""
+    if not request.in_line:
+        return None
+    return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
 
 def _held(
