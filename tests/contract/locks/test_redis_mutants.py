@@ -56,7 +56,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         Order().test_given_up,
     ),
     "gives up what it was called for": (
-        "if waited and redis.call('GET', lock) == owner then",
+        "if waited and redis.pcall('GET', lock) == owner then",
         "if false then",
         lambda locks, _: Order().test_given_up_when_called(locks),
     ),
@@ -103,5 +103,6 @@ def test_mistakes_are_found(server: LockServer, name: str, monkeypatch: pytest.M
     wrong = LockServer(
         lambda: Mutant(url, old, new), server.forget, server.leftovers, url, server.deafened
     )
+    first = wrong.connect()
     with pytest.raises(AssertionError):
-        test(wrong.connect(), wrong)
+        test(first, wrong)

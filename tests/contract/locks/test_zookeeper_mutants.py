@@ -112,6 +112,8 @@ def test_a_waiter_that_is_told_of_nothing(
     server: LockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that sleeps until it asks again is found."""
-    monkeypatch.setattr(ZooKeeperLocks, "wait", lambda self, key, owner, *, timeout_s: time.sleep(1.0))
+    monkeypatch.setattr(
+        ZooKeeperLocks, "wait", lambda self, key, owner, *, timeout_s: time.sleep(1.0)
+    )
     with pytest.raises(AssertionError):
         Waits().test_woken(server.connect(), server)
