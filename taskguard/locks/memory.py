@@ -1,8 +1,8 @@
 """Locks in the memory of one process: for tests of programs that use taskguard.
 
 Guarantees what every provider guarantees, among the threads of this process, and passes the same
-contract suite; who waits is served in the order in which they came. Does not guarantee anything to
-another process: a forked worker has its own locks.
+contract suite; who waits, also to share a key, is served in the order in which they came. Does not
+guarantee anything to another process: a forked worker has its own locks.
 """
 
 from __future__ import annotations
