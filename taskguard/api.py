@@ -237,7 +237,7 @@ class TaskGuard:
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
-        limit = self._limit(keys, limit, mode)
+        most = 1 if limit is None and mode == "write" else self._limit(keys, limit, mode)
         options = {"ttl_s": ttl_s, "wait_s": wait_s, "max_hold_s": max_hold_s}
         policy = make_policy(options, task="lock()", busy="wait" if wait_s else "raise")
         prefix = prefix_of(self.namespace)
@@ -248,7 +248,7 @@ class TaskGuard:
             message=MessageRef(""),
             policy=policy,
             is_lock=True,
-            limit=limit,
+            limit=most,
         )
         return self.runner.hold(delivery)
 

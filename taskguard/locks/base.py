@@ -208,6 +208,9 @@ class SharingLocks(LockProvider, Protocol):
         ...
 
 
+_UNSAID: dict[str, Any] = {}
+
+
 def asked(limit: int) -> dict[str, Any]:
     """What is said of a limit to a provider, who may know of none."""
-    return {} if limit == 1 else {"limit": limit}
+    return _UNSAID if limit == 1 else {"limit": limit}

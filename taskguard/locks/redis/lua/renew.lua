@@ -21,13 +21,15 @@ for lease = 1, #ARGV, 3 do
   local left_ms, ends_ms = ARGV[lease + 1], nil
   for i = first, last do
     local value = redis.pcall('GET', KEYS[i])
-    if type(value) == 'table' then
-      value, left_ms, ends_ms = share_of(KEYS[i], owner, tonumber(left_ms))
-    end
-    if value and value ~= owner then
-      answer = 'T'
-    elseif not value and answer == 'R' then
-      answer = 'G'
+    if value ~= owner then
+      if type(value) == 'table' then
+        value, left_ms, ends_ms = share_of(KEYS[i], owner, tonumber(left_ms))
+      end
+      if value and value ~= owner then
+        answer = 'T'
+      elseif not value and answer == 'R' then
+        answer = 'G'
+      end
     end
   end
   if answer == 'R' then
