@@ -1,8 +1,8 @@
 """What a lock server has to offer. The way it is used stands in `runner.py` and `watchdog.py`.
 
-A provider guarantees that, while its server keeps its memory, a key has one owner at a time,
-and that only its owner renews or releases it. It does not guarantee that across a loss of the
-server's memory; the ledger does.
+A provider guarantees that, while its server keeps its memory, a key has one owner at a time (or as
+many as `SharingLocks` says), and that only its owner renews or releases it. It does not guarantee
+that across a loss of the server's memory; the ledger does.
 
 Every call may be asked twice with the same owner: the answer is the same grant, and nothing is
 counted twice. Every call ends within the provider's own time-outs and raises
