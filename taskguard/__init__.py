@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ExternalConnection
-    from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal, Traits
+    from taskguard.locks.base import (
+        Granted,
+        Held,
+        Hold,
+        LockProvider,
+        Renewal,
+        SharingLocks,
+        Traits,
+    )
     from taskguard.locks.memory import MemoryLocks
     from taskguard.outbox import NOT_BEFORE, enqueue_in
     from taskguard.overrides import Overrides, overridden
@@ -75,6 +83,7 @@ _HOMES = {
     "Held": "locks.base",
     "Hold": "locks.base",
     "Renewal": "locks.base",
+    "SharingLocks": "locks.base",
     "Traits": "locks.base",
     "Owner": "lease",
     "Leader": "leader",
@@ -151,6 +160,7 @@ __all__ = [
     "Renewal",
     "Report",
     "Runner",
+    "SharingLocks",
     "SqlLedger",
     "Sweeper",
     "Swept",

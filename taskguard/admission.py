@@ -33,7 +33,7 @@ from taskguard.events import (
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.locks.base import Granted, Held, LockProvider, asked
 from taskguard.parking import can_park
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
@@ -96,7 +96,7 @@ class Admission:
                 left_s = started_s + wait_s - self.clock.monotonic_s()
                 if left_s <= 0.0 or (delivery.called and found.key is None):
                     return found
-                self._wait(asker, found, left_s)
+                self._wait(delivery, asker, found, left_s)
                 if not asker.in_line:
                     # It has no place to keep. If the ledger refused it, its lease is given away.
                     asker = _Asker(new_owner(delivery.message.id))
@@ -104,7 +104,7 @@ class Admission:
             if asker.in_line and self.locks is not None:
                 # Without an answer it is found out that nobody waits.
                 with contextlib.suppress(LockServerUnavailableError):
-                    self.locks.release(delivery.keys, asker.owner)
+                    self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
 
     def _ask(
         self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
@@ -118,7 +118,7 @@ class Admission:
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             found = self._peek(delivery, owner, admitted)
             if (
-                self.ledger is None
+                self._ledger_of(delivery) is None
                 or not isinstance(found, Busy)
                 or self._is_lease(delivery, admitted)
             ):
@@ -128,11 +128,11 @@ class Admission:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
         tracked = self._tracked(delivery, owner, asked_at_s, admitted)
-        if self.ledger is None:
+        if self._ledger_of(delivery) is None:
             if admitted is None:
                 raise LockServerUnavailableError(
-                    f"The lock server gave no answer and there is no ledger to decide on "
-                    f"{delivery.key}. Nothing was run.",
+                    f"The lock server gave no answer and no ledger decides on {delivery.key}. "
+                    "Nothing was run.",
                     key=delivery.key,
                 )
             return Admitted(tracked, None)
@@ -148,19 +148,24 @@ class Admission:
                 delivery.keys,
                 owner,
                 ttl_s=delivery.policy.ttl_s,
-                with_fence=self.ledger is None,
+                with_fence=self._ledger_of(delivery) is None,
                 wait_s=wait_s,
+                **asked(delivery.limit),
             )
         except LockServerUnavailableError as error:
             took_s = self.clock.monotonic_s() - asked_at_s
             self.emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
-            if self.ledger is None:
+            if self._ledger_of(delivery) is None:
                 raise
             return None
         except BaseException:  # a time limit, for example: the lease may have been granted
             with contextlib.suppress(LockServerUnavailableError):
-                self.locks.release(delivery.keys, owner)
+                self.locks.release(delivery.keys, owner, **asked(delivery.limit))
             raise
+
+    def _ledger_of(self, delivery: Delivery) -> Ledger | None:
+        """The ledger that decides on the delivery; None: the lock server does."""
+        return self.ledger if delivery.limit == 1 else None
 
     def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
         """The key is taken at the lock server: is this work done already, or part of it?"""
@@ -282,14 +287,14 @@ class Admission:
         except LockServerUnavailableError as error:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 
-    def _wait(self, asker: _Asker, busy: Busy, left_s: float) -> None:
+    def _wait(self, delivery: Delivery, asker: _Asker, busy: Busy, left_s: float) -> None:
         """Wait until it may be our turn, the other holder's lease ends, or `left_s` are over."""
         timeout_s = min(left_s, 1.0)
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
         if self.locks is not None and busy.key is not None:
             try:
-                self.locks.wait(busy.key, asker.owner, timeout_s=timeout_s)
+                self.locks.wait(busy.key, asker.owner, timeout_s=timeout_s, **asked(delivery.limit))
             except LockServerUnavailableError:
                 self.clock.sleep(min(timeout_s, _POLL_S))
         else:
@@ -325,7 +330,8 @@ class Admission:
         """A lease for the delivery; `granted`: what the lock server said, if it has it, too."""
         policy = delivery.policy
         # Where there is a ledger, it is the ledger's lease that counts.
-        ttl_s = granted.ttl_s if granted is not None and self.ledger is None else policy.ttl_s
+        decides = granted is not None and self._ledger_of(delivery) is None
+        ttl_s = granted.ttl_s if granted is not None and decides else policy.ttl_s
         lease = Lease(
             keys=delivery.keys,
             owner=owner,
@@ -334,6 +340,7 @@ class Admission:
             taken_at_s=asked_at_s,
             trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s),
             fence=0 if granted is None else granted.fence,
+            limit=delivery.limit,
             max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
         )
         return TrackedLease(
@@ -351,12 +358,13 @@ class Admission:
 
         Its holder may be about to claim or to end, which the ledger does not know. No lease of this
         task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
-        clock was set back). That may be another task's longer lease; then the ledger knows it.
+        clock was set back). That may be another task's longer lease; then the ledger knows it. Of
+        those who share a key it knows nothing.
         """
         assert self.locks is not None  # noqa: S101  # it is what holds
         # Some servers keep leases for whole seconds.
         longest_s = math.ceil(max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s))
-        return held.owner.is_ours and held.remaining_s <= longest_s
+        return held.shared or (held.owner.is_ours and held.remaining_s <= longest_s)
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
         if self.events.hears(kind.level):

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
@@ -25,8 +25,8 @@ from taskguard.keys import finish_key
 from taskguard.leader import Leader
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import DatabaseLedger
-from taskguard.locks.base import LockProvider
-from taskguard.policy import OnLost, make_policy
+from taskguard.locks.base import NO_LIMIT, LockProvider
+from taskguard.policy import OnLost, check_number, make_policy
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
 from taskguard.watchdog import Watchdog
@@ -206,16 +206,29 @@ class TaskGuard:
         ttl_s: float = 30.0,
         wait_s: float = 0.0,
         max_hold_s: float | None = None,
+        limit: int | None = None,
+        mode: Literal["write", "read"] = "write",
     ) -> AbstractContextManager[Lease]:
         """A lease on `keys` for the time of a `with` block, renewed while it lasts.
+
+        With `limit` or `mode="read"` several hold one key at once. Everybody comes in by what was
+        asked for in that call: while fewer than `limit` hold the key, whatever they asked for. A
+        reader comes in unless somebody has the key alone; who asks for neither has it alone. Shares
+        are the lock server's to grant, and as good as a lock without a ledger, which is not asked.
+
+        Their `lease.fence` is one number for all who share the key: above that of each who had it
+        alone before, below that of each who has it after them. It does not tell them apart.
 
         Args:
             keys: finished keys, as `taskguard.key()` makes them; all or none are taken.
             ttl_s: length of the lease in seconds; a dead holder's keys are free after it.
             wait_s: how long to wait for the keys, in seconds.
             max_hold_s: renewal stops after so many seconds.
+            limit: how many may hold the key at once, this one included.
+            mode: "read" shares the key with all others who read; "write" has it alone.
 
         Raises:
+            ConfigurationError: the lock server has no locks that several share, or there is none.
             KeyBusyError: on entering, when the keys are taken for longer than `wait_s`.
             KeyAlreadyHeldError: this thread's own guarded body holds one of them.
             LeaseLostError: on leaving, when the lease was lost meanwhile: what was done in the
@@ -224,6 +237,7 @@ class TaskGuard:
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
+        most = 1 if limit is None and mode == "write" else self._limit(keys, limit, mode)
         options = {"ttl_s": ttl_s, "wait_s": wait_s, "max_hold_s": max_hold_s}
         policy = make_policy(options, task="lock()", busy="wait" if wait_s else "raise")
         prefix = prefix_of(self.namespace)
@@ -234,8 +248,39 @@ class TaskGuard:
             message=MessageRef(""),
             policy=policy,
             is_lock=True,
+            limit=most,
         )
         return self.runner.hold(delivery)
+
+    def _limit(self, keys: Sequence[str], limit: int | None, mode: str) -> int:
+        """While fewer than so many hold the key, `lock()` is granted; errors say what to do."""
+        if mode not in ("write", "read"):
+            raise ConfigurationError(f'lock(): mode={mode!r}: it is "write" or "read".')
+        if limit is not None:
+            check_number("limit", limit, at_least=1, at_most=NO_LIMIT - 1, whole=True)
+            if mode == "read":
+                raise ConfigurationError(
+                    f'lock(): limit={limit!r} and mode="read": limit={limit!r} alone is at most '
+                    "so many readers, and none beside who has the key alone. Leave out mode=."
+                )
+        asked = limit or (NO_LIMIT if mode == "read" else 1)
+        if asked == 1:
+            return asked
+        what = 'mode="read"' if mode == "read" else f"limit={limit!r}"
+        if len(set(keys)) > 1:
+            raise ConfigurationError(
+                f"lock(): {what} with {len(set(keys))} keys: several can share one key, not many. "
+                "Take them one in the other, everywhere in the same order."
+            )
+        locks = self.runner.locks
+        if locks is None or not locks.traits.shares:
+            found = "there is no lock server" if locks is None else f"{locks!r} has none"
+            raise ConfigurationError(
+                f"lock(): {what} needs locks that several hold at once, and {found}. Set locks= to "
+                "a Redis or Valkey (also with Sentinel or as a Cluster), or to a table of locks in "
+                "PostgreSQL, MariaDB or MySQL (ledger:// is the one beside the ledger)."
+            )
+        return asked
 
     def leader(self, name: str, *, ttl_s: float = 15.0, on_lost: OnLost = "interrupt") -> Leader:
         """A candidate for the place of the leader `name`, of which there is one at a time.

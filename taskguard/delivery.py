@@ -115,6 +115,8 @@ class Delivery:
         row: the user's own row that the work moves, if it is declared with one.
         redelivered: whether the queue says that it has delivered this message before.
         is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
+        limit: while fewer than so many hold its key it may come in; 1: it has its keys alone.
+            Others share one key, which is the lock server's to grant: no ledger is asked.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -136,6 +138,7 @@ class Delivery:
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
     is_lock: bool = False
+    limit: int = 1
     orders: tuple[type[Exception], ...] = ()
 
     @property

@@ -79,6 +79,7 @@ class Lease:
         owner: who holds them.
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
+        limit: it came in while fewer than so many held the key; 1: it has its keys alone.
         taken_at_s: when the lease was asked for, on the clock's monotonic scale.
         trusted_until_s: until when it may be trusted, on the same scale.
         is_lost: whether the lease was lost; `lost` is the same as an Event to wait for.
@@ -94,12 +95,14 @@ class Lease:
         taken_at_s: float,
         trusted_until_s: float,
         fence: int = 0,
+        limit: int = 1,
         max_hold_until_s: float | None = None,
     ) -> None:
         self.keys = keys
         self.owner = owner
         self.ttl_s = ttl_s
         self.fence = fence
+        self.limit = limit
         self.taken_at_s = taken_at_s
         self.is_lost = False
         self._lost: threading.Event | None = None

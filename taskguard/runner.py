@@ -244,7 +244,10 @@ class Runner:
         if ran_out:
             self.watchdog.lose(tracked, "it ran out")
         elif ended == [False] or (not tracked.decided_by_ledger and released is False):
-            self.watchdog.lose(tracked, "another holder took it over")
+            shared = "the lock server no longer knows it"
+            self.watchdog.lose(
+                tracked, "another holder took it over" if lease.limit == 1 else shared
+            )
         return not lease.is_lost
 
     def request(self, delivery: Delivery) -> ClaimRequest:

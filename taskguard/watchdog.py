@@ -29,7 +29,7 @@ from taskguard.errors import (
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, trusted_until_s
 from taskguard.ledger.protocol import Claim, Ledger
-from taskguard.locks.base import Hold, LockProvider, Renewal
+from taskguard.locks.base import Hold, LockProvider, Renewal, asked
 from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
 
 __all__ = ["TrackedLease", "Watchdog"]
@@ -202,7 +202,8 @@ class Watchdog:
                 return None
             tracked.at_lock_server = False
             try:
-                return self._locks.release(tracked.lease.keys, tracked.lease.owner)
+                lease = tracked.lease
+                return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", tracked.lease.key, error)
                 return None
@@ -330,9 +331,8 @@ class Watchdog:
         if not due or self._locks is None:
             return
         asked_at_s = self._clock.monotonic_s()
-        holds = [
-            Hold(tracked.lease.keys, tracked.lease.owner, tracked.lease.ttl_s) for tracked in due
-        ]
+        leases = [tracked.lease for tracked in due]
+        holds = [Hold(lease.keys, lease.owner, lease.ttl_s, lease.limit) for lease in leases]
         locks = self._locks
         answers = self._ask(due, lambda: locks.renew(holds))
         for tracked, answer in zip(due, answers, strict=False):

@@ -7,13 +7,14 @@ statements. Nobody can be told of a release there: waiters look for themselves.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.lock_table.steps import Found, Steps
+from taskguard.lock_table.steps import Found, Steps, room_beside, shares_in
 
 __all__ = ["MySQLSteps", "ddl_statements"]
 
@@ -64,6 +65,9 @@ _LOOK = f"select `key`, owner, until, fence, {_NOW} from taskguard_locks where `
 _RENEW = """\
 insert into taskguard_locks (`key`, owner, until, fence, wanted_until)
 values {rows} on duplicate key update until = values(until)"""
+_CHANGE = """\
+update taskguard_locks set owner = %(owner)s, until = %(until)s, fence = %(fence)s
+where `key` = %(key)s"""
 _IS_FREE = f"select count(*) = 0 from taskguard_locks where `key` = %(key)s and until > {_NOW}"
 # No lock has this key: those are written in characters that can be seen.
 _NOTE = f"""\
@@ -173,6 +177,69 @@ class MySQLSteps(Steps):
             cursor.execute(_IS_FREE, {"key": key})
             return bool(cursor.fetchone()[0])
 
+    def share(
+        self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
+    ) -> Found:
+        del waits_us
+        with self._transaction() as cursor:
+            cursor.execute(_MAKE_ROWS.format(rows="(%s, '', 0, 0, 0)"), [key])
+            [row] = _rows(cursor, _LOCK_ROWS, keys=[key])
+            shares = row.shares
+            if row.is_held and not shares:
+                return Found(None, key, row.owner, row.until - row.now_us)
+            if owner not in shares and len(shares) >= most:
+                return Found(None, key, row.owner, min(shares.values()) - row.now_us)
+            fence = row.fence
+            if fenced and not (shares and fence):
+                fence = max(fence + 1, row.now_us)
+            _change(cursor, row, shares | {owner: row.now_us + ttl_us}, fence)
+            return Found(fence if fenced else 0)
+
+    def unshare(self, key: str, owner: str) -> bool:
+        with self._transaction() as cursor:
+            had = False
+            for row in _rows(cursor, _LOCK_ROWS, keys=[key]):
+                shares = row.shares
+                had = shares.pop(owner, None) is not None
+                if had:
+                    _change(cursor, row, shares, row.fence)
+            return had
+
+    def renew_shares(self, shares: Sequence[tuple[str, str, int]]) -> str:
+        asked = sorted({key for key, _, _ in shares})
+        with self._transaction() as cursor:
+            locked = {
+                row.key: row for row in _rows(cursor, f"{_LOCK_ROWS} skip locked", keys=asked)
+            }
+            others = [key for key in asked if key not in locked]
+            seen = {row.key: row for row in _rows(cursor, _LOOK, keys=others)} if others else {}
+            held = {key: row.shares for key, row in locked.items()}
+            answers = []
+            for key, owner, ttl_us in shares:
+                row = locked.get(key) or seen.get(key)
+                if row is None or not row.is_held:
+                    answers.append("G")
+                elif key in seen:
+                    answers.append("S")
+                elif owner in held[key]:
+                    held[key][owner] = row.now_us + ttl_us
+                    answers.append("R")
+                else:
+                    answers.append("T")
+            renewed = {
+                key for (key, _, _), each in zip(shares, answers, strict=True) if each == "R"
+            }
+            for key in sorted(renewed):
+                _change(cursor, locked[key], held[key], locked[key].fence)
+        return "".join(answers)
+
+    def has_room(self, key: str, *, most: int) -> bool:
+        with self._session() as cursor:
+            return all(
+                room_beside(row.owner, until_us=row.until, now_us=row.now_us, most=most)
+                for row in _rows(cursor, _LOOK, keys=[key])
+            )
+
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
         with self._session() as cursor:
             if every_us and not (
@@ -224,10 +291,21 @@ class _Row:
         self.until, self.fence, self.now_us = until, fence, now_us
         self.is_held = until > now_us
 
+    @property
+    def shares(self) -> dict[str, int]:
+        """Who shares the key just now, until when."""
+        return {who: until for who, until in shares_in(self.owner).items() if until > self.now_us}
+
 
 def _rows(cursor: Any, statement: str, *, keys: list[str]) -> list[_Row]:
     cursor.execute(statement, {"keys": keys})
     return [_Row(*row) for row in cursor.fetchall()]
+
+
+def _change(cursor: Any, row: _Row, shares: dict[str, int], fence: int) -> None:
+    """Write who shares the key of a row that is locked."""
+    values = {"key": row.key, "until": max(shares.values(), default=0), "fence": fence}
+    cursor.execute(_CHANGE, values | {"owner": json.dumps(shares) if shares else ""})
 
 
 def _judged(found: list[_Row | None], owner: str) -> str:

@@ -32,7 +32,7 @@ from taskguard.lock_table.findings import findings
 from taskguard.lock_table.listener import Listener
 from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
-from taskguard.lock_table.steps import Steps
+from taskguard.lock_table.steps import Steps, shares_in
 from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
 from taskguard.policy import DAY_S, check_number
 
@@ -107,41 +107,63 @@ class TableLocks:
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens."""
-        return Traits()
+        """Leases with tokens, also for several at once."""
+        return Traits(shares=True)
 
     def acquire(
-        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        limit: int = 1,
     ) -> Granted | Held:
-        """Take all keys or none."""
-        names = {_text(key): key for key in keys}
-        found = self._ask(
-            lambda: self._steps.take(
-                list(names),
-                _text(str(owner)),
-                ttl_us=_us(ttl_s),
-                fenced=with_fence,
-                waits_us=_WANTED_US if wait_s > 0 and self._listener is not None else 0,
+        """Take all keys or none, or a share of one."""
+        names, me = {_text(key): key for key in keys}, _text(str(owner))
+        waits_us = _WANTED_US if wait_s > 0 and self._listener is not None else 0
+        if limit == 1:
+            found = self._ask(
+                lambda: self._steps.take(
+                    list(names), me, ttl_us=_us(ttl_s), fenced=with_fence, waits_us=waits_us
+                )
             )
-        )
+        else:
+            [name] = names
+            found = self._ask(
+                lambda: self._steps.share(
+                    name,
+                    me,
+                    ttl_us=_us(ttl_s),
+                    fenced=with_fence,
+                    waits_us=waits_us,
+                    most=limit,
+                )
+            )
         if found.taken is None:
             return Granted((found.token or 0) if with_fence else 0, ttl_s)
+        holder = found.holder or ""
+        shares = shares_in(holder)
         return Held(
             key=names[found.taken],
-            owner=Owner.parse(_read(found.holder or "")),
+            owner=Owner.parse(_read(max(shares, key=lambda each: shares[each], default=holder))),
             remaining_s=(found.left_us or 0) / 1e6,
+            shared=bool(shares),
         )
 
-    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+    def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
         """Free the keys that are still the owner's and wake who waits for them.
 
         False if none was; True if a first attempt got no answer, for it may have freed them.
         """
         again: list[None] = []
-        freed = self._ask(
-            lambda: self._steps.free(_texts(keys), _text(str(owner))),
-            on_retry=lambda: again.append(None),
-        )
+        names, me = _texts(keys), _text(str(owner))
+
+        def free() -> int:
+            return self._steps.free(names, me) if limit == 1 else self._steps.unshare(names[0], me)
+
+        freed = self._ask(free, on_retry=lambda: again.append(None))
         if random.randrange(_RELEASES_PER_LOOK) == 0:  # noqa: S311 - no secret
             self._forget_in_passing()
         return bool(freed or again)
@@ -154,12 +176,19 @@ class TableLocks:
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases, a thousand keys in a statement.
+        """Renew many leases, a thousand keys in a statement, which shares have of their own.
 
         SKIPPED where somebody has a row locked, which usually takes no longer than a moment: those
         are asked for once more. Where a later batch gets no answer, the whole call raises: the
         leases of the earlier ones are renewed all the same.
         """
+        shares = [at for at, hold in enumerate(holds) if hold.limit != 1]
+        if shares and len(shares) < len(holds):
+            alone = [at for at, hold in enumerate(holds) if hold.limit == 1]
+            found: dict[int, str] = {}
+            for part in (alone, shares):
+                found |= dict(zip(part, self.renew([holds[at] for at in part]), strict=True))
+            return [found[at] for at in range(len(holds))]
         answers = self._renew(holds)
         skipped = [at for at, answer in enumerate(answers) if answer == Renewal.SKIPPED]
         if skipped:
@@ -172,23 +201,33 @@ class TableLocks:
         answers: list[str] = []
         for batch in _batches(holds):
             asked = [(_texts(each.keys), _text(str(each.owner)), _us(each.ttl_s)) for each in batch]
-            letters = self._ask(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
+            if batch[0].limit == 1:
+                letters = self._ask(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
+            else:
+                shares = [(names[0], owner, ttl_us) for names, owner, ttl_us in asked]
+                letters = self._ask(lambda shares=shares: self._steps.renew_shares(shares))  # type: ignore[misc]
             answers += [_RENEWALS[letter] for letter in letters]
         return answers
 
-    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
         del owner
         if timeout_s <= 0:
             return
         name, until_s = _text(key), time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
         look_s = _FIRST_LOOK_S
+
+        def has_room() -> bool:
+            return (
+                self._steps.is_free(name) if limit == 1 else self._steps.has_room(name, most=limit)
+            )
+
         with contextlib.ExitStack() as stack:
             woken = stack.enter_context(self._listener.waiting(name)) if self._listener else None
             while True:
                 # In this order: a release after the look is heard, one before it is seen.
                 hears = woken is not None and woken.hears
-                if self._ask(lambda: self._steps.is_free(name)):
+                if self._ask(has_room):
                     return
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:

@@ -1,16 +1,19 @@
 """What a kind of database is asked for: each of these is one transaction, and may be asked twice.
 
+Who shares a key stands in the place of its owner: a JSON object, of each until when, as a text.
+
 Texts are ASCII here, keys are in their order, times µs. An answer that did not come is one of
 `ledger.connections.database`'s errors.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Found", "Steps"]
+__all__ = ["Found", "Steps", "room_beside", "shares_in"]
 
 
 class Found(NamedTuple):
@@ -51,8 +54,41 @@ class Steps(ABC):
         """Whether nobody holds it."""
 
     @abstractmethod
+    def share(
+        self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
+    ) -> Found:
+        """A share of the key, where fewer than `most` hold it."""
+
+    @abstractmethod
+    def unshare(self, key: str, owner: str) -> bool:
+        """Whether it had a share, which has ended."""
+
+    @abstractmethod
+    def renew_shares(self, shares: Sequence[tuple[str, str, int]]) -> str:
+        """As `renew()`, for shares (key, owner, ttl)."""
+
+    @abstractmethod
+    def has_room(self, key: str, *, most: int) -> bool:
+        """Whether fewer than `most` hold it."""
+
+    @abstractmethod
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
         """Delete rows of no use for `older_us`, at most so many; how many those were.
 
         `every_us` > 0: nothing, if that has been done since.
         """
+
+
+def shares_in(owner: str) -> dict[str, int]:
+    """Who shares the key, until when in µs, by the owner in its row; {} where one has it alone."""
+    if not owner.startswith("{"):
+        return {}
+    return {who: int(until_us) for who, until_us in json.loads(owner).items()}
+
+
+def room_beside(owner: str, *, until_us: int, now_us: int, most: int) -> bool:
+    """Whether fewer than `most` hold the key of such a row."""
+    shares = shares_in(owner)
+    if not shares:
+        return until_us <= now_us
+    return sum(each > now_us for each in shares.values()) < most

@@ -1,8 +1,8 @@
 """What a lock server has to offer. The way it is used stands in `runner.py` and `watchdog.py`.
 
-A provider guarantees that, while its server keeps its memory, a key has one owner at a time,
-and that only its owner renews or releases it. It does not guarantee that across a loss of the
-server's memory; the ledger does.
+A provider guarantees that, while its server keeps its memory, a key has one owner at a time (or as
+many as `SharingLocks` says), and that only its owner renews or releases it. It does not guarantee
+that across a loss of the server's memory; the ledger does.
 
 Every call may be asked twice with the same owner: the answer is the same grant, and nothing is
 counted twice. Every call ends within the provider's own time-outs and raises
@@ -14,12 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from taskguard.findings import Finding
 from taskguard.lease import Owner
 
-__all__ = ["Granted", "Held", "Hold", "LockProvider", "Renewal", "Traits"]
+__all__ = [
+    "NO_LIMIT",
+    "Granted",
+    "Held",
+    "Hold",
+    "LockProvider",
+    "Renewal",
+    "SharingLocks",
+    "Traits",
+    "asked",
+]
+
+# Of who may come in beside anybody who shares the key: a reader.
+NO_LIMIT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,7 @@ class Traits:
             as its last `check()` was told; 0.0: nobody has said.
         fair: who waits for a key gets it in the order in which they came, and nobody comes in
             between. False: whoever asks first when it is free.
+        shares: several may hold one key at once: it is a `SharingLocks`.
     """
 
     session: bool = False
@@ -42,6 +56,7 @@ class Traits:
     min_ttl_s: float = 0.0
     failover_s: float = 0.0
     fair: bool = False
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +81,23 @@ class Held:
         key: the key that is taken.
         owner: who holds it.
         remaining_s: for how long that lease still stands, at most.
+        shared: whether it is one of those who share the key, of whom a ledger knows nothing.
     """
 
     key: str
     owner: Owner
     remaining_s: float
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One lease to renew."""
+    """One lease to renew; `limit`: as it was acquired."""
 
     keys: tuple[str, ...]
     owner: Owner
     ttl_s: float
+    limit: int = 1
 
 
 class Renewal:
@@ -154,3 +172,45 @@ class LockProvider(Protocol):
     def close(self) -> None:
         """Close connections. The provider may be used again and then reconnects."""
         ...
+
+
+@runtime_checkable
+class SharingLocks(LockProvider, Protocol):
+    """A lock server that lets several hold one key at once; `traits.shares` says so.
+
+    Everybody comes in by a limit of its own: while fewer than that hold the key, whatever their
+    limits are. So 1, as everywhere else, is to have it alone; NO_LIMIT is to come in beside all
+    who share it. Where it is fair, nobody comes in before another who waits, whatever may be had.
+
+    Those who share a key have one token, above all tokens before: it is made for the first of them,
+    and rises when nobody is left.
+    """
+
+    def acquire(
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        limit: int = 1,
+    ) -> Granted | Held:
+        """As of every provider; with a `limit` above 1 of one key only."""
+        ...
+
+    def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
+        """As of every provider; `limit`: as it was acquired."""
+        ...
+
+    def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
+        """As of every provider; `limit`: as it was refused."""
+        ...
+
+
+_UNSAID: dict[str, Any] = {}
+
+
+def asked(limit: int) -> dict[str, Any]:
+    """What is said of a limit to a provider, who may know of none."""
+    return _UNSAID if limit == 1 else {"limit": limit}

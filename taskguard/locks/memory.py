@@ -1,8 +1,8 @@
 """Locks in the memory of one process: for tests of programs that use taskguard.
 
 Guarantees what every provider guarantees, among the threads of this process, and passes the same
-contract suite; who waits is served in the order in which they came. Does not guarantee anything to
-another process: a forked worker has its own locks.
+contract suite; who waits, also to share a key, is served in the order in which they came. Does not
+guarantee anything to another process: a forked worker has its own locks.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class _Lock:
 class _Waiter:
     late_at_s: float
     gone_at_s: float
+    limit: int
 
 
 class MemoryLocks:
@@ -46,9 +47,11 @@ class MemoryLocks:
         self._clock = clock
         self._mutex = threading.Lock()
         self._locks: dict[str, _Lock] = {}
+        # Who shares a key, and until when; nobody has it alone then.
+        self._shares: dict[str, dict[Owner, float]] = {}
         self._fences: dict[str, int] = {}
         # Who waits for a key, in the order in which they came. The lock of a key whose owner is
-        # still in the line is only kept for it.
+        # still in the line is only kept for it; so is a share.
         self._lines: dict[str, dict[Owner, _Waiter]] = {}
 
     def __repr__(self) -> str:
@@ -56,17 +59,32 @@ class MemoryLocks:
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, first come, first served."""
-        return Traits(fair=True)
+        """Leases with tokens, also for several at once, first come, first served."""
+        return Traits(fair=True, shares=True)
 
     def acquire(
-        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        limit: int = 1,
     ) -> Granted | Held:
-        """Take all keys or none."""
+        """Take all keys or none, or a share of one."""
         with self._mutex:
             now_s = self._clock.monotonic_s()
+            if limit != 1:
+                (key,) = keys
+                return self._share(key, owner, ttl_s, limit, now_s, with_fence, waits=wait_s > 0)
             again = True
             for key in keys:
+                if held := self._sharing(key, now_s):
+                    last = max(held, key=lambda each: held[each])
+                    return self._refuse(
+                        keys, key, owner, _Lock(last, held[last]), now_s, waits=wait_s > 0
+                    )
                 lock = self._standing(key, now_s)
                 if lock is None:
                     self._hear(key, owner, now_s)
@@ -75,16 +93,23 @@ class MemoryLocks:
                     return self._refuse(keys, key, owner, lock, now_s, waits=wait_s > 0)
                 again = again and lock is not None and lock.owner == owner
             for key in keys:
+                self._shares.pop(key, None)  # which were only kept, for those behind
                 self._locks[key] = _Lock(owner, now_s + ttl_s)
                 again = not self._leave(key, owner) and again  # kept for it is not held
             return Granted(self._token(keys, again=again) if with_fence else 0, ttl_s)
 
-    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+    def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
         """Free the keys that are still the owner's, and leave their lines; False if none was."""
+        del limit  # it is known
         with self._mutex:
             now_s = self._clock.monotonic_s()
             freed = False
             for key in keys:
+                had_share = self._sharing(key, now_s).pop(owner, None) is not None
+                if had_share:
+                    freed = freed or not self._leave(key, owner)
+                    self._keep_for_first(key, now_s)
+                    continue
                 if not self._step_back(key, owner, now_s) and self._owned((key,), owner):
                     del self._locks[key]
                     self._keep_for_first(key, now_s)
@@ -105,8 +130,9 @@ class MemoryLocks:
         with self._mutex:
             return [self._renew(hold) for hold in holds]
 
-    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """Block until the key may be the owner's, a second at most: then ask again."""
+        del limit  # it is known of who is in the line
         # Sleeps by the clock, so that a clock of a test's own moves on.
         until_s = self._clock.monotonic_s() + min(timeout_s, _WAIT_SLICE_S)
         while (left_s := until_s - self._clock.monotonic_s()) > 0:
@@ -121,14 +147,17 @@ class MemoryLocks:
         """Forget every lock and token, like a lock server that lost its memory."""
         with self._mutex:
             self._locks.clear()
+            self._shares.clear()
             self._fences.clear()
             self._lines.clear()
 
     def held(self) -> dict[str, Owner]:
-        """Who holds what just now, or has it kept until it comes."""
+        """Who holds what just now, or has it kept until it comes; of those who share, one."""
         with self._mutex:
             now_s = self._clock.monotonic_s()
-            return {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
+            alone = {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
+            shared = {k: next(iter(self._sharing(k, now_s)), None) for k in list(self._shares)}
+            return alone | {k: owner for k, owner in shared.items() if owner is not None}
 
     def check(self) -> list[Finding]:
         """What they are: locks of one process."""
@@ -155,6 +184,12 @@ class MemoryLocks:
 
     def _renew(self, hold: Hold) -> str:
         now_s = self._clock.monotonic_s()
+        if any(shares := [self._sharing(key, now_s) for key in hold.keys]):
+            if not all(hold.owner in each for each in shares):
+                return Renewal.TAKEN
+            for each in shares:
+                each[hold.owner] = now_s + hold.ttl_s
+            return Renewal.RENEWED
         found = [self._standing(key, now_s) for key in hold.keys]
         if any(lock is not None and lock.owner != hold.owner for lock in found):
             return Renewal.TAKEN
@@ -172,19 +207,80 @@ class MemoryLocks:
         self._fences.update(dict.fromkeys(keys, token))
         return token
 
+    # -- a key that is shared -----------------------------------------------------------------
+
+    def _sharing(self, key: str, now_s: float) -> dict[Owner, float]:
+        """Who shares the key just now, or has a share kept until it comes."""
+        held = self._shares.get(key)
+        if held is None:
+            return {}
+        for owner in [owner for owner, until_s in held.items() if until_s <= now_s]:
+            del held[owner]
+        if not held:
+            del self._shares[key]
+        return held
+
+    def _share(
+        self,
+        key: str,
+        owner: Owner,
+        ttl_s: float,
+        limit: int,
+        now_s: float,
+        with_fence: bool,
+        *,
+        waits: bool,
+    ) -> Granted | Held:
+        """Come in where fewer than `limit` hold the key, and nobody waits who came before."""
+        line = self._lines.get(key)
+        held = self._sharing(key, now_s)
+        may = owner in held
+        if not may and line is not None:
+            self._join(key, owner, limit, now_s)  # also for this moment alone
+            if self._standing(key, now_s) is None:
+                self._keep_for_first(key, now_s)
+            may = owner in self._sharing(key, now_s)
+        elif not may:
+            may = self._standing(key, now_s) is None and len(held) < limit
+        held = self._sharing(key, now_s)
+        if not may:
+            lock = self._standing(key, now_s)
+            if lock is None:
+                first = min(held, key=lambda each: held[each])  # whose end makes room
+                lock = _Lock(first, held[first])
+            if not waits:
+                self._leave(key, owner)
+            return self._refuse((key,), key, owner, lock, now_s, waits=waits, limit=limit)
+        kept = self._lines.get(key, {})
+        beside = any(each not in kept for each in held)  # if it holds it itself, that is again
+        self._shares.setdefault(key, {})[owner] = now_s + ttl_s
+        self._leave(key, owner)
+        return Granted(self._token((key,), again=beside) if with_fence else 0, ttl_s)
+
     # -- the line of those who wait -----------------------------------------------------------
 
     def _keep_for_first(self, key: str, now_s: float) -> _Lock | None:
-        """Keep a key that is free for the first in its line who is not late."""
+        """Keep a key for the first in its line who is not late, if it may come in beside those who
+        share it; then also for those behind it who may. Answers whom it called first.
+        """
         line = self._lines.get(key, {})
+        held = len(self._sharing(key, now_s))
+        first = None
         for owner, waiter in list(line.items()):
             if now_s >= waiter.gone_at_s:
                 self._leave(key, owner)
             elif now_s < waiter.late_at_s:
+                if held >= waiter.limit:
+                    break  # and nobody behind it comes in before it
                 waiter.late_at_s = now_s  # it is not called again before it has asked
-                self._locks[key] = _Lock(owner, now_s + _GRACE_S)
-                return self._locks[key]
-        return None
+                lock = _Lock(owner, now_s + _GRACE_S)
+                first = first or lock
+                if waiter.limit == 1:
+                    self._locks[key] = lock
+                    break
+                self._shares.setdefault(key, {})[owner] = lock.until_s
+                held += 1
+        return first
 
     def _may_take(self, key: str, owner: Owner, lock: _Lock) -> bool:
         """Whether it has the lock, or comes before the one in the line for whom it is kept."""
@@ -203,20 +299,25 @@ class MemoryLocks:
         now_s: float,
         *,
         waits: bool,
+        limit: int = 1,
     ) -> Held:
         """It waits for the key that is taken, and keeps no other one from those who wait."""
         for key in keys:
             if key != taken:
                 self._step_back(key, owner, now_s)
         if waits:
-            self._lines.setdefault(taken, {}).setdefault(owner, _Waiter(now_s, now_s))
-            self._hear(taken, owner, now_s)
+            self._join(taken, owner, limit, now_s)
         kept = lock.owner in self._lines.get(taken, ())
         return Held(
             key=taken,
             owner=lock.owner,
             remaining_s=_WAIT_SLICE_S if kept and not waits else lock.until_s - now_s,
+            shared=bool(self._sharing(taken, now_s)),
         )
+
+    def _join(self, key: str, owner: Owner, limit: int, now_s: float) -> None:
+        self._lines.setdefault(key, {}).setdefault(owner, _Waiter(now_s, now_s, limit))
+        self._hear(key, owner, now_s)
 
     def _hear(self, key: str, owner: Owner, now_s: float) -> None:
         waiter = self._lines.get(key, {}).get(owner)
@@ -229,6 +330,8 @@ class MemoryLocks:
         if waited and self._owned((key,), owner):
             del self._locks[key]
             self._keep_for_first(key, now_s)
+        elif waited and self._standing(key, now_s) is None:
+            self._keep_for_first(key, now_s)  # those behind it may come in beside who shares it
         return waited
 
     def _leave(self, key: str, owner: Owner) -> bool:
@@ -244,4 +347,5 @@ class MemoryLocks:
             lock = self._standing(key, now_s)
             if lock is None:
                 lock = self._keep_for_first(key, now_s)
-            return lock is None or lock.owner == owner
+            shares = self._sharing(key, now_s)
+            return owner in shares or (not shares and (lock is None or lock.owner == owner))

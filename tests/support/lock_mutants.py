@@ -337,6 +337,124 @@ class HoldsAndWaits(Locks):
         return super()._refuse((taken,), taken, *asked, **options)
 
 
+@caught_by("TestSharing::test_limit")
+class OneMoreThanTheLimit(Locks):
+    def _share(self, key, owner, ttl_s, limit, *asked, **options):  # type: ignore[no-untyped-def]
+        return super()._share(key, owner, ttl_s, limit + 1, *asked, **options)
+
+
+@caught_by("TestSharing::test_own_limit")
+class TheFirstLimitGoverns(Locks):
+    def _share(self, key, owner, ttl_s, limit, *asked, **options):  # type: ignore[no-untyped-def]
+        self.first = self.__dict__.setdefault("first", limit)
+        return super()._share(key, owner, ttl_s, self.first, *asked, **options)
+
+
+@caught_by("TestSharing::test_readers")
+class WritersBesideReaders(Locks):
+    def acquire(self, keys, owner, *, limit=1, **asked):  # type: ignore[no-untyped-def]
+        if limit == 1:
+            for key in keys:
+                self._shares.pop(key, None)
+        return super().acquire(keys, owner, limit=limit, **asked)
+
+
+@caught_by("TestSharing::test_readers")
+class DoesNotSayThatItIsShared(Locks):
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        answer = super().acquire(keys, owner, **asked)
+        return replace(answer, shared=False) if _held(answer) else answer
+
+
+@caught_by("TestSharing::test_asked_twice")
+class AShareForEachCall(Locks):
+    def _share(self, key, owner, *asked, **options):  # type: ignore[no-untyped-def]
+        held = self._shares.get(key, {})
+        if owner in held:
+            held[new_owner("again")] = held[owner]
+        return super()._share(key, owner, *asked, **options)
+
+
+@caught_by("TestSharing::test_runs_out")
+class SharesThatNeverEnd(Locks):
+    def _sharing(self, key, now_s):  # type: ignore[no-untyped-def]
+        return super()._sharing(key, 0.0)
+
+
+@caught_by("TestSharing::test_released")
+class FreesAllShares(Locks):
+    def release(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        freed = super().release(keys, owner, **asked)
+        if freed:
+            self._shares.pop(keys[0], None)
+        return freed
+
+
+@caught_by("TestSharing::test_renewal_creates_nothing")
+class RenewsAShareThatIsGone(Locks):
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        for hold in holds:
+            if hold.limit != 1:
+                self._shares.setdefault(hold.keys[0], {})[hold.owner] = float("inf")
+        return super().renew(holds)
+
+
+@caught_by("TestSharing::test_tokens")
+class ATokenForEachShare(Locks):
+    def _token(self, keys, *, again):  # type: ignore[no-untyped-def]
+        return super()._token(keys, again=False)
+
+
+@caught_by("TestSharing::test_tokens")
+class TheTokenThatWasThereBefore(Locks):
+    def _token(self, keys, *, again):  # type: ignore[no-untyped-def]
+        return super()._token(keys, again=again or bool(self._shares))
+
+
+@caught_by("TestSharingInOrder::test_first_come")
+class SharesWithoutALine(Locks):
+    def _share(self, key, *asked, **options):  # type: ignore[no-untyped-def]
+        self._lines.pop(key, None)
+        return super()._share(key, *asked, **options)
+
+
+@caught_by("TestSharingInOrder::test_writer_is_not_starved")
+class ReadersGoPastAWriter(Locks):
+    def _share(self, key, *asked, **options):  # type: ignore[no-untyped-def]
+        line = self._lines.get(key, {})
+        for owner in [each for each, waiter in line.items() if waiter.limit == 1]:
+            line[owner] = line.pop(owner)
+            line[owner].late_at_s = 0.0
+        return super()._share(key, *asked, **options)
+
+
+@caught_by("TestSharingInOrder::test_readers_together")
+class CallsOneAtATime(Locks):
+    def _keep_for_first(self, key, now_s):  # type: ignore[no-untyped-def]
+        late = {}
+        for owner, waiter in list(self._lines.get(key, {}).items())[1:]:
+            late[owner], waiter.late_at_s = waiter.late_at_s, 0.0
+        lock = super()._keep_for_first(key, now_s)
+        for owner, at_s in late.items():
+            if owner in self._lines.get(key, {}):
+                self._lines[key][owner].late_at_s = at_s
+        return lock
+
+
+@caught_by("TestSharingInOrder::test_writer_gives_up")
+class StopsReadersForGood(Locks):
+    def _step_back(self, key, owner, now_s):  # type: ignore[no-untyped-def]
+        line = self._lines.get(key, {})
+        waited = super()._step_back(key, owner, now_s)
+        if waited and self._standing(key, now_s) is None:
+            for each in line:
+                self._shares.get(key, {}).pop(each, None)
+        return waited
+
+    def _is_turn(self, key, owner):  # type: ignore[no-untyped-def]
+        return owner in self._shares.get(key, {})
+
+
 @caught_by("TestContention::test_one_of_many")
 class LooksAndThenTakes(Locks):
     def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]

@@ -170,6 +170,9 @@ def one_at_a_time(place: Place) -> Iterator[None]:
     place.report("monday")
     assert place.states()["shop.report report:monday"] == State.DONE
     assert place.events()["completed"] == 2
+    yield
+    released = [each.key for each in place.memory.events if each.name == "released"]
+    assert released[-3:] == ["api:stripe", "catalogue", "catalogue"]
 
 
 @around("docs/how-to/in-order.md")

@@ -1,11 +1,12 @@
-"""A process that waits for a lock: `python -m support.waiting_process URL`.
+"""A process that waits for a lock: `python -m support.waiting_process URL`, and options as JSON.
 
 It begins when it is told a line, says when it has the lock, by the machine's monotonic clock, and
-keeps that until it is told another.
+keeps that until it is told another. It says in the end whether its lease was lost.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,16 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import taskguard
+from taskguard.errors import LeaseLostError
 
 KEY = "waited"
 
 
-def main(url: str) -> None:
+def main(url: str, options: str = "{}") -> None:
     tg = taskguard.connect(locks=url, ledger=None)
     sys.stdin.readline()
-    with tg.lock(KEY, ttl_s=30, wait_s=120):
-        print(time.monotonic(), flush=True)
-        sys.stdin.readline()
+    try:
+        with tg.lock(KEY, **{"ttl_s": 30, "wait_s": 120} | json.loads(options)):
+            print(time.monotonic(), flush=True)
+            sys.stdin.readline()
+    except LeaseLostError:
+        print("lost", flush=True)
+    else:
+        print("kept", flush=True)
 
 
 @dataclass
@@ -32,8 +39,8 @@ class WaitingProcess:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, url: str) -> WaitingProcess:
-        command = [sys.executable, "-m", "support.waiting_process", url]
+    def start(cls, url: str, **options: object) -> WaitingProcess:
+        command = [sys.executable, "-m", "support.waiting_process", url, json.dumps(options)]
         pipe = subprocess.PIPE
         folder = Path(__file__).parent.parent
         return cls(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=folder))
@@ -42,6 +49,11 @@ class WaitingProcess:
         """When it had the lock: waits for that."""
         assert self.process.stdout is not None
         return float(self.process.stdout.readline())
+
+    def ended(self) -> str:
+        """What became of its lease: waits for that."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
     def tell(self) -> None:
         assert self.process.stdin is not None
@@ -54,4 +66,4 @@ class WaitingProcess:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

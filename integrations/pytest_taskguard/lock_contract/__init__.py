@@ -35,6 +35,7 @@ from pytest_taskguard.lock_contract.sessions import (
     TestSwallowedReply,
     TestTraits,
 )
+from pytest_taskguard.lock_contract.sharing import TestSharing, TestSharingInOrder
 from pytest_taskguard.lock_contract.waits import TestWait
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "TestRelease",
     "TestRenew",
     "TestSession",
+    "TestSharing",
+    "TestSharingInOrder",
     "TestSwallowedReply",
     "TestTokens",
     "TestTraits",

@@ -14,7 +14,7 @@ from typing import Any
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.statements.stored import statement
-from taskguard.lock_table.steps import Found, Steps
+from taskguard.lock_table.steps import Found, Steps, room_beside
 
 __all__ = ["CHANNEL", "PostgreSQLSteps", "ddl_statements"]
 
@@ -33,7 +33,7 @@ create {unlogged}table if not exists taskguard_locks (
     fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 )"""
-_FUNCTIONS = ("take", "hand_over", "renew", "forget")
+_FUNCTIONS = ("take", "hand_over", "renew", "forget", "share", "unshare", "renew_shares")
 
 _TAKE = """\
 select token, taken, holder, left_us from taskguard_locks_take_1(
@@ -50,6 +50,19 @@ select taskguard_locks_renew_1(
 )"""
 _FORGET = """\
 select taskguard_locks_forget_1(%(older_us)s::bigint, %(every_us)s::bigint, %(most)s::integer)"""
+_SHARE = """\
+select token, holder, left_us from taskguard_locks_share_1(
+    %(key)s::text, %(owner)s::text, %(ttl_us)s::bigint, %(fenced)s::boolean, %(waits_us)s::bigint,
+    %(most)s::bigint
+)"""
+_UNSHARE = "select taskguard_locks_unshare_1(%(key)s::text, %(owner)s::text)"
+_RENEW_SHARES = """\
+select taskguard_locks_renew_shares_1(
+    %(keys)s::text[], %(owners)s::text[], %(ttls_us)s::bigint[]
+)"""
+_SEE = """\
+select l.owner, l.until, (extract(epoch from clock_timestamp()) * 1000000)::bigint
+from taskguard_locks l where l.key = %(key)s::text"""
 _IS_FREE = """\
 select not exists (
     select from taskguard_locks
@@ -116,6 +129,41 @@ class PostgreSQLSteps(Steps):
     def is_free(self, key: str) -> bool:
         [[free]] = self._ask(_IS_FREE, key=key)
         return bool(free)
+
+    def share(
+        self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
+    ) -> Found:
+        [[token, holder, left_us]] = self._ask(
+            _SHARE,
+            key=key,
+            owner=owner,
+            ttl_us=ttl_us,
+            fenced=fenced,
+            waits_us=waits_us,
+            most=most,
+        )
+        return Found(token) if holder is None else Found(None, key, holder, left_us)
+
+    def unshare(self, key: str, owner: str) -> bool:
+        [[had]] = self._ask(_UNSHARE, key=key, owner=owner)
+        return bool(had)
+
+    def renew_shares(self, shares: Sequence[tuple[str, str, int]]) -> str:
+        keys, owners, ttls_us = zip(*shares, strict=True)
+        [[answers]] = self._ask(
+            _RENEW_SHARES,
+            renewal=True,
+            keys=_array(keys),
+            owners=_array(owners),
+            ttls_us=_array(ttls_us),
+        )
+        return str(answers)
+
+    def has_room(self, key: str, *, most: int) -> bool:
+        return all(
+            room_beside(owner, until_us=until_us, now_us=now_us, most=most)
+            for owner, until_us, now_us in self._ask(_SEE, key=key)
+        )
 
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
         return self._number(_FORGET, older_us=older_us, every_us=every_us, most=most)

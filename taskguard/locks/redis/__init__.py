@@ -4,13 +4,15 @@ Guarantees, while the server keeps its memory: a key has one owner at a time; on
 renews, frees or hands it on; every call may be asked twice. Tokens are max(last + 1, the server's
 clock in µs): they grow for each key, also across FLUSHALL, eviction and restarts, as long as the
 server's clock does not go back. Who waits for one key gets it in the order in which they came, by
-the release itself: see `lua/line.lua`.
+the release itself: see `lua/line.lua`. Several may share a key: each comes in while fewer than its
+own limit hold it, in the same line.
 Does not guarantee: exclusion across a failover or a loss of the server's memory, nor against a
 paused holder. That is the ledger's part.
 
 What stands in the server, all with an expiry (`{…}` makes one Cluster slot of it):
 
-    taskguard:{order:42}            the lock: nonce/message of its owner
+    taskguard:{order:42}            the lock: nonce/message of its owner; a sorted set of those who
+                                    share it, by when their leases end
     taskguard:{order:42}:fence      the last token, 24 h; only where tokens are asked for
 
 and only while somebody waits:

@@ -90,13 +90,15 @@ class RedisLocks:
         self.namespace = namespace
         self._acquire = Script("acquire", after="line")
         self._release = Script("release", after="line")
+        self._share = Script("share", after="line")
+        self._unshare = Script("unshare", after="line")
         self._hand_over = Script("hand_over")
         self._renew = Script("renew")
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, first come, first served."""
-        return Traits(failover_s=self._link.failover_s, fair=True)
+        """Leases with tokens, also for several at once, first come, first served."""
+        return Traits(failover_s=self._link.failover_s, fair=True, shares=True)
 
     @property
     def address(self) -> str:
@@ -107,13 +109,23 @@ class RedisLocks:
         return f"<{type(self).__name__} {self._link.address} namespace={self.namespace!r}>"
 
     def acquire(
-        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        limit: int = 1,
     ) -> Granted | Held:
-        """Take all keys or none, in one round trip."""
+        """Take all keys or none, or a share of one, in one round trip."""
+        names, words = self._acquire_words(
+            keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s
+        )
+        if limit != 1:
+            words.append(b"%d" % limit)
         reply = self._link.call(
-            self._acquire,
-            *self._acquire_words(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s),
-            behind=self._behind,
+            self._acquire if limit == 1 else self._share, names, words, behind=self._behind
         )
         if self._behind is not None:
             reply, replicas = reply
@@ -147,21 +159,22 @@ class RedisLocks:
         return names, [*arguments, b"%d" % least] if least else arguments
 
     def _held(self, keys: tuple[str, ...], reply: Any) -> Held:
-        _, number, value, pttl_ms = reply
+        _, number, value, pttl_ms, shared = reply
         return Held(
             key=keys[number - 1],
             owner=Owner.parse(value.decode("utf-8", "replace")),
             remaining_s=pttl_ms / 1000 if pttl_ms >= 0 else _NO_EXPIRY_S,
+            shared=bool(shared),
         )
 
-    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+    def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
         """Free the keys that are still the owner's, each for its first waiter; leave its line.
 
         False if none was; True if a first attempt got no reply, for it may have freed them.
         """
         retries: list[None] = []
         freed = self._link.call(
-            self._release,
+            self._release if limit == 1 else self._unshare,
             *self._release_words(keys, owner),
             on_retry=lambda: retries.append(None),
         )
@@ -205,8 +218,9 @@ class RedisLocks:
         ]
         return names, arguments
 
-    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+    def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """Block until the key is kept for the owner, a second at most: then ask again."""
+        del limit  # the server knows it
         if timeout_s <= 0:
             return
         slice_s = min(timeout_s, WAIT_SLICE_S * random.uniform(_SHORTEST_SLICE, 1.0))  # noqa: S311

@@ -1,5 +1,5 @@
-"""Whether the suite would notice a mistake in the line of waiters: each line of the scripts that
-the order hangs on is broken once, on a real server."""
+"""Whether the suite would notice a mistake in the line of waiters, or among those who share a key:
+each line of the scripts that the order and the limits hang on is broken once, on a real server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import pytest
 
 from pytest_taskguard.lock_contract import server as waiting
 from pytest_taskguard.lock_contract.order import TestOrder as Order
+from pytest_taskguard.lock_contract.server import granted
+from pytest_taskguard.lock_contract.sharing import TestSharing as Sharing
+from pytest_taskguard.lock_contract.sharing import TestSharingInOrder as Shared
+from pytest_taskguard.lock_contract.sharing import ask
 from pytest_taskguard.lock_contract.waits import TestWait as Wait
+from pytest_taskguard.lock_contract.waits import fresh
 from support.lock_servers import LockServer
-from taskguard.locks.base import LockProvider
+from taskguard.lease import new_owner
+from taskguard.locks.base import NO_LIMIT, Granted, Held, LockProvider
 from taskguard.locks.redis import RedisLocks
 
 Test = Callable[[LockProvider, LockServer], object]
@@ -56,7 +62,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         Order().test_given_up,
     ),
     "gives up what it was called for": (
-        "if waited and redis.call('GET', lock) == owner then",
+        "if waited and redis.pcall('GET', lock) == owner then",
         "if false then",
         lambda locks, _: Order().test_given_up_when_called(locks),
     ),
@@ -71,7 +77,134 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "value = false",
         Order().test_nobody_comes_in_between,
     ),
+    "one more than the limit": (
+        "elseif held and held < limit then",
+        "elseif held and held <= limit then",
+        lambda locks, server: Sharing().test_limit(locks, server),
+    ),
+    "no limit": (
+        "elseif held and held < limit then",
+        "elseif held then",
+        lambda locks, _: Sharing().test_own_limit(locks),
+    ),
+    "a writer beside readers": (
+        "shared = (waiting.sharers(lock)",
+        "shared = (0 * waiting.sharers(lock)",
+        lambda locks, _: Sharing().test_readers(locks),
+    ),
+    "does not say that it is shared": (
+        "shared and 1 or 0}",
+        "0}",
+        lambda locks, _: Sharing().test_readers(locks),
+    ),
+    "a share of one that has ended": (
+        "elseif not first[1] or tonumber(first[2]) > now then",
+        "elseif true then",
+        lambda locks, _: Sharing().test_runs_out(locks),
+    ),
+    "the key ends with the last who came": (
+        "local _, ends_ms = longest(lock)",
+        "local ends_ms = now + ttl_ms",
+        lambda locks, _: Sharing().test_shorter_leases(locks),
+    ),
+    "the key ends with the last who renewed": (
+        "math.max(now + ttl_ms, last_ms) - now",
+        "ttl_ms",
+        lambda locks, _: Sharing().test_shorter_leases(locks),
+    ),
+    "does not renew a share": (
+        "redis.call('ZADD', KEYS[i], ends_ms, owner)",
+        "",
+        lambda locks, _: Sharing().test_renewed(locks),
+    ),
+    "renews what has ended": (
+        "if ends_ms <= now then",
+        "if ends_ms == 0 then",
+        lambda locks, _: Sharing().test_renewal_creates_nothing(locks),
+    ),
+    "makes a share by a renewal": (
+        "if ends_ms <= now then",
+        "if false then",
+        lambda locks, _: Sharing().test_renewed(locks),
+    ),
+    "frees nothing": (
+        "redis.call('ZREM', lock, owner) == 1",
+        "false",
+        lambda locks, server: Sharing().test_released(locks, server),
+    ),
+    "has always freed": (
+        "return had and not waited and 1 or 0",
+        "return 1",
+        lambda locks, server: Sharing().test_released(locks, server),
+    ),
+    "a token for each share": (
+        "if not beside or token == 0 then",
+        "if true then",
+        lambda locks, _: Sharing().test_tokens(locks),
+    ),
+    "the token of who was there before": (
+        "if not beside or token == 0 then",
+        "if token == 0 then",
+        lambda locks, _: Sharing().test_tokens(locks),
+    ),
+    "kept shares count as held ones": (
+        "(longest == owner or not redis.call('ZSCORE', line, longest))",
+        "true",
+        lambda locks, _: Shared().test_readers_together(locks),
+    ),
+    "what is kept for it counts as its own": (
+        "waiting.leave(lock, line, owner) and longest == owner then",
+        "waiting.leave(lock, line, owner) and false then",
+        lambda locks, _: last_of_a_row(locks),
+    ),
+    "barges in": (
+        "if in_line and not mine then",
+        "if in_line and waits and not mine then waiting.hear(lock, owner)",
+        lambda locks, server: Shared().test_first_come(locks, server),
+    ),
+    "calls one at a time": (
+        "held, place = held + 1, place + 1",
+        "return first",
+        lambda locks, _: Shared().test_readers_together(locks),
+    ),
+    "calls all": (
+        "if held >= limit then",
+        "if held >= limit and limit == 1 then",
+        lambda locks, server: Shared().test_first_come(locks, server),
+    ),
+    "goes past a writer": (
+        "return first -- and nobody behind it comes in before it",
+        "limit, place = nil, place + 1",
+        lambda locks, _: Shared().test_writer_is_not_starved(locks),
+    ),
+    "those behind who gave up are not called": (
+        "    elseif waited then",
+        "    elseif false then",
+        lambda locks, _: Shared().test_writer_gives_up(locks),
+    ),
+    "who gives up a share passes on nothing": (
+        "if held and (had or waited) then",
+        "if held and had and not waited then",
+        lambda locks, _: Shared().test_given_up_when_called(locks),
+    ),
+    "a share wakes nobody": (
+        "if held and (had or waited) then",
+        "if false then",
+        lambda locks, server: Sharing().test_woken(locks, server),
+    ),
 }
+
+
+def last_of_a_row(locks: LockProvider) -> None:
+    """One that was called alone has a token above the writer's before it."""
+    for _ in range(5):
+        key, writer, reader = fresh("a"), new_owner("w"), new_owner("r")
+        before = granted(locks, key, writer, with_fence=True).fence
+        assert isinstance(ask(locks, key, reader, NO_LIMIT, wait_s=30.0), Held)
+        locks.release(key, writer)
+        after = ask(locks, key, reader, NO_LIMIT, wait_s=30.0)
+        assert isinstance(after, Granted)
+        assert after.fence > before
 
 
 def in_turn(locks: LockProvider) -> None:
@@ -85,7 +218,7 @@ class Mutant(RedisLocks):
     def __init__(self, url: str, old: str, new: str) -> None:
         super().__init__(url)
         found = 0
-        for script in (self._acquire, self._release):
+        for script in (self._acquire, self._release, self._share, self._unshare, self._renew):
             found += old.encode() in script.source
             script.source = script.source.replace(old.encode(), new.encode())
             script.sha = hashlib.sha1(script.source, usedforsecurity=False).hexdigest().encode()
@@ -103,5 +236,6 @@ def test_mistakes_are_found(server: LockServer, name: str, monkeypatch: pytest.M
     wrong = LockServer(
         lambda: Mutant(url, old, new), server.forget, server.leftovers, url, server.deafened
     )
+    first = wrong.connect()
     with pytest.raises(AssertionError):
-        test(wrong.connect(), wrong)
+        test(first, wrong)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from pytest_taskguard.lock_contract import contention, leases, waits
+from pytest_taskguard.lock_contract import contention, leases, sharing, waits
 from pytest_taskguard.lock_contract.server import KEY, granted, renewed, take
+from pytest_taskguard.lock_contract.sharing import comes_in
 from support.lock_servers import LockServer
 from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks, mysql, postgresql
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.once
 
 ASSERTIONS = (AssertionError, pytest.fail.Exception)
 Test = Callable[[TableLocks, LockServer], object]
+
+shares = sharing.TestSharing()
 
 # What a mutant has in the place of what: all of it has to be there.
 Changes = list[tuple[str, str]]
@@ -57,6 +60,14 @@ def asked_twice(locks: TableLocks, server: LockServer) -> None:
     owner = new_owner("m")
     first = granted(locks, KEY, owner, with_fence=True)
     assert first.fence == granted(server.connect(), KEY, owner, with_fence=True).fence
+
+
+def shares_asked_twice(locks: TableLocks, server: LockServer) -> None:
+    """Where no more come in, the same owner is granted again."""
+    first, second = new_owner("m"), new_owner("n")
+    assert comes_in(locks, KEY, first, 2)
+    assert comes_in(locks, KEY, second, 2)
+    assert comes_in(server.connect(), KEY, first, 2)
 
 
 def after_its_end(locks: TableLocks, _: LockServer) -> None:
@@ -141,6 +152,82 @@ POSTGRESQL: list[tuple[str, Changes, Test]] = [
         [("set until = now_us + m.ttl_us", "set until = l.until")],
         lambda locks, _: leases.TestRenew().test_extends(locks),
     ),
+    ("share", [(">= most", "> most")], shares.test_limit),
+    (
+        "share",
+        [("if left(l.owner, 1) <> '{' and l.until > now_us then", "if false then")],
+        lambda locks, _: shares.test_readers(locks),
+    ),
+    (
+        "share",
+        [("where s.value::bigint > now_us;", ";")],
+        lambda locks, _: shares.test_runs_out(locks),
+    ),
+    (
+        "share",
+        [("elsif not shares ? me and", "elsif")],
+        shares_asked_twice,
+    ),
+    (
+        "share",
+        [("when shares = '{}' or l.fence = 0 then", "when true then")],
+        lambda locks, _: shares.test_tokens(locks),
+    ),
+    (
+        "share",
+        [("when shares = '{}' or l.fence = 0 then", "when l.fence = 0 then")],
+        lambda locks, _: shares.test_tokens(locks),
+    ),
+    (
+        "share",
+        [("until = last_us,", "until = now_us + ttl_us,")],
+        lambda locks, _: shares.test_shorter_leases(locks),
+    ),
+    (
+        "share",
+        [("set wanted_until = now_us + waits_us", "set wanted_until = 0")],
+        shares.test_woken,
+    ),
+    (
+        "unshare",
+        [("if l.wanted_until > now_us then", "if false then")],
+        shares.test_woken,
+    ),
+    (
+        "unshare",
+        [("where s.key <> me and", "where")],
+        shares.test_limit,
+    ),
+    (
+        "unshare",
+        [("until = coalesce(last_us, 0)", "until = k.until")],
+        lambda locks, _: shares.test_readers(locks),
+    ),
+    (
+        "unshare",
+        [("coalesce((l.owner::jsonb ->> me)::bigint, 0) <= now_us", "false")],
+        shares.test_released,
+    ),
+    (
+        "renew_shares",
+        [("(l.owner::jsonb ->> one.me)::bigint > now_us", "l.owner::jsonb ? one.me")],
+        lambda locks, _: shares.test_renewal_creates_nothing(locks),
+    ),
+    (
+        "renew_shares",
+        [("(l.owner::jsonb ->> one.me)::bigint > now_us", "l.until > now_us")],
+        lambda locks, _: shares.test_renewed(locks),
+    ),
+    (
+        "renew_shares",
+        [("jsonb_build_object(one.me, (now_us + one.ttl_us)::text)", "'{}'")],
+        lambda locks, _: shares.test_renewed(locks),
+    ),
+    (
+        "renew_shares",
+        [("greatest(l.until, now_us + one.ttl_us)", "now_us + one.ttl_us")],
+        lambda locks, _: shares.test_shorter_leases(locks),
+    ),
 ]
 
 
@@ -187,6 +274,21 @@ MYSQL: list[tuple[tuple[str, ...], Changes, Test]] = [
         lambda locks, _: leases.TestRenew().test_extends(locks),
     ),
     (("_TAKE_ROWS",), [("greatest(fence, %(token)s)", "fence")], tokens_beyond_the_clock),
+    (
+        ("_CHANGE",),
+        [("owner = %(owner)s, ", "")],
+        lambda locks, _: shares.test_readers(locks),
+    ),
+    (
+        ("_CHANGE",),
+        [("until = %(until)s", "until = until")],
+        lambda locks, _: shares.test_readers(locks),
+    ),
+    (
+        ("_CHANGE",),
+        [("fence = %(fence)s", "fence = fence")],
+        lambda locks, _: shares.test_tokens(locks),
+    ),
 ]
 
 

@@ -46,11 +46,20 @@ class RedisClusterLocks(RedisLocks):
         self._step_back = Script("step_back", after="line")
 
     def acquire(
-        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+        self,
+        keys: tuple[str, ...],
+        owner: Owner,
+        *,
+        ttl_s: float,
+        with_fence: bool,
+        wait_s: float,
+        limit: int = 1,
     ) -> Granted | Held:
         """Take all keys or none: one in one round trip, several in order."""
         if len(keys) == 1:
-            return super().acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s)
+            return super().acquire(
+                keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s, limit=limit
+            )
         taken: list[str] = []
         wish = {"ttl_s": ttl_s, "with_fence": with_fence, "wait_s": wait_s}
         try:
@@ -64,17 +73,18 @@ class RedisClusterLocks(RedisLocks):
             self._leave_lines(keys[keys.index(answer.key) + 1 :], owner)
         return answer
 
-    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+    def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
         """Free the keys that are still the owner's, each for its first waiter; leave its line.
 
         False if none was; True if a first attempt got no reply, for it may have freed them. Where a
-        node gives no answer, those of the others are freed, and it raises.
+        node gives no answer, those of the others are freed, and it raises; so it does for a share
+        of a key whose slot is on its way, which then ends with its lease.
         """
         if len(keys) == 1:
             try:
-                return super().release(keys, owner)
+                return super().release(keys, owner, limit=limit)
             except LockServerUnavailableError as error:
-                if not self._link.is_moving(error):
+                if limit != 1 or not self._link.is_moving(error):
                     raise
         calls = [Call(self._release, *self._release_words((key,), owner)) for key in keys]
         retries: list[None] = []

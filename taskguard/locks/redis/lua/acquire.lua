@@ -2,15 +2,21 @@
 -- KEYS: for each key its lock, its fence, its line.
 -- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms;
 --       where it is given, the least token.
--- Answers {1, token, 1 if they were all the owner's already}, or {0, number of the key that is taken, its owner, its pttl}.
+-- Answers {1, token, 1 if they were all the owner's already},
+--      or {0, number of the key that is taken, its owner, its pttl, 1 if it is shared}.
 local owner, ttl_ms, waits = ARGV[1], ARGV[2], ARGV[4] == '1'
 
 local mine, waiting = 0, nil
 for i = 1, #KEYS, 3 do
   local lock, line = KEYS[i], KEYS[i + 2]
   if redis.call('EXISTS', lock, line) > 0 then
-    local value = redis.call('GET', lock)
-    local theirs = value and redis.call('ZSCORE', line, value) -- if it is only kept for them
+    local value, shared = redis.pcall('GET', lock), false
+    if type(value) == 'table' then -- it is of another type
+      waiting = waiting or line_of_waiters()
+      shared = (waiting.sharers(lock) or redis.call('GET', lock)) > 0 -- GET raises what it said
+      value = shared and waiting.longest(lock)
+    end
+    local theirs = value and not shared and redis.call('ZSCORE', line, value) -- if it is only kept
     if theirs or not value or waits or #KEYS > 3 then
       waiting = waiting or line_of_waiters()
     end
@@ -34,12 +40,12 @@ for i = 1, #KEYS, 3 do
         end
         local left_ms = redis.call('PTTL', lock)
         if waits then
-          waiting.join(lock, line, owner)
+          waiting.join(lock, line, owner, '1')
         end
         if theirs and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
           left_ms = waiting.ASK_MS -- it is kept for one who comes and has a whole lease then
         end
-        return {0, (i + 2) / 3, value, left_ms}
+        return {0, (i + 2) / 3, value, left_ms, shared and 1 or 0}
       end
     end
   end

@@ -3,7 +3,7 @@
 -- Answers how many are the true owner's; asked twice it changes nothing.
 local handed = 0
 for i = 1, #KEYS do
-  local value = redis.call('GET', KEYS[i])
+  local value = redis.pcall('GET', KEYS[i]) -- a key that is shared is of another type
   if value == ARGV[1] then
     redis.call('SET', KEYS[i], ARGV[2], 'PX', ARGV[3])
     handed = handed + 1

@@ -6,7 +6,7 @@ local owner, freed = ARGV[1], 0
 for i = 1, #KEYS, 2 do
   local lock, line = KEYS[i], KEYS[i + 1]
   local waiting = redis.call('EXISTS', line) == 1 and line_of_waiters()
-  if not (waiting and waiting.step_back(lock, line, owner)) and redis.call('GET', lock) == owner then
+  if not (waiting and waiting.step_back(lock, line, owner)) and redis.pcall('GET', lock) == owner then
     redis.call('DEL', lock)
     freed = freed + 1
     if waiting then

@@ -1,0 +1,158 @@
+"""Processes that share a key, or wait for a share, are killed, frozen, or forgotten by the server.
+
+Their places are free within their leases, the others' stand, and who has lost its share is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from support.waiting import wait_until
+from support.waiting_process import KEY, WaitingProcess
+from taskguard.lease import new_owner
+from taskguard.lock_table import TableLocks
+from taskguard.locks.base import Granted, Held, SharingLocks
+from taskguard.locks.redis import RedisLocks
+from taskguard_sandbox.servers import Valkey
+
+TTL_S = 3.0
+Start = Callable[..., WaitingProcess]
+
+
+class Server:
+    """A lock server under test."""
+
+    def __init__(self, url: str, locks: SharingLocks, forget: Callable[[], object]) -> None:
+        self.url, self.locks, self.forget = url, locks, forget
+
+    def has_room(self, limit: int) -> bool:
+        """Whether one more would come in."""
+        owner = new_owner("probe")
+        wish = {"ttl_s": 30.0, "with_fence": False, "wait_s": 0.0}
+        answer = self.locks.acquire((KEY,), owner, limit=limit, **wish)  # type: ignore[arg-type]
+        if isinstance(answer, Held):
+            return False
+        self.locks.release((KEY,), owner, limit=limit)
+        return isinstance(answer, Granted)
+
+
+@pytest.fixture(params=["valkey", "table"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Fair, and not."""
+    if request.param == "valkey":
+        valkey: Valkey = request.getfixturevalue("valkey")
+        with redis.Redis(port=valkey.port) as client:
+            client.flushall()
+            yield Server(valkey.url, RedisLocks(valkey.url), client.flushall)
+        return
+    url: str = request.getfixturevalue("pg_url")
+    with closing(TableLocks(url)) as locks:
+        locks.create_table()
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+        def forget() -> None:
+            with engine.begin() as db:
+                db.exec_driver_sql("delete from taskguard_locks")
+
+        yield Server(url, locks, forget)
+
+
+@pytest.fixture
+def start(server: Server) -> Iterator[Start]:
+    """Starts processes that ask for the key at once."""
+    with ExitStack() as stack:
+
+        def make(**options: object) -> WaitingProcess:
+            process = WaitingProcess.start(server.url, ttl_s=TTL_S, **options)
+            stack.callback(process.end)
+            process.tell()
+            return process
+
+        yield make
+
+
+def test_a_holder_is_killed(server: Server, start: Start) -> None:
+    """One of two: who waits comes in when its lease has ended, while the other keeps its share."""
+    first, second = start(limit=2), start(limit=2)
+    taken_s = max(first.got_it_s(), second.got_it_s())
+    third = start(limit=2)
+    second.end()
+    assert third.got_it_s() >= taken_s
+    assert not server.has_room(2)
+    for each in (first, third):
+        each.tell()
+        assert each.ended() == "kept"
+    assert server.has_room(1)
+
+
+def test_a_holder_is_frozen(server: Server, start: Start) -> None:
+    """For longer than its lease: another comes in, and it is told when it goes on. What it frees
+    then is not the other's."""
+    first, second = start(limit=2), start(limit=2)
+    for each in (first, second):
+        each.got_it_s()
+    third = start(limit=2)
+    os.kill(second.process.pid, signal.SIGSTOP)
+    third.got_it_s()
+    os.kill(second.process.pid, signal.SIGCONT)
+    second.tell()
+    assert second.ended() == "lost"
+    assert not server.has_room(2)
+    for each in (first, third):
+        each.tell()
+        assert each.ended() == "kept"
+
+
+def test_the_last_reader_is_killed(server: Server, start: Start) -> None:
+    """A writer comes in when its lease has ended."""
+    first, second = start(mode="read"), start(mode="read")
+    for each in (first, second):
+        each.got_it_s()
+    writer = start()
+    first.tell()
+    assert first.ended() == "kept"
+    second.end()
+    writer.got_it_s()
+    writer.tell()
+    assert writer.ended() == "kept"
+
+
+def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
+    """It stops readers for some seconds at most, as long as it may still be alive."""
+    reader = start(mode="read")
+    reader.got_it_s()
+    writer = start()
+    if server.locks.traits.fair:
+        wait_until(lambda: not server.has_room(3), message="that it waits", timeout_s=30.0)
+    writer.end()
+    late = start(mode="read")
+    late.got_it_s()
+    for each in (reader, late):
+        each.tell()
+        assert each.ended() == "kept"
+
+
+def test_the_server_forgets(server: Server, start: Start) -> None:
+    """No more come in anew than the limit says, and who was there before is told."""
+    before = [start(limit=2) for _ in range(2)]
+    for each in before:
+        each.got_it_s()
+    waiting = [start(limit=2) for _ in range(3)]
+    server.forget()
+    for each in before:
+        each.tell()
+        assert each.ended() == "lost"
+    wait_until(lambda: not server.has_room(2), message="two of them", timeout_s=60.0)
+    for each in waiting:
+        each.tell()
+    for each in waiting:
+        each.got_it_s()
+        assert each.ended() == "kept"
+    assert server.has_room(1)

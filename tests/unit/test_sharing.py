@@ -1,0 +1,172 @@
+"""`tg.lock(limit=…)` and `tg.lock(mode="read")`: what is asked, refused, told and renewed."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import taskguard
+from support.session_locks import SessionLocks, SessionServer
+from support.waiting import wait_until
+from taskguard import MemoryLocks
+from taskguard.errors import ConfigurationError, KeyBusyError, LeaseLostError
+from taskguard.lease import Lease, new_owner
+from taskguard.locks.base import NO_LIMIT
+
+
+class CountingLocks(MemoryLocks):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def acquire(self, *args: Any, **asked: Any) -> Any:
+        self.asked.append(("acquire", asked))
+        return super().acquire(*args, **asked)
+
+    def release(self, *args: Any, **asked: Any) -> bool:
+        self.asked.append(("release", asked))
+        return super().release(*args, **asked)
+
+    def renew(self, holds: Any) -> list[str]:
+        self.asked.append(("renew", {"holds": len(holds)}))
+        return super().renew(holds)
+
+
+@pytest.fixture
+def tg() -> taskguard.TaskGuard:
+    """Locks of this test alone."""
+    return taskguard.connect(locks=MemoryLocks(), ledger=None)
+
+
+def test_a_limit(tg: taskguard.TaskGuard) -> None:
+    """So many blocks at once; one more is refused, and says that the key is busy."""
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            assert held.enter_context(of_another_thread(tg, "a", limit=2)).limit == 2
+        with pytest.raises(KeyBusyError), of_another_thread(tg, "a", limit=2):
+            pass
+    with tg.lock("a") as lease:
+        assert lease.limit == 1
+
+
+def test_readers_and_a_writer(tg: taskguard.TaskGuard) -> None:
+    """Readers side by side, a writer alone."""
+    with of_another_thread(tg, "a", mode="read") as one, of_another_thread(tg, "a", mode="read"):
+        assert one.limit == NO_LIMIT
+        with pytest.raises(KeyBusyError), tg.lock("a", mode="write"):
+            pass
+    with of_another_thread(tg, "a"), pytest.raises(KeyBusyError), tg.lock("a", mode="read"):
+        pass
+
+
+def test_a_limit_of_one_is_a_plain_lock() -> None:
+    """And of a plain lock a provider hears what it always did."""
+    locks = CountingLocks()
+    tg = taskguard.connect(locks=locks, ledger=None)
+    for options in ({}, {"limit": 1}, {"mode": "write"}):
+        with tg.lock("a", **options):  # type: ignore[arg-type]
+            pass
+    assert [sorted(asked) for _, asked in locks.asked] == [
+        ["ttl_s", "wait_s", "with_fence"],
+        [],
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "said"),
+    [
+        (["a"], {"limit": 0}, "limit=0"),
+        (["a"], {"limit": 2.0}, "limit=2.0"),
+        (["a"], {"limit": True}, "limit=True"),
+        (["a"], {"limit": 10**12}, "limit=1000000000000"),
+        (["a"], {"mode": "r"}, 'it is "write" or "read"'),
+        (["a"], {"mode": "read", "limit": 3}, "Leave out mode="),
+        (["a", "b"], {"limit": 2}, "Take them one in the other"),
+        (["a", "b"], {"mode": "read"}, "Take them one in the other"),
+    ],
+)
+def test_refused(
+    tg: taskguard.TaskGuard, keys: list[str], options: dict[str, Any], said: str
+) -> None:
+    """What makes no sense is refused at once, and says what to write."""
+    with pytest.raises(ConfigurationError) as refused:
+        tg.lock(*keys, **options)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"limit": 2}, {"mode": "read"}])
+def test_other_locks_refuse(options: dict[str, Any], sqlite_url: str) -> None:
+    """A lock server that lets nobody share a key is asked nothing; the error names others."""
+    server = SessionServer()
+    tg = taskguard.connect(locks=SessionLocks(server), ledger=None)
+    with pytest.raises(ConfigurationError, match="Set locks= to a Redis or Valkey"):
+        tg.lock("a", **options)
+    assert server.nodes == {}
+    alone = taskguard.connect(locks=None, ledger=sqlite_url)
+    with pytest.raises(ConfigurationError, match="there is no lock server"):
+        alone.lock("a", **options)
+    assert alone.ledger is not None
+    alone.ledger.close()
+
+
+def test_renewals_of_all_go_in_one_call() -> None:
+    """Those of shares and of plain locks."""
+    locks = CountingLocks()
+    tg = taskguard.connect(locks=locks, ledger=None)
+    with (
+        of_another_thread(tg, "a", ttl_s=0.6, mode="read"),
+        of_another_thread(tg, "a", ttl_s=0.6, mode="read"),
+        of_another_thread(tg, "b", ttl_s=0.6),
+    ):
+        together = ("renew", {"holds": 3})
+        wait_until(lambda: together in locks.asked, message="a renewal of three")
+
+
+def test_told_when_it_is_lost() -> None:
+    """A share that ran out, or that the server forgot, is lost, and its block raises."""
+    locks = MemoryLocks()
+    tg = taskguard.connect(locks=locks, ledger=None)
+    with (
+        pytest.raises(LeaseLostError, match="no longer knows it"),
+        tg.lock("a", ttl_s=0.3, limit=2) as lease,
+    ):
+        locks.flush()
+        for _ in range(2):
+            locks.acquire(("a",), new_owner(), ttl_s=30.0, with_fence=False, wait_s=0.0, limit=2)
+        assert lease.lost.wait(30.0)
+
+
+def test_a_ledger_is_not_asked(sqlite_url: str) -> None:
+    """Shares are the lock server's, beside a ledger too; a plain lock has its fence, and waits for
+    them, also where their leases are longer than its own."""
+    locks = MemoryLocks()
+    tg = taskguard.connect(locks=locks, ledger=sqlite_url)
+    assert tg.ledger is not None
+    tg.ledger.create_schema()
+    with of_another_thread(tg, "a", mode="read", ttl_s=300.0) as one:
+        with of_another_thread(tg, "a", limit=2, ttl_s=300.0) as two:
+            assert one.fence == two.fence > 0
+        with pytest.raises(KeyBusyError), tg.lock("a", ttl_s=1.0):
+            pass
+    with tg.lock("a", ttl_s=1.0) as lease:
+        assert lease.fence > 0
+        with pytest.raises(KeyBusyError), of_another_thread(tg, "a", mode="read"):
+            pass
+    tg.ledger.close()
+
+
+@contextlib.contextmanager
+def of_another_thread(tg: taskguard.TaskGuard, key: str, **options: Any) -> Iterator[Lease]:
+    """As another thread asks, whose context this is not: what this one holds is not its own."""
+    lock, there = tg.lock(key, **options), contextvars.Context()
+    lease = there.run(lock.__enter__)
+    try:
+        yield lease
+    finally:
+        there.run(lock.__exit__, None, None, None)
