@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
+    from taskguard.ledger.protocol import Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ExternalConnection
     from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal, Traits
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.outbox import NOT_BEFORE, enqueue_in
+    from taskguard.outbox import NOT_BEFORE, Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -81,6 +82,10 @@ _HOMES = {
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
     "NOT_BEFORE": "outbox",
+    "Duplicate": "outbox",
+    "OutcomeOfEnqueue": "outbox",
+    "Standing": "ledger.protocol",
+    "check_delay": "outbox",
     "Outcome": "delivery",
     "Policy": "policy",
     "Queue": "delivery",
@@ -118,6 +123,7 @@ __all__ = [
     "Deferred",
     "Delivery",
     "Dropped",
+    "Duplicate",
     "ExternalConnection",
     "Finding",
     "Former",
@@ -136,6 +142,7 @@ __all__ = [
     "MemoryLocks",
     "MessageRef",
     "Outcome",
+    "OutcomeOfEnqueue",
     "Overrides",
     "Owner",
     "Policy",
@@ -144,10 +151,12 @@ __all__ = [
     "Report",
     "Runner",
     "SqlLedger",
+    "Standing",
     "Sweeper",
     "Swept",
     "TaskGuard",
     "Traits",
+    "check_delay",
     "connect",
     "current_guard",
     "ddl_statements",

@@ -7,6 +7,7 @@ The arguments are written by the task's own serializer, and read only if the app
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,10 +17,10 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
-from taskguard import MessageRef, errors
+from taskguard import MessageRef, Standing, errors
 from taskguard_celery.message import DEFERRALS_HEADER
 
-__all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
+__all__ = ["NAME", "CelerySender", "call_in_hand", "call_of", "id_in"]
 
 NAME = "celery"
 
@@ -48,6 +49,15 @@ def call_in_hand(task: Task) -> dict[str, Any]:
     return call_of(task.app, signature, task.serializer)
 
 
+def id_in(standing: Standing, sender: CelerySender) -> str:
+    """The id of the task whose message is to do this work, for its result."""
+    if standing.call is not None:
+        return sender.task_id_of(json.loads(standing.call))
+    # `message_of()` made it: the id, perhaps how often it was replaced, and when it was published.
+    name, _, published = standing.message.rpartition("@")
+    return (name if published else standing.message).partition("~")[0]
+
+
 class CelerySender:
     """Sends stored calls to an app's broker, whether or not their tasks are imported here."""
 
@@ -57,6 +67,10 @@ class CelerySender:
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Send a call with these numbers; raises unless the broker took it."""
         self._send(call, message)
+
+    def task_id_of(self, call: dict[str, Any]) -> str:
+        """The id of the task that a stored call sends. Raises StoredCallError."""
+        return str(self._read(call).options["task_id"])
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
