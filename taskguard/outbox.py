@@ -102,7 +102,7 @@ def enqueue_in(
     *,
     duplicate: Duplicate = "answer",
     in_place_of: Callable[[Standing], Delivery] | None = None,
-    again_after_s: float = AGAIN_AFTER_S,
+    again_after_s: float | None = None,
 ) -> Placed:
     """Write a delivery's work as NEW in the user's transaction, and send its message after it.
 
@@ -123,7 +123,7 @@ def enqueue_in(
             has begun; AlreadyEnqueuedError where somebody has.
         in_place_of: the delivery that replaces a call, given that; None: `delivery` does.
         again_after_s: so long after it was sent, or after its `NOT_BEFORE`, the message counts as
-            lost, unless somebody has claimed the work.
+            lost, unless somebody has claimed the work; None: `AGAIN_AFTER_S`.
 
     Raises:
         ConfigurationError: there is no ledger, `session` is neither, or `duplicate` cannot be.
@@ -147,7 +147,7 @@ def enqueue_in(
         return placed
 
     def publish() -> None:
-        _send_if_committed(ledger, placed.delivery, send, again_after_s)
+        _send_if_committed(ledger, placed.delivery, send, again_after_s or AGAIN_AFTER_S)
 
     placed.publish = publish
     _publish_after(session, db, publish)
