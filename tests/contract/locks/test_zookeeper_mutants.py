@@ -16,6 +16,7 @@ from pytest_taskguard.lock_contract import TestTokens as Tokens
 from pytest_taskguard.lock_contract import TestWait as Waits
 from support.lock_servers import LockServer
 from support.zookeeper import zookeeper_kind
+from taskguard.lease import Owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.zookeeper import wire
 from taskguard.locks.zookeeper.provider import ZooKeeperLocks
@@ -112,6 +113,11 @@ def test_a_waiter_that_is_told_of_nothing(
     server: LockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that sleeps until it asks again is found."""
-    monkeypatch.setattr(ZooKeeperLocks, "wait", lambda self, key, owner, *, timeout_s: time.sleep(1.0))
+
+    def wait(self: ZooKeeperLocks, key: str, owner: Owner, *, timeout_s: float) -> None:
+        del self, key, owner, timeout_s
+        time.sleep(1.0)
+
+    monkeypatch.setattr(ZooKeeperLocks, "wait", wait)
     with pytest.raises(AssertionError):
         Waits().test_woken(server.connect(), server)
