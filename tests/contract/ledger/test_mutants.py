@@ -21,11 +21,13 @@ import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
+from contract.ledger import test_unique as uniqueness
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
+from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
@@ -266,6 +268,26 @@ def without_copies_of_the_end(made: Mutation) -> None:
     made.replace(portable.Statements, "complete", alone)
 
 
+def without_a_second_look(made: Mutation) -> None:
+    """A claim goes by what it read before it waited for a call to be replaced."""
+    made.edit(postgresql, "_CLAIM", ("when w.state = 'NEW' and w.final = 1 then false", ""))
+
+
+def without_superseding(made: Mutation) -> None:
+    """A call is replaced, and its message runs all the same."""
+    made.replace(unique, "supersede", lambda *_: None)
+
+
+def replace_what_is_begun(made: Mutation) -> None:
+    """A call is replaced whatever is done of it."""
+    standing = unique.Standing
+
+    def waiting(**values: Any) -> Any:
+        return standing(**{**values, "begun": False})
+
+    made.replace(unique, "Standing", waiting)
+
+
 def claim_after_the_former_guard(book: Any) -> None:
     """What it has done is done."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
@@ -286,6 +308,11 @@ def claim_what_is_superseded(book: Any) -> None:
     """A message with fewer deferrals than are recorded is not run."""
     assert book.ledger.defer(book.request(), lambda deferrals: None)
     assert not isinstance(book.ledger.claim(book.request()), Claimed)
+
+
+def replace_what_has_progress(book: Any) -> None:
+    """It is of the older arguments."""
+    uniqueness.test_a_call_that_was_begun_is_not_replaced(book, "given back after progress")
 
 
 def lose_the_work_to_another(book: Any) -> None:
@@ -318,6 +345,9 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_an_end, claim_what_is_done),
     (without_numbers, claim_what_is_superseded),
     (without_a_limit, endings.test_a_crash_too_many_is_dead),
+    (without_superseding, uniqueness.test_a_replaced_call_does_not_run_and_the_newer_one_does),
+    (without_superseding, uniqueness.test_a_failed_call_whose_retry_may_come_is_replaced),
+    (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
 ]
@@ -337,6 +367,10 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (without_the_message, claim_what_is_superseded),
     (without_giving_back_the_key, lose_the_work_to_another),
     (without_an_error, commit_late),
+    (
+        without_a_second_look,
+        uniqueness.test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call,
+    ),
 ]
 
 
