@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -292,14 +293,15 @@ def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(book:
     """It began before the replacement was committed: the newest record counts."""
     if not book.locks_rows:
         pytest.skip("one writer at a time")
-    book = replace(book, ledger=book.again(lock_timeout_s=30.0))
-    attach(book, "m")
-    with ClaimByThread(book) as answers, book.engine.begin() as db:
-        assert put_instead(book, "b", db).replaced
-        answers.begin()
-    assert decision(answers.found) is Decision.SUPERSEDED
-    assert book.key() is None or book.key().owner == ""
-    book.claim(message="b")
+    with closing(book.again(lock_timeout_s=30.0)) as patient:
+        book = replace(book, ledger=patient)
+        attach(book, "m")
+        with ClaimByThread(book) as answers, book.engine.begin() as db:
+            assert put_instead(book, "b", db).replaced
+            answers.begin()
+        assert decision(answers.found) is Decision.SUPERSEDED
+        assert book.key() is None or book.key().owner == ""
+        book.claim(message="b")
 
 
 def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: Any) -> None:
