@@ -6,15 +6,13 @@ first. A call is replaced only while nobody has begun it, by one conditional sta
 locked row. Its message is superseded in the same transaction: whenever that comes, it is answered
 without running, also if its claim was under way and waited for the row.
 
-    found = standing(database, db, request)     somebody's, or None: this request's own
-    replace(database, db, found, request)       its call, message and due time
-
 The superseded message has the highest numbers there are, under which every delivery of it is an old
 copy. The work is NEW and final until it is claimed: a claim in one statement, which reads numbers
 before it waits for the row, then leaves the decision to the one that locks first.
 
-Does not guarantee anything about messages that were sent without `enqueue()`: the first that comes
-to waiting work runs, with its own arguments.
+Does not guarantee anything about messages whose call is not stored (sent without `enqueue()`, or as
+a second one that is to be answered): the first that comes to waiting work runs, with its own
+arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def decide(
     database: Database, db: sa.Connection, request: ClaimRequest, once: Once, *, due: Any
 ) -> None:
     """Ask `once` about what stands there, and replace its call if it says so."""
-    row = _new(db, request, lock=True) if once.replaces else None
+    row = _locked_new(db, request) if once.replaces else None
     row = row or _open(database, db, request)
     if row is None or _message(row) == request.message.name:
         return  # it has ended, or is this request's own
@@ -68,9 +66,8 @@ def _message(row: Any) -> str:
     return str(row.message)
 
 
-def _new(db: sa.Connection, request: ClaimRequest, *, lock: bool) -> Any:
-    select = _select(request, State.NEW.value)
-    return db.execute(select.with_for_update() if lock else select).first()
+def _locked_new(db: sa.Connection, request: ClaimRequest) -> Any:
+    return db.execute(_select(request, State.NEW.value).with_for_update()).first()
 
 
 def _open(database: Database, db: sa.Connection, request: ClaimRequest) -> Any:

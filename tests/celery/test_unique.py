@@ -208,6 +208,31 @@ def test_what_the_broker_did_not_take_replaces_all_the_same(
     assert shop.effects() == Counter({"1 newer": 1})
 
 
+def test_while_workers_begin_the_last_arguments_that_were_taken_run(shop: Any) -> None:
+    """Each replacement is taken, or refused; what was taken last has its effect, once."""
+    index = shop.tasks.index
+    last = {order: f"{order} 0" for order in range(100)}
+    for order, words in last.items():
+        enqueue(index, (order, words), duplicate="replace")
+    refused = set()
+    with shop.worker(concurrency=2):
+        shop.wait_for_steps("began")
+        for number in (1, 2):
+            for order in range(99, -1, -1):
+                words = f"{order} {number}"
+                try:
+                    found = enqueue(index, (order, words), duplicate="replace")
+                except AlreadyEnqueuedError:
+                    refused.add(order)
+                    continue
+                if found.outcome == "replaced":
+                    last[order] = words
+        shop.wait_for_effects(100)
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({f"{order} {words}": 1 for order, words in last.items()})
+    print(f"{len(refused)} refused, {Counter(words.split()[1] for words in last.values())}")
+
+
 def test_a_failed_work_is_enqueued_afresh(shop: Any) -> None:
     """A failure ends it: nothing stays locked."""
     index = shop.tasks.index

@@ -324,6 +324,24 @@ def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: A
     assert not told[0].replaced
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) -> None:
+    """Rolled back, there is no first one."""
+    if not book.locks_rows:
+        pytest.skip("one writer at a time")
+    told: list[Told] = []
+    thread = threading.Thread(target=lambda: told.append(attach(book, "b")))
+    with book.engine.connect() as db:
+        attach(book, "a", db)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        getattr(db, end)()
+    thread.join()
+    assert (told[0].standing is not None) == (end == "commit")
+    assert json.loads(book.work().call)["message"] == ("a" if end == "commit" else "b")
+
+
 def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None:
     """As of MariaDB's and MySQL's REPEATABLE READ, the default of both."""
     if book.kind not in ("mariadb", "mariadb in steps", "mysql"):
