@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
+    from taskguard.ledger.protocol import Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
         Traits,
     )
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.outbox import NOT_BEFORE, enqueue_in
+    from taskguard.outbox import NOT_BEFORE, Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -92,6 +93,10 @@ _HOMES = {
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
     "NOT_BEFORE": "outbox",
+    "Duplicate": "outbox",
+    "OutcomeOfEnqueue": "outbox",
+    "Standing": "ledger.protocol",
+    "check_delay": "outbox",
     "Outcome": "delivery",
     "Parked": "delivery",
     "Parking": "delivery",
@@ -132,6 +137,7 @@ __all__ = [
     "Deferred",
     "Delivery",
     "Dropped",
+    "Duplicate",
     "ExternalConnection",
     "Finding",
     "Former",
@@ -150,6 +156,7 @@ __all__ = [
     "MemoryLocks",
     "MessageRef",
     "Outcome",
+    "OutcomeOfEnqueue",
     "Overrides",
     "Owner",
     "Parked",
@@ -162,10 +169,12 @@ __all__ = [
     "Runner",
     "SharingLocks",
     "SqlLedger",
+    "Standing",
     "Sweeper",
     "Swept",
     "TaskGuard",
     "Traits",
+    "check_delay",
     "connect",
     "current_guard",
     "ddl_statements",

@@ -7,6 +7,7 @@
     + CommandTargetError           a command was given the name of an app, or a URL, that is none
     + LedgerSchemaError            the ledger's tables are missing or of another version
   - CallTooLargeError              the call is to be stored, and its database cannot take it
+  - AlreadyEnqueuedError           enqueue(duplicate=): the same work is waiting or in progress
   - KeyArgumentError               this call's argument cannot be part of a key
   - KeyBusyError                   another delivery holds the key, and waiting was not asked for
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
@@ -44,6 +45,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "AlreadyEnqueuedError",
     "BodyCancelledError",
     "CallTooLargeError",
     "CommandTargetError",
@@ -163,6 +165,22 @@ class CallTooLargeError(TaskguardError):
     `enqueue()` raises it where it is called. A delivery (`recoverable=True`) raises it before it
     has claimed anything; trying again does not help.
     """
+
+
+class AlreadyEnqueuedError(TaskguardError):
+    """The same work is waiting or in progress; nothing was written. Raised by `enqueue()`.
+
+    Attributes:
+        message_id: the message that runs it, or that is to, as the ledger names it.
+        begun: somebody is at work on it.
+    """
+
+    def __init__(
+        self, message: str, *, key: str | None = None, message_id: str = "", begun: bool = False
+    ) -> None:
+        super().__init__(message, key=key)
+        self.message_id = message_id
+        self.begun = begun
 
 
 class KeyBusyError(TaskguardError):

@@ -3,9 +3,12 @@
 Guarantees: rolled back, nothing is sent; committed, the message is sent by this process at once, or
 by a sweep if this process dies, or the broker is away, in between.
 
+`duplicate=` says what becomes of work that is waiting or in progress. Guarantees, but for "answer":
+from its enqueueing to its end one message of it is sent; a replaced one does not run.
+
 Does not guarantee that nothing is sent twice: the ledger answers a duplicate, as any other.
 
-Read next: `sweep.py`, and `ledger/outbox.py` for what is stored.
+Read next: `sweep.py`, `ledger/outbox.py` for what is stored, `ledger/unique.py` for `duplicate=`.
 """
 
 from __future__ import annotations
@@ -14,16 +17,34 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
 
 from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
-from taskguard.errors import ConfigurationError
+from taskguard.errors import (
+    AlreadyEnqueuedError,
+    ConfigurationError,
+    FingerprintMismatchError,
+)
 from taskguard.guard import guard_with
-from taskguard.ledger.protocol import LineLedger, OutboxLedger
+from taskguard.ledger.protocol import ClaimRequest, LineLedger, Once, OutboxLedger, Standing
 from taskguard.ledger.transactions.external import ExternalConnection
+from taskguard.policy import DAY_S, check_number
 
-__all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
+__all__ = [
+    "AGAIN_AFTER_S",
+    "NOT_BEFORE",
+    "Duplicate",
+    "OutcomeOfEnqueue",
+    "Placed",
+    "Send",
+    "check_delay",
+    "enqueue_in",
+    "outbox_of",
+    "waits_s",
+]
 
 logger = logging.getLogger("taskguard")
 
@@ -36,13 +57,53 @@ AGAIN_AFTER_S = 3_600.0
 NOT_BEFORE = "not_before_s"
 """In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
+Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
+"""What `enqueue()` does where the same work is waiting or in progress."""
+
+OutcomeOfEnqueue = Literal["sent", "attached", "skipped", "replaced"]
+"""What `enqueue()` has done."""
+
+_LONGEST_DELAY_S = 365 * DAY_S
 # For so long the message of work that was just committed is its process's to send; then a sweep's.
 _DUE_IN_S = 5.0
 
 
+@dataclass
+class Placed:
+    """What became of an enqueue; called, it sends the message if its transaction has committed.
+
+    Attributes:
+        delivery: what is stored and sent; with "attached" and "skipped" nothing is.
+        outcome: "sent" as soon as the transaction commits, "attached", "skipped" or "replaced".
+        first: what stood there: what was attached to, or was replaced; None: nothing did.
+    """
+
+    delivery: Delivery
+    outcome: OutcomeOfEnqueue = "sent"
+    first: Standing | None = None
+    publish: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        if self.publish is not None:
+            self.publish()
+
+
+def check_delay(delay_s: float | None) -> None:
+    """Raise ConfigurationError unless it is None or a number of seconds, of at most a year."""
+    if delay_s is not None:
+        check_number("delay_s", delay_s, at_least=0, at_most=_LONGEST_DELAY_S)
+
+
 def enqueue_in(
-    session: Any, runtime: TaskGuard, delivery: Delivery, send: Send
-) -> Callable[[], None]:
+    session: Any,
+    runtime: TaskGuard,
+    delivery: Delivery,
+    send: Send,
+    *,
+    duplicate: Duplicate = "answer",
+    in_place_of: Callable[[Standing], Delivery] | None = None,
+    again_after_s: float | None = None,
+) -> Placed:
     """Write a delivery's work as NEW in the user's transaction, and send its message after it.
 
     On an ORM Session, and on the connection of a guard's transaction, the message is sent as soon
@@ -56,15 +117,55 @@ def enqueue_in(
         runtime: locks and ledger.
         delivery: with its `call`.
         send: how to send it.
+        duplicate: what to do where the same work is waiting or in progress. "answer": this message
+            is sent, too, and is answered with the result. "attach", "skip": nothing is sent.
+            "raise": AlreadyEnqueuedError. "replace": this call takes the place of one that nobody
+            has begun; AlreadyEnqueuedError where somebody has.
+        in_place_of: the delivery that replaces a call, given that; None: `delivery` does.
+        again_after_s: so long after it was sent, or after its `NOT_BEFORE`, the message counts as
+            lost, unless somebody has claimed the work; None: `AGAIN_AFTER_S`.
 
     Raises:
-        ConfigurationError: there is no ledger, or `session` is neither.
+        ConfigurationError: there is no ledger, `session` is neither, or `duplicate` cannot be.
+        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
+        FingerprintMismatchError: "attach", and what stands there has other arguments.
     """
+    _refuse_duplicates_of_messages(delivery, duplicate)
+    session, db = _opened(session, delivery)
+    ledger = outbox_of(runtime)
+    placed = Placed(delivery)
+    once = None
+    if duplicate != "answer":
+        found = partial(_found, runtime, placed, duplicate, in_place_of)
+        once = Once(found, replaces=duplicate == "replace")
+    request = runtime.runner.request(delivery)
+    if isinstance(session, ExternalConnection):
+        ledger.enqueue_external(session, request, due_in_s=_DUE_IN_S, once=once)
+    else:
+        ledger.enqueue(db, request, due_in_s=_DUE_IN_S, once=once)
+    if placed.outcome in ("attached", "skipped"):
+        return placed
+
+    def publish() -> None:
+        _send_if_committed(ledger, placed.delivery, send, again_after_s or AGAIN_AFTER_S)
+
+    placed.publish = publish
+    _publish_after(session, db, publish)
+    return placed
+
+
+def _opened(session: Any, delivery: Delivery) -> tuple[Any, Any]:
+    """The user's session, and its connection to write by; each None where there is none."""
     import sqlalchemy as sa
     from sqlalchemy import orm
 
     if isinstance(session, ExternalConnection):
-        return _enqueue_external(session, runtime, delivery, send)
+        if not session.in_transaction:
+            raise ConfigurationError(
+                f"{delivery.work} was enqueued outside a transaction: begin the one that writes "
+                "what it is about, and enqueue it there."
+            )
+        return session, None
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
@@ -74,38 +175,78 @@ def enqueue_in(
             f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
             "the work is to be part of."
         )
-    ledger = outbox_of(runtime)
-    db = session.connection() if isinstance(session, orm.Session) else session
-    ledger.enqueue(db, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
+    return session, session.connection() if isinstance(session, orm.Session) else session
 
-    def publish() -> None:
-        _send_if_committed(ledger, delivery, send)
 
-    if db is None:
+def _publish_after(session: Any, db: Any, publish: Callable[[], None]) -> None:
+    """Publish when the session has committed, or now where there is none."""
+    from sqlalchemy import orm
+
+    if isinstance(session, ExternalConnection):
+        session.after_commit(publish)
+    elif db is None:
         publish()
     elif (guard := guard_with(db)) is not None:
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
         _after_commit(session).add(session, publish)
-    return publish
 
 
-def _enqueue_external(
-    external: ExternalConnection, runtime: TaskGuard, delivery: Delivery, send: Send
-) -> Callable[[], None]:
-    ledger = outbox_of(runtime)
-    if not external.in_transaction:
+def _refuse_duplicates_of_messages(delivery: Delivery, duplicate: str) -> None:
+    known = get_args(Duplicate)
+    if duplicate not in known:
+        raise ConfigurationError(f"duplicate={duplicate!r}: give one of {', '.join(known)}.")
+    if duplicate != "answer" and delivery.by_message:
         raise ConfigurationError(
-            f"{delivery.work} was enqueued outside a transaction: begin the one that writes what "
-            "it is about, and enqueue it there."
+            f"duplicate={duplicate!r}: of {delivery.task} each message, or tick, is work of its "
+            "own (once_per=), so no two are the same. Name the work by its key, or by a template."
         )
-    ledger.enqueue_external(external, runtime.runner.request(delivery), due_in_s=_DUE_IN_S)
 
-    def publish() -> None:
-        _send_if_committed(ledger, delivery, send)
 
-    external.after_commit(publish)
-    return publish
+def _found(
+    runtime: TaskGuard,
+    placed: Placed,
+    duplicate: Duplicate,
+    in_place_of: Callable[[Standing], Delivery] | None,
+    standing: Standing,
+) -> ClaimRequest | None:
+    """What to do about what stands there; it is noted in `placed`."""
+    asked = placed.delivery
+    placed.first = standing
+    if duplicate == "raise" or (duplicate == "replace" and standing.begun):
+        raise _already(asked, standing, duplicate)
+    if duplicate == "replace":
+        placed.delivery = asked if in_place_of is None else in_place_of(standing)
+        placed.outcome = "replaced"
+        return runtime.runner.request(placed.delivery)
+    digests = asked.fingerprint, standing.fingerprint
+    if duplicate == "attach" and None not in digests and digests[0] != digests[1]:
+        raise FingerprintMismatchError(
+            f"{asked.task} {asked.key} stands there with other arguments (the task's fingerprint= "
+            "differs), so its result is not that of these. Nothing was written. If it is other "
+            'work, name it by once_per=; if these are the right ones, say duplicate="replace".',
+            key=asked.key,
+        )
+    placed.outcome = "attached" if duplicate == "attach" else "skipped"
+    return None
+
+
+def _already(asked: Delivery, standing: Standing, duplicate: str) -> AlreadyEnqueuedError:
+    how = "is in progress" if standing.begun else "is enqueued"
+    if duplicate == "raise":
+        then = 'Wait for its result (duplicate="attach"), or leave it at that ("skip").'
+    else:
+        then = (
+            "Somebody has begun it with its older arguments, which cannot be replaced any more. "
+            "Enqueue this again when it has ended, or let the body read what is newest."
+        )
+    return AlreadyEnqueuedError(
+        f"{asked.task} {asked.key} {how}, by message {standing.message}. Nothing was written. "
+        f"{then}",
+        key=asked.key,
+        message_id=standing.message,
+        begun=standing.begun,
+    )
 
 
 class _AfterCommit:
@@ -159,7 +300,9 @@ def _after_commit(session: Any) -> _AfterCommit:
     return found  # type: ignore[no-any-return]
 
 
-def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> None:
+def _send_if_committed(
+    ledger: OutboxLedger, delivery: Delivery, send: Send, again_after_s: float
+) -> None:
     """Never raises: what could not be sent now is sent by a sweep."""
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
@@ -170,7 +313,7 @@ def _send_if_committed(ledger: OutboxLedger, delivery: Delivery, send: Send) -> 
         call = json.loads(delivery.call or "null")
         send(call, delivery.message)
         if own:
-            ledger.sent(found, again_after_s=AGAIN_AFTER_S + waits_s(call))
+            ledger.sent(found, again_after_s=again_after_s + waits_s(call))
     except Exception as error:  # noqa: BLE001  # committed is committed
         logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
 

@@ -7,6 +7,7 @@ The arguments are written by the task's own serializer, and read only if the app
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,10 +17,18 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
-from taskguard import MessageRef, errors
+from taskguard import MessageRef, Standing, errors
 from taskguard_celery.message import DEFERRALS_HEADER
 
-__all__ = ["CALLED_HEADER", "NAME", "CelerySender", "call_in_hand", "call_of", "hand_off_of"]
+__all__ = [
+    "CALLED_HEADER",
+    "NAME",
+    "CelerySender",
+    "call_in_hand",
+    "call_of",
+    "hand_off_of",
+    "id_in",
+]
 
 NAME = "celery"
 CALLED_HEADER = "taskguard_called"
@@ -55,6 +64,15 @@ def call_in_hand(task: Task) -> dict[str, Any]:
     return call_of(task.app, signature, task.serializer)
 
 
+def id_in(standing: Standing, sender: CelerySender) -> str:
+    """The id of the task whose message is to do this work, for its result."""
+    if standing.call is not None:
+        return sender.task_id_of(json.loads(standing.call))
+    # `message_of()` made it: the id, perhaps how often it was replaced, and when it was published.
+    name, _, published = standing.message.rpartition("@")
+    return (name if published else standing.message).partition("~")[0]
+
+
 class CelerySender:
     """Sends stored calls to an app's broker, whether or not their tasks are imported here."""
 
@@ -74,6 +92,10 @@ class CelerySender:
             self._send(signature, message, {CALLED_HEADER: queue}, queue=beside)
         else:
             self._send(signature, message)
+
+    def task_id_of(self, call: dict[str, Any]) -> str:
+        """The id of the task that a stored call sends. Raises StoredCallError."""
+        return str(self._read(call).options["task_id"])
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from celery import Celery, Signature, Task, uuid
 from celery.app.utils import find_app
@@ -23,14 +23,22 @@ from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
 from celery.utils.time import maybe_make_aware
 
-from taskguard import NOT_BEFORE, MessageRef, Sweeper, enqueue_in, errors
-from taskguard_celery.calls import NAME, CelerySender, call_of
+from taskguard import NOT_BEFORE, MessageRef, Sweeper, check_delay, enqueue_in, errors
+from taskguard_celery.calls import NAME, CelerySender, call_of, id_in
 from taskguard_celery.message import PUBLISHED_HEADER, sending_of
 from taskguard_celery.recognition import guarded_function_of, takes_itself
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
-    from taskguard import Swept, TaskGuard
+    from taskguard import (
+        Delivery,
+        Duplicate,
+        GuardedFunction,
+        OutcomeOfEnqueue,
+        Standing,
+        Swept,
+        TaskGuard,
+    )
 
 __all__ = [
     "SWEEP_TASK",
@@ -49,20 +57,53 @@ class Enqueued:
     """A task that is published once its transaction has committed.
 
     Attributes:
-        result: where its result will be.
+        result: where its result will be; with "attached" and "replaced" that of the first message.
+        outcome: "sent", "attached" or "replaced".
     """
 
-    def __init__(self, result: AsyncResult, send: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        result: AsyncResult,
+        send: Callable[[], None],
+        outcome: OutcomeOfEnqueue = "sent",
+    ) -> None:
         self.result = result
+        self.outcome = outcome
         self._send = send
 
     def send(self) -> None:
         """Publish the task now. For a plain Connection: call it after the COMMIT.
 
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
-        again, the duplicate is harmless.
+        again, the duplicate is harmless. Does nothing where it was attached to another message.
         """
         self._send()
+
+
+@overload
+def enqueue(
+    task: Task | Signature,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    session: Any = ...,
+    duplicate: Literal["answer", "attach", "replace", "raise"] = ...,
+    delay_s: float | None = ...,
+    **options: Any,
+) -> Enqueued: ...
+
+
+@overload
+def enqueue(
+    task: Task | Signature,
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    session: Any = ...,
+    duplicate: Literal["skip"],
+    delay_s: float | None = ...,
+    **options: Any,
+) -> Enqueued | None: ...
 
 
 def enqueue(
@@ -71,8 +112,10 @@ def enqueue(
     kwargs: Mapping[str, Any] | None = None,
     *,
     session: Any = None,
+    duplicate: Duplicate = "answer",
+    delay_s: float | None = None,
     **options: Any,
-) -> Enqueued:
+) -> Enqueued | None:
     """Enqueue a guarded task in the transaction of `session`, or in one of its own.
 
     The work is written to the ledger as NEW, with the task's name and arguments. On an ORM Session,
@@ -87,16 +130,27 @@ def enqueue(
             `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
             itself, before its message is sent, so that one that the queue loses is found by a
             sweep.
+        duplicate: what to do where the same work (`once_per`) is waiting or in progress.
+            "answer": this message is sent, too, and is answered with the result of the work.
+            "attach": nothing is sent; `result` is that of the first message. "skip": nothing is
+            sent, and None is returned. "raise": AlreadyEnqueuedError. "replace": the newest
+            arguments win: this call takes the place of the one that waits, under its id; work that
+            somebody has begun raises AlreadyEnqueuedError. Work that has ended is enqueued as with
+            "answer".
+        delay_s: run it in so many seconds from now. With "replace" each enqueue moves that time on
+            (debounce), with "attach" the first one sets it.
         options: as for `apply_async()`, but for `expires`. `countdown` counts from now on. The
             message is sent at once all the same, and waits at the worker or the broker.
 
     Raises:
         ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be; a
             chain, a group or a chord, with what to enqueue instead.
+        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
+        FingerprintMismatchError: "attach", and the first message has other arguments.
         KeyArgumentError: an argument cannot be part of a key.
     """
     signature = _signature_of(task, args, kwargs, options)
-    task, args, kwargs = _task_of(signature), tuple(signature.args), dict(signature.kwargs)
+    task = _task_of(signature)
     compiled = guarded_function_of(task)
     if compiled is None:
         raise errors.ConfigurationError(
@@ -108,26 +162,92 @@ def enqueue(
             f"{task.name} expires, and what is enqueued is sent until somebody runs it. Let the "
             "body look how old its work is."
         )
-    task_id = signature.options.get("task_id") or uuid()
-    signature.options["task_id"] = task_id
-    # The message's id is fixed here, so that a sweep sends the same message.
-    headers = {PUBLISHED_HEADER: time.time(), **(signature.options.get("headers") or {})}
-    signature.options["headers"] = headers
-    not_before = _fix_time(task.app, signature)
-    call = call_of(task.app, signature, task.serializer)
-    if not_before is not None:
-        call[NOT_BEFORE] = not_before
-    runtime = runtime_of(task.app)
-    delivery = runtime.delivery(
-        compiled,
-        (task, *args) if takes_itself(task) else args,
-        kwargs,
-        task=task.name,
-        message=MessageRef(task_id, sending=sending_of(headers[PUBLISHED_HEADER])),
-        call=call,
+    _refuse_lost_links(signature, duplicate)
+    _delay(signature, delay_s)
+    runtime, sender = runtime_of(task.app), CelerySender(task.app)
+    message = _Message(runtime, compiled, signature, time.time(), _fix_time(task.app, signature))
+
+    def in_place_of(first: Standing) -> Delivery:
+        message.id = id_in(first, sender)
+        return message.delivery()
+
+    placed = enqueue_in(
+        session, runtime, message.delivery(), sender, duplicate=duplicate, in_place_of=in_place_of
     )
-    send = enqueue_in(session, runtime, delivery, CelerySender(task.app))
-    return Enqueued(AsyncResult(task_id, backend=task.backend, app=task.app), send)
+    if placed.outcome == "skipped":
+        return None
+    if placed.outcome == "attached" and placed.first is not None:
+        message.id = id_in(placed.first, sender)
+    result = AsyncResult(message.id, backend=task.backend, app=task.app)
+    return Enqueued(result, placed, placed.outcome)
+
+
+class _Message:
+    """A signature as one message. Its identity is fixed here: a sweep sends the same one.
+
+    Attributes:
+        id: the task's id; that of the message in whose place this one is sent.
+    """
+
+    def __init__(
+        self,
+        runtime: TaskGuard,
+        compiled: GuardedFunction,
+        signature: Signature,
+        published_s: float,
+        not_before_s: float | None,
+    ) -> None:
+        self.id: str = signature.options.get("task_id") or uuid()
+        self._runtime = runtime
+        self._compiled = compiled
+        self._signature = signature
+        headers = {PUBLISHED_HEADER: published_s, **(signature.options.get("headers") or {})}
+        signature.options["headers"] = headers
+        self._sending = sending_of(headers[PUBLISHED_HEADER])
+        self._not_before_s = not_before_s
+
+    def delivery(self) -> Delivery:
+        """Its delivery, with the stored call."""
+        signature, task = self._signature, self._signature.type
+        signature.options["task_id"] = self.id
+        call = call_of(task.app, signature, task.serializer)
+        if self._not_before_s is not None:
+            call[NOT_BEFORE] = self._not_before_s
+        args = tuple(signature.args)
+        return self._runtime.delivery(
+            self._compiled,
+            (task, *args) if takes_itself(task) else args,
+            dict(signature.kwargs),
+            task=task.name,
+            message=MessageRef(self.id, sending=self._sending),
+            call=call,
+        )
+
+
+def _refuse_lost_links(signature: Signature, duplicate: str) -> None:
+    """A link is called when its own message has ended; where nothing is sent there is none."""
+    if duplicate in ("answer", "raise"):
+        return
+    options = signature.options
+    links = [each for each in ("link", "link_error", "chain", "chord") if options.get(each)]
+    if links:
+        raise errors.ConfigurationError(
+            f"{signature.task} has a {links[0]}, which would be lost where the work is enqueued "
+            f"already (duplicate={duplicate!r}). Let the body enqueue what follows, or send each "
+            'message: duplicate="answer".'
+        )
+
+
+def _delay(signature: Signature, delay_s: float | None) -> None:
+    check_delay(delay_s)
+    if delay_s is None:
+        return
+    options = signature.options
+    if options.get("countdown") is not None or options.get("eta") is not None:
+        raise errors.ConfigurationError(
+            f"{signature.task} has delay_s, and a countdown or an eta, too: give one of them."
+        )
+    options["countdown"] = delay_s
 
 
 _INSTEAD = {

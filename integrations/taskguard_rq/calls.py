@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
@@ -21,9 +24,9 @@ from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 
-from taskguard import MessageRef, errors
+from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 
-__all__ = ["NAME", "RQSender", "call_of"]
+__all__ = ["NAME", "RQSender", "call_of", "job_in"]
 
 logger = logging.getLogger("taskguard")
 
@@ -55,6 +58,15 @@ def _text(value: Any) -> str:
     return base64.b64encode(raw).decode()
 
 
+def job_in(standing: Standing, sender: RQSender) -> Job:
+    """The job that is to do this work; its record may not be in Redis yet."""
+    if standing.call is not None:
+        return sender.job_of(json.loads(standing.call))
+    # `message_of()` made it: the id, and when the job was created.
+    name, _, created = standing.message.rpartition("@")
+    return Job(name if created else standing.message, connection=sender.connection)
+
+
 class RQSender:
     """Puts stored jobs into their queues again.
 
@@ -64,7 +76,7 @@ class RQSender:
     """
 
     def __init__(self, connection: Redis, *, serializer: Any = None) -> None:
-        self._connection = connection
+        self.connection = connection
         self._serializer = serializer
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
@@ -72,7 +84,7 @@ class RQSender:
         del message  # without numbers: all executions of a job share one record
         serializer = self._serializer or call.get("serializer")
         try:
-            job = Job.fetch(call["id"], connection=self._connection, serializer=serializer)
+            job = Job.fetch(call["id"], connection=self.connection, serializer=serializer)
         except NoSuchJobError:
             job = self._restored(call, serializer)
         status = job.get_status(refresh=False)
@@ -83,7 +95,11 @@ class RQSender:
             with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
                 job.requeue()  # takes it out of the registry of failed ones, too
                 return
-        Queue(job.origin, connection=self._connection, serializer=serializer).enqueue_job(job)
+        queue = Queue(job.origin, connection=self.connection, serializer=serializer)
+        if _is_early(call):
+            queue.schedule_job(job, datetime.fromtimestamp(call[NOT_BEFORE], UTC))
+            return
+        queue.enqueue_job(job)
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
@@ -102,24 +118,28 @@ class RQSender:
     def _put_together(self, calls: _Calls, serializer: Any) -> _Calls:
         """Enqueue the jobs that need nothing else in one transaction; returns the others."""
         others: _Calls = []
-        queue_of = cache(partial(Queue, connection=self._connection, serializer=serializer))
+        queue_of = cache(partial(Queue, connection=self.connection, serializer=serializer))
         ids = [call["id"] for call, _ in calls]
-        with self._connection.pipeline() as pipeline:
+        with self.connection.pipeline() as pipeline:
             pipeline.watch(*map(Job.key_for, ids))  # type: ignore[no-untyped-call]
-            records = Job.fetch_many(ids, connection=self._connection, serializer=serializer)
+            records = Job.fetch_many(ids, connection=self.connection, serializer=serializer)
             pipeline.multi()
             for (call, message), record in zip(calls, records, strict=True):
                 job = record or self._restored(call, serializer)
-                if _is_plain(job):
+                if _is_plain(job) and not _is_early(call):
                     queue_of(job.origin).enqueue_job(job, pipeline=pipeline)
                 else:
                     others.append((call, message))
             pipeline.execute()
         return others
 
+    def job_of(self, call: dict[str, Any]) -> Job:
+        """The job of a stored call, whose record may be in Redis. Raises StoredCallError."""
+        return self._restored(call, self._serializer or call.get("serializer"))
+
     def _restored(self, call: dict[str, Any], serializer: Any) -> Job:
         try:
-            job = Job(call["id"], connection=self._connection, serializer=serializer)
+            job = Job(call["id"], connection=self.connection, serializer=serializer)
             job.restore({name: base64.b64decode(text) for name, text in call["fields"].items()})
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             raise errors.StoredCallError(f"its stored job cannot be read: {error!r}") from error
@@ -128,6 +148,11 @@ class RQSender:
     def is_away(self, error: Exception) -> bool:
         """Whether the connection to Redis failed, not one queue or one job."""
         return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
+
+
+def _is_early(call: dict[str, Any]) -> bool:
+    """Whether the job is to wait in the schedule."""
+    return float(call.get(NOT_BEFORE, 0.0)) > time.time()
 
 
 def _is_plain(job: Job) -> bool:

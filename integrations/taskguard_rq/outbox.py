@@ -10,42 +10,78 @@ what a crash in between left out, a sweep puts in.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from redis import Redis
 from rq import Queue, get_current_job
 from rq.job import Job
 
-from taskguard import Sweeper, enqueue_in, errors
-from taskguard_rq.calls import NAME, RQSender, call_of
+from taskguard import NOT_BEFORE, Sweeper, check_delay, enqueue_in, errors
+from taskguard_rq.calls import NAME, RQSender, call_of, job_in
 from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
 from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
-    from taskguard import Swept, TaskGuard
+    from taskguard import Duplicate, OutcomeOfEnqueue, Swept, TaskGuard
 
 __all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
+
+# A delayed job is RQ's scheduler's; where none runs, a sweep's, so long after its time.
+_DELAYED_AGAIN_AFTER_S = 60.0
 
 
 class Enqueued:
     """A job that is put into its queue once its transaction has committed.
 
     Attributes:
-        job: the job; its record is in Redis from then on.
+        job: the job; its record is in Redis from then on. With "attached" the first one.
+        outcome: "sent", "attached" or "replaced".
     """
 
-    def __init__(self, job: Job, send: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, send: Callable[[], None], outcome: OutcomeOfEnqueue = "sent"
+    ) -> None:
         self.job = job
+        self.outcome = outcome
         self._send = send
 
     def send(self) -> None:
         """Enqueue the job now. For a plain Connection: call it after the COMMIT.
 
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
-        again, the duplicate is harmless.
+        again, the duplicate is harmless. Does nothing where it was attached to another job.
         """
         self._send()
+
+
+@overload
+def enqueue(
+    queue: Queue,
+    function: Callable[..., Any],
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    session: Any = ...,
+    duplicate: Literal["answer", "attach", "replace", "raise"] = ...,
+    delay_s: float | None = ...,
+    **options: Any,
+) -> Enqueued: ...
+
+
+@overload
+def enqueue(
+    queue: Queue,
+    function: Callable[..., Any],
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    session: Any = ...,
+    duplicate: Literal["skip"],
+    delay_s: float | None = ...,
+    **options: Any,
+) -> Enqueued | None: ...
 
 
 def enqueue(
@@ -55,8 +91,10 @@ def enqueue(
     kwargs: Mapping[str, Any] | None = None,
     *,
     session: Any = None,
+    duplicate: Duplicate = "answer",
+    delay_s: float | None = None,
     **options: Any,
-) -> Enqueued:
+) -> Enqueued | None:
     """Enqueue a guarded job in the transaction of `session`, or in one of its own.
 
     The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
@@ -72,10 +110,21 @@ def enqueue(
             `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
             itself, before its message is sent, so that one that the queue loses is found by a
             sweep.
+        duplicate: what to do where the same work (`once_per`) is waiting or in progress.
+            "answer": this job is enqueued, too, and is answered with the result of the work.
+            "attach": nothing is enqueued; `job` is the first one. "skip": nothing is enqueued, and
+            None is returned. "raise": AlreadyEnqueuedError. "replace": the newest arguments win:
+            the job that waits will do nothing, and return None; work that somebody has begun
+            raises AlreadyEnqueuedError. Work that has ended is enqueued as with "answer".
+        delay_s: run it in so many seconds from now; needs RQ's scheduler, or waits for a sweep.
+            With "replace" each enqueue moves that time on (debounce), with "attach" the first one
+            sets it.
         options: as for `Queue.create_job()`, but for `depends_on` and `ttl`.
 
     Raises:
         ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.
+        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
+        FingerprintMismatchError: "attach", and the first job has other arguments.
         KeyArgumentError: an argument cannot be part of a key.
     """
     compiled = guarded_function_of(function)
@@ -91,15 +140,25 @@ def enqueue(
             "A ttl does not fit: what is enqueued is put into its queue until somebody runs it. "
             "Let the body look how old its work is."
         )
+    check_delay(delay_s)
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
+    call = call_of(job)
+    if delay_s:
+        call[NOT_BEFORE] = time.time() + delay_s
     here = runtime()
-    delivery = here.delivery(
-        compiled, tuple(args), kwargs or {}, message=message, call=call_of(job)
-    )
+    delivery = here.delivery(compiled, tuple(args), kwargs or {}, message=message, call=call)
     sender = RQSender(queue.connection, serializer=queue.serializer)
-    return Enqueued(job, enqueue_in(session, here, delivery, sender))
+    again_after_s = _DELAYED_AGAIN_AFTER_S if delay_s else None
+    placed = enqueue_in(
+        session, here, delivery, sender, duplicate=duplicate, again_after_s=again_after_s
+    )
+    if placed.outcome == "skipped":
+        return None
+    if placed.outcome == "attached" and placed.first is not None:
+        job = job_in(placed.first, sender)
+    return Enqueued(job, placed, placed.outcome)
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:

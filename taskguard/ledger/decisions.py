@@ -247,7 +247,7 @@ def view_of(row: WorkRecord) -> WorkView:
         message=row.message,
         retries=row.retries,
         state=State(row.state),
-        final=bool(row.final),
+        final=row.state == State.FAILED.value and bool(row.final),
         fence=row.fence,
         owner=row.owner,
         lease_until_s=row.lease_until / 1e6,

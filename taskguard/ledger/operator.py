@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
@@ -99,7 +100,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
             if changed.rowcount != 1:
                 return False
             # By the messages' ids: there is no index on `work`, and a scan would lock every row.
-            of_work = MESSAGES.c.work == work
+            of_work = sa.and_(MESSAGES.c.work == work, unique.not_superseded())
             found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
             db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
             return True

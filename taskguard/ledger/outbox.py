@@ -19,9 +19,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import ClaimRequest, MessageRef
+from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
 from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
@@ -64,12 +65,21 @@ class Overdue:
         return int(count[1]) if count and int(count[2]) == self.attempts else 0
 
 
-def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_in_s: float) -> None:
+def write(
+    database: Database,
+    db: sa.Connection,
+    request: ClaimRequest,
+    *,
+    due_in_s: float,
+    once: Once | None = None,
+) -> None:
     """Write the work as NEW, in the transaction of `db`.
 
     Work that is known stays as it is, unless it failed, or the user's own row was set back. But if
     it is NEW, or its lease has run out, and no call is stored to be sent, it gets this call. Work
     with another fingerprint stays: this message is to get the error that says so.
+
+    With `once`, that decides about work which is waiting or in progress.
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
@@ -105,12 +115,21 @@ def write(database: Database, db: sa.Connection, request: ClaimRequest, *, due_i
     fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
     named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-    _update(db, request, failed, fits, **fresh, fingerprint=named)
+    if once is not None and once.replaces and (older := unique.failed_message(db, request)):
+        # Its queue may yet retry it, with its older arguments.
+        values = {**fresh, "final": 1, "fingerprint": request.fingerprint}
+        _update(db, request, failed, **values)
+        unique.supersede(database, db, request, older)
+    else:
+        _update(db, request, failed, fits, **fresh, fingerprint=named)
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)
-    unsent = sa.or_(WORK.c.call.is_(None), WORK.c.due.is_(None))
+    # What waits for its key is not due either: its call is sent in its turn.
+    unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.parked.is_(None)))
     _update(db, request, left, fits, unsent, call=request.call, due=due)
+    if once is not None:
+        unique.decide(database, db, request, once, due=due)
 
 
 def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
@@ -253,6 +272,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
             )
             .values(
                 state=State.FAILED.value,
+                final=0,
                 owner=FREE,
                 lease_until=0,
                 error=error,

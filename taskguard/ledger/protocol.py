@@ -47,9 +47,11 @@ __all__ = [
     "LedgerTransaction",
     "LineLedger",
     "MessageRef",
+    "Once",
     "OperatorLedger",
     "OutboxLedger",
     "RowRef",
+    "Standing",
     "Waiting",
     "WorkView",
 ]
@@ -328,6 +330,39 @@ class Waiting:
     expected_until_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Work that somebody has enqueued or claimed before, and that has not ended.
+
+    Attributes:
+        work: its id.
+        message: the name of the message that runs it, or that is to.
+        call: how that message is sent again, as JSON text; None where that is not stored.
+        fingerprint: the digest of the arguments that its messages have to agree on, if any.
+        begun: somebody is at work on it, or was, and has noted progress.
+    """
+
+    work: str
+    message: str
+    call: str | None
+    fingerprint: str | None
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What an enqueue does where the same work is waiting or in progress.
+
+    Attributes:
+        found: is given what stands there, and returns what is to replace its stored call, or None:
+            nothing is written. What it raises goes to the caller, before anything is written.
+        replaces: whether it may replace: the work's record is then locked while it is asked.
+    """
+
+    found: Callable[[Standing], ClaimRequest | None]
+    replaces: bool = False
+
+
 class LedgerTransaction(Protocol):
     """One open transaction of a holder. Ends by leaving the context manager that gave it.
 
@@ -525,16 +560,28 @@ class OutboxLedger(Ledger, Protocol):
     """A ledger that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
     def enqueue(
-        self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
+        self,
+        db: sa.Connection | None,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
     ) -> None:
         """Write work with its call as NEW, in the transaction of `db`, which is the user's.
+
+        With `once` it decides where the same work is waiting or in progress.
 
         Raises CallTooLargeError or ConfigurationError.
         """
         ...
 
     def enqueue_external(
-        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+        self,
+        external: ExternalConnection,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
     ) -> None:
         """The same in the transaction that another library has open on `external`."""
         ...

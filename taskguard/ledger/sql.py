@@ -36,6 +36,7 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
+    Once,
     RowRef,
     Waiting,
     WorkView,
@@ -299,7 +300,12 @@ class SqlLedger:
     # -- work whose call is stored ------------------------------------------------------------
 
     def enqueue(
-        self, db: sa.Connection | None, request: ClaimRequest, *, due_in_s: float = 5.0
+        self,
+        db: sa.Connection | None,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
     ) -> None:
         """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
@@ -311,6 +317,7 @@ class SqlLedger:
             db: a connection to the ledger's database; None: in a transaction of its own.
             request: keys, work, task, message and call.
             due_in_s: from when on its message counts as not sent.
+            once: what to do where the work is waiting or in progress; None: leave it as it is.
 
         Raises:
             CallTooLargeError: the call cannot be stored there.
@@ -319,17 +326,22 @@ class SqlLedger:
         self._check_call(request)
         if db is not None:
             self._identity.require(db, work=str(request.work))
-            outbox.write(self._database, db, request, due_in_s=due_in_s)
+            outbox.write(self._database, db, request, due_in_s=due_in_s, once=once)
             return
 
         def write() -> None:
             with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as own:
-                outbox.write(self._database, own, request, due_in_s=due_in_s)
+                outbox.write(self._database, own, request, due_in_s=due_in_s, once=once)
 
         self._database.twice(write)
 
     def enqueue_external(
-        self, external: ExternalConnection, request: ClaimRequest, *, due_in_s: float = 5.0
+        self,
+        external: ExternalConnection,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
     ) -> None:
         """`enqueue()` in the transaction that another library has open on `external`.
 
@@ -343,7 +355,7 @@ class SqlLedger:
         self._check_call(request)
         with on_external(self._database.engine, external) as db:
             self._identity.require(db, work=str(request.work))
-            outbox.write(self._database, db, request, due_in_s=due_in_s)
+            outbox.write(self._database, db, request, due_in_s=due_in_s, once=once)
 
     def overdue(
         self,

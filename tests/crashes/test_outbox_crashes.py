@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from support.exploration import Exploration
 from support.killing import KillAt, was_killed
 from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
+from taskguard.outbox import Duplicate
 from taskguard.policy import make_policy
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "effects")
@@ -41,17 +43,20 @@ class OutboxRig:
             keys=(order,), work=work, task="ship", message=message, policy=self.policy, call=call
         )
 
-    def order(self, order: str) -> None:
-        """The order and its message, in one transaction."""
-        call = json.dumps({"queue": "test", "order": order, "message": f"m{order}"})
-        delivery = self.delivery(order, MessageRef(f"m{order}"), call)
+    def order(self, order: str, words: str | None = None) -> None:
+        """The order and its message, in one transaction; `words` replace those that wait."""
+        words = words or order
+        call = json.dumps({"queue": "test", "order": order, "words": words, "message": f"m{words}"})
+        delivery = self.delivery(order, MessageRef(f"m{words}"), call)
+        duplicate: Duplicate = "answer" if words == order else "replace"
         with orm.Session(self.engine) as session, session.begin():
-            session.execute(sa.text("insert into orders values (:name)"), {"name": order})
-            enqueue_in(session, self.runtime, delivery, self.send)
+            session.execute(sa.text("insert into orders values (:name)"), {"name": words})
+            enqueue_in(session, self.runtime, delivery, self.send, duplicate=duplicate)
 
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
+        sent = [call["order"], call["words"], message.id, message.retries, message.deferrals]
         with self.queue.open("a") as file:
-            file.write(json.dumps([call["order"], message.id, message.retries, message.deferrals]))
+            file.write(json.dumps(sent))
             file.write("\n")
 
     def sweep(self) -> None:
@@ -64,8 +69,9 @@ class OutboxRig:
     def work_off(self) -> None:
         """A worker runs every message that was sent."""
         for line in self.queue.read_text().splitlines():
-            order, *message = json.loads(line)
-            self.runtime.runner.deliver(self.delivery(order, MessageRef(*message)), _ship)
+            order, words, *message = json.loads(line)
+            delivery = self.delivery(order, MessageRef(*message))
+            self.runtime.runner.deliver(delivery, partial(_ship, words))
 
     def rows(self, table: str) -> Counter[str]:
         with self.engine.connect() as db:
@@ -86,9 +92,9 @@ class OutboxRig:
         self.engine.dispose()
 
 
-def _ship(guard: Guard) -> None:
+def _ship(words: str, guard: Guard) -> None:
     with guard.transaction() as db:
-        db.execute(sa.text("insert into effects values (:name)"), {"name": guard.key})
+        db.execute(sa.text("insert into effects values (:name)"), {"name": words})
 
 
 @pytest.fixture(params=DATABASES)
@@ -135,6 +141,35 @@ def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> N
             break
     assert set(sent) == {"0 orders, 0 messages", "1 orders, 0 messages", "1 orders, 1 messages"}
     print(f"{at - 1} kills: {dict(sent)}")
+
+
+@pytest.mark.parametrize("sent", ["sent", "lost"])
+def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
+    rig: OutboxRig, url: str, sent: str
+) -> None:
+    """Around each statement, its COMMIT and its message: of the two calls one runs, once.
+
+    It is the newer one if its order is there, whatever became of either message.
+    """
+    at, seen = 0, Counter[str]()
+    while True:
+        at += 1
+        rig.begin_again()
+        rig.order("a")
+        if sent == "lost":
+            rig.queue.write_text("")
+        rig.engine.dispose()
+        killed = _killed_at(rig, url, at, "order", "a", "newer")
+        newest = "newer" if rig.rows("orders")["newer"] else "a"
+        seen[newest] += 1
+        rig.work_off()  # the older message comes before anything is sent again
+        rig.sweep()
+        rig.work_off()
+        assert rig.rows("effects") == Counter({newest: 1}), at
+        if not killed:
+            break
+    assert set(seen) == {"a", "newer"}
+    print(f"{at - 1} kills: {dict(seen)}")
 
 
 def test_a_sweep_that_is_killed_loses_no_order(

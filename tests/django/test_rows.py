@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +155,33 @@ def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) 
     assert sent == ["m1"]
     assert [(work.id, work.state) for work in Work.objects.all()] == [("ship order:1", "NEW")]
     assert Sweeper(tg, {"test": send}).sweep().sent == 0
+    tg.close()
+
+
+def test_a_duplicate_in_djangos_transaction_is_told_of_the_first(models: Any) -> None:
+    """Attached or replaced; what is rolled back replaces nothing."""
+    from django.db import transaction
+
+    from taskguard_django import connection
+
+    tg = taskguard.connect()
+    sent: list[str] = []
+
+    def put(message: str, duplicate: Any) -> Any:
+        call = json.dumps({"queue": "test", "message": message})
+        made = replace(delivery(1), message=MessageRef(message), call=call)
+        send = lambda call, message: sent.append(message.id)  # noqa: E731
+        return enqueue_in(connection(), tg, made, send, duplicate=duplicate)
+
+    with transaction.atomic():
+        put("a", "attach")
+        assert put("b", "attach").first.message == "a"
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        assert put("c", "replace").outcome == "replaced"
+        raise ZeroDivisionError
+    with transaction.atomic():
+        assert put("d", "replace").first.message == "a"
+    assert sent == ["a", "d"]
     tg.close()
 
 

@@ -318,3 +318,26 @@ def each() -> None:
     job = get_current_job()
     assert job is not None
     step(job.meta["taskguard_tick"], "came")
+
+
+@guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
+def index(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
+    """Its effect says with which arguments it ran. The first attempt may wait for a step "go"."""
+    step(invoice, "began")
+    while waits and guard.attempt == 1 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, f"{invoice} {words}", guard)
+        guard.result = words
+    return words
+
+
+def _may_go() -> bool:
+    with engine().connect() as db:
+        return db.execute(sa.text("select 1 from steps where name = 'go'")).first() is not None
+
+
+@guarded_job(key="invoice:<invoice>", once_per="message", ttl_s=TTL_S)
+def index_each(invoice: int) -> None:
+    """Each of its messages is work of its own."""
+    step(invoice, "began")

@@ -23,6 +23,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import orm
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskguard
@@ -199,6 +200,31 @@ def enqueue(place: Place) -> Iterator[None]:
     assert place.states() == {"shop.ship order:42": State.NEW}
     assert place.deliver_all(place.names.app) == 1
     assert place.sql("select shipped from orders where id = 42") == [1]
+
+
+@around("docs/how-to/unique.md")
+def unique(place: Place) -> Iterator[None]:
+    app = place.app()
+    from taskguard_celery import guarded_task
+
+    @app.task(name="shop.index")
+    @guarded_task(key="index:<customer_id>")
+    def index(customer_id: int, words: str) -> str:
+        return words
+
+    place.give(index=index)
+    yield
+    assert place.states() == {"shop.index index:7": State.NEW}
+    assert place.deliver_all(app) == 1
+    assert place.states() == {"shop.index index:7": State.DONE}
+    yield
+    for words in ("red", "blue"):
+        with orm.Session(place.memory.engine) as session, session.begin():
+            place.changed(session, 8, words)
+    [call] = place.sql("select call from taskguard_work where state = 'NEW'")
+    assert "blue" in call
+    assert "red" not in call
+    assert place.deliver_all(app) == 2
 
 
 @around("docs/how-to/own-row.md")

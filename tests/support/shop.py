@@ -152,6 +152,31 @@ def add_up(numbers: list[int]) -> int:
     return sum(numbers)
 
 
+def _may_go() -> bool:
+    with engine().connect() as db:
+        return db.execute(sa.text("select 1 from steps where name = 'go'")).first() is not None
+
+
+@task(name="shop.index")
+@guarded_task(key="order:<order>", ttl_s=TTL_S)
+def index(order: int, words: str, waits: bool = False, *, guard: Guard) -> str:
+    """Its effect says with which arguments it ran. The first attempt may wait for a step "go"."""
+    step(order, "began")
+    while waits and guard.attempt == 1 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, f"{order} {words}", guard)
+        guard.result = words
+    return words
+
+
+@task(name="shop.index_each")
+@guarded_task(key="order:<order>", once_per="message", ttl_s=TTL_S)
+def index_each(order: int) -> None:
+    """Each of its messages is work of its own."""
+    step(order, "began")
+
+
 @task(name="shop.deployed")
 @guarded_task(**deploys.guard_of("order:<order>"), ttl_s=TTL_S)
 def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:

@@ -48,6 +48,10 @@ _APP = """
     app: Celery
 """
 # What stands around the blocks of a page, in their order: the last one around those that follow.
+_INDEX = """
+    from celery import Task
+    index: Task
+"""
 AROUND = {
     "docs/how-to/alembic.md": (
         """
@@ -94,6 +98,10 @@ AROUND = {
     "docs/how-to/one-at-a-time.md": (_APP, ""),
     "docs/how-to/own-row.md": (_APP,),
     "docs/how-to/periodic.md": (_APP,),
+    "docs/how-to/unique.md": (
+        _INDEX,
+        f"{_INDEX}\n    from taskguard_celery import enqueue",
+    ),
     "docs/how-to/web.md": (
         f"{_ORDERS}\n    from sqlalchemy import Table\n    refunds: Table",
         f"""{_ORDERS}

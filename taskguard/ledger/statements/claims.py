@@ -154,6 +154,9 @@ def _read_one(
         db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.peek, values)
+    if lock and row.state == State.NEW.value and row.final:
+        # Its call was replaced, perhaps while this waited for the row: the numbers are then older.
+        [row] = database.read(db, statements.peek, values)
     number = (row.known_retries or 0, row.known_deferrals or 0)
     return (None if row.id is None else row), number, row.now_us
 
@@ -276,6 +279,7 @@ class _Claim:
             "message": request.message.name,
             "retries": request.message.retries,
             "state": State.PROCESSING.value,
+            "final": 0,
             "fence": fence,
             "owner": self.owner,
             "lease_until": until_us,

@@ -83,7 +83,8 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
 def park(database: Database, request: ClaimRequest) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
-    False if that is not to be: it runs, has ended for good, or is a later message's by now.
+    False if that is not to be: it runs, has ended for good, or another message stands for it, which
+    has its own sender waiting for a result.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -114,6 +115,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
         }
         db.execute(database.dialect.insert_missing(WORK, new))
         waits = WORK.c.state == State.NEW.value
+        own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
         failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
         later = sa.and_(
             WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
@@ -122,7 +124,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
         # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
         changed = db.execute(
             sa.update(WORK)
-            .where(WORK.c.id == request.work, sa.or_(waits, failed), ~later)
+            .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
             .ordered_values(
                 (WORK.c.parked, place), *((n, v) for n, v in values.items() if n != "parked")
             )

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger.protocol import Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.states import State
 
@@ -98,6 +98,56 @@ class TestPark:
         assert park(book, 2) is True
         assert book.work(2).parked == before
         assert call(book) == "m2"
+
+    def test_another_message_of_the_work(self, book: Any) -> None:
+        """Is not parked in its place: somebody waits for the result of each of them."""
+        claimed(book, 1)
+        park(book, 2)
+        before = book.work(2)
+        assert park(book, 2, MessageRef("again")) is False
+        assert book.work(2) == before
+
+    def test_one_that_was_enqueued(self, book: Any) -> None:
+        """In a transaction of the user's, or to be sent by a sweep: its own message parks it."""
+        claimed(book, 1)
+        message = json.dumps({"queue": "test", "message": "m2"})
+        with book.engine.begin() as db:
+            book.ledger.enqueue(db, delivery(2, call=message), due_in_s=0)
+        assert len(book.ledger.overdue()) == 1
+        assert park(book, 2, MessageRef("other")) is False
+        assert park(book, 2) is True
+        assert book.ledger.overdue() == []
+        end_leases(book)
+        assert call(book) == "m2"
+
+    def test_enqueued_again(self, book: Any) -> None:
+        """While it waits: it keeps its message and its place; the other one is sent beside it."""
+        claimed(book, 1)
+        park(book, 2)
+        before = book.work(2)
+        again = delivery(2, MessageRef("again"), call='{"queue": "test", "message": "again"}')
+        with book.engine.begin() as db:
+            book.ledger.enqueue(db, again, due_in_s=0)
+        assert book.work(2) == before
+        assert book.ledger.overdue() == []
+
+    def test_one_that_was_replaced(self, book: Any) -> None:
+        """While it waited: the older message never runs, the newer one stands at the end."""
+        claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        newer = json.dumps({"queue": "test", "message": "newer"})
+        instead = delivery(2, MessageRef("newer"), call=newer)
+        with book.engine.begin() as db:
+            once = Once(lambda found: instead, replaces=True)
+            book.ledger.enqueue(db, instead, due_in_s=600, once=once)
+        assert park(book, 2) is False
+        assert json.loads(book.work(2).call)["message"] == "newer"
+        end_leases(book)
+        assert call(book) == "m3"
+        book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2)), Answer)
+        assert isinstance(book.ledger.claim(instead), Claimed)
 
     def test_a_retry_stands_at_the_end(self, book: Any) -> None:
         """It failed, and comes again: those who waited meanwhile go first."""

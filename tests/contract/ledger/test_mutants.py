@@ -22,11 +22,13 @@ from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
 from contract.ledger import test_lines as in_line
+from contract.ledger import test_unique as uniqueness
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
+from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
@@ -288,8 +290,13 @@ def with_a_held_key(made: Mutation) -> None:
 
 def with_any_state(made: Mutation) -> None:
     """Whatever a message finds is parked."""
-    states = "w.state = 'NEW' or (w.state = 'FAILED' and w.final = 0)"
-    made.edit(postgresql, "_PARK", (states, "true"))
+    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0)", "or true"))
+
+
+def with_any_message(made: Mutation) -> None:
+    """One message is parked in the place of another one of its work."""
+    own = "(w.call is null or w.message = excluded.message)"
+    made.edit(postgresql, "_PARK", (own, "true"))
 
 
 def with_a_new_place(made: Mutation) -> None:
@@ -323,6 +330,26 @@ def of_any_application(made: Mutation) -> None:
     )
 
 
+def without_a_second_look(made: Mutation) -> None:
+    """A claim goes by what it read before it waited for a call to be replaced."""
+    made.edit(postgresql, "_CLAIM", ("when w.state = 'NEW' and w.final = 1 then false", ""))
+
+
+def without_superseding(made: Mutation) -> None:
+    """A call is replaced, and its message runs all the same."""
+    made.replace(unique, "supersede", lambda *_: None)
+
+
+def replace_what_is_begun(made: Mutation) -> None:
+    """A call is replaced whatever is done of it."""
+    standing = unique.Standing
+
+    def waiting(**values: Any) -> Any:
+        return standing(**{**values, "begun": False})
+
+    made.replace(unique, "Standing", waiting)
+
+
 def claim_after_the_former_guard(book: Any) -> None:
     """What it has done is done."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
@@ -343,6 +370,11 @@ def claim_what_is_superseded(book: Any) -> None:
     """A message with fewer deferrals than are recorded is not run."""
     assert book.ledger.defer(book.request(), lambda deferrals: None)
     assert not isinstance(book.ledger.claim(book.request()), Claimed)
+
+
+def replace_what_has_progress(book: Any) -> None:
+    """It is of the older arguments."""
+    uniqueness.test_a_call_that_was_begun_is_not_replaced(book, "given back after progress")
 
 
 def lose_the_work_to_another(book: Any) -> None:
@@ -375,6 +407,9 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_an_end, claim_what_is_done),
     (without_numbers, claim_what_is_superseded),
     (without_a_limit, endings.test_a_crash_too_many_is_dead),
+    (without_superseding, uniqueness.test_a_replaced_call_does_not_run_and_the_newer_one_does),
+    (without_superseding, uniqueness.test_a_failed_call_whose_retry_may_come_is_replaced),
+    (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
@@ -409,11 +444,16 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (without_giving_back_the_key, lose_the_work_to_another),
     (without_an_error, commit_late),
     (with_any_state, park_what_is_done),
+    (with_any_message, in_line.TestPark().test_another_message_of_the_work),
     (with_a_new_place, in_line.TestPark().test_again),
     (without_waiting_again, in_line.TestPark().test_again),
     (without_leaving_the_line, in_line.TestClaim().test_ends_the_waiting),
     (with_the_last_first, in_line.TestCall().test_in_the_order_in_which_they_came),
     (of_any_application, call_in_namespaces),
+    (
+        without_a_second_look,
+        uniqueness.test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call,
+    ),
 ]
 
 

@@ -396,7 +396,8 @@ def _answered(
 
 def _behind(request: ClaimRequest, row: _Found | None) -> Busy | None:
     """Others wait for the key, or it was taken just now: in a line that is the same."""
-    if not request.in_line:
+    replaced = row is not None and row.state == State.NEW.value and row.final
+    if replaced or not request.in_line:
         return None
     return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 

@@ -1,5 +1,5 @@
 -- Store work with its call in the line of its key: NEW, at the end, or in the place that it has. No
--- row: it runs, has ended for good, or is a later message's by now.
+-- row: it runs, has ended for good, or another message stands for it.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -28,6 +28,9 @@ on conflict (id) do update set
     end,
     error = null,
     finished = null
-where (w.state = 'NEW' or (w.state = 'FAILED' and w.final = 0))
+where (
+        (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
+        or (w.state = 'FAILED' and w.final = 0)
+    )
     and not (w.message = excluded.message and w.retries > excluded.retries)
 returning 1

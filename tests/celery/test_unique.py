@@ -1,0 +1,267 @@
+"""`enqueue(duplicate=, delay_s=)` on real workers: one message of a work from its enqueueing on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from support.waiting import wait_until
+from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
+from taskguard.states import State
+from taskguard_celery import enqueue, sweep
+
+
+def make_due(shop: Any) -> None:
+    with shop.engine.begin() as db:
+        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
+
+
+def sent(shop: Any) -> int:
+    with shop.broker() as broker:
+        return int(shop.messages(broker))
+
+
+def let_go(shop: Any) -> None:
+    """The body that waits goes on."""
+    with shop.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+@pytest.mark.parametrize("transaction", ["the user's", "the ledger's"])
+def test_who_attaches_gets_the_result_of_the_first_message(shop: Any, transaction: str) -> None:
+    """Nothing else is sent, while it waits and while it is at work; afterwards it is answered."""
+    index = shop.tasks.index
+
+    def attach(words: str) -> Any:
+        if transaction != "the user's":
+            return enqueue(index, (1, words), duplicate="attach")
+        with orm.Session(shop.engine) as session, session.begin():
+            return enqueue(index, (1, words), session=session, duplicate="attach")
+
+    first, second = attach("first"), attach("second")
+    assert (first.outcome, second.outcome) == ("sent", "attached")
+    assert first.result.id == second.result.id
+    second.send()
+    assert sent(shop) == 1
+    with shop.worker():
+        assert second.result.get(timeout=60) == "first"
+        third = attach("third")
+        assert third.outcome == "sent"
+        assert third.result.get(timeout=60) == "first"
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 first": 1})
+
+
+def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:
+    """Whether `enqueue()` sent its message, or `delay()`."""
+    tasks = shop.tasks
+    running = tasks.index.delay(1, "running", waits=True)
+    with shop.worker():
+        shop.wait_for_steps("began")
+        attached = enqueue(tasks.index, (1, "late"), duplicate="attach")
+        assert attached.outcome == "attached"
+        assert attached.result.id == running.id
+        let_go(shop)
+        assert attached.result.get(timeout=60) == "running"
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 running": 1})
+
+
+def test_skipped_or_refused_nothing_is_sent(shop: Any) -> None:
+    """The caller is told: by None, or by an error that names the key and the first message."""
+    index = shop.tasks.index
+    first = enqueue(index, (1, "first"))
+    assert enqueue(index, (1, "second"), duplicate="skip") is None
+    with orm.Session(shop.engine) as session:
+        assert enqueue(index, (1, "second"), session=session, duplicate="skip") is None
+        with pytest.raises(AlreadyEnqueuedError, match=f"is enqueued.*{first.result.id}"):
+            enqueue(index, (1, "second"), session=session, duplicate="raise")
+        session.commit()
+    with pytest.raises(AlreadyEnqueuedError) as refused:
+        enqueue(index, (1, "second"), duplicate="raise")
+    assert (refused.value.key, refused.value.begun) == ("order:1", False)
+    assert sent(shop) == 1
+    other = enqueue(index, (2, "other"), duplicate="skip")
+    assert other is not None
+    assert other.outcome == "sent"
+    assert enqueue(index, (3, "third"), duplicate="raise").outcome == "sent"
+
+
+def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
+    """All messages come; the older ones do nothing, and everybody waits for one result."""
+    index = shop.tasks.index
+    calls = [enqueue(index, (1, words), duplicate="replace") for words in ("a", "b", "c")]
+    assert [each.outcome for each in calls] == ["sent", "replaced", "replaced"]
+    assert len({each.result.id for each in calls}) == 1
+    assert sent(shop) == 3
+    with shop.worker():
+        assert [each.result.get(timeout=60) for each in calls] == ["c"] * 3
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 c": 1})
+    assert len(shop.steps("began")) == 1
+    assert shop.work("shop.index", 1).attempts == 1
+
+
+def test_a_transaction_that_is_rolled_back_replaces_nothing(shop: Any) -> None:
+    """The first call runs as it was."""
+    index = shop.tasks.index
+    first = enqueue(index, (1, "first"), duplicate="replace")
+    with orm.Session(shop.engine) as session:
+        gone = enqueue(index, (1, "gone"), session=session, duplicate="replace")
+        assert gone.outcome == "replaced"
+        session.rollback()
+    with shop.worker():
+        assert first.result.get(timeout=60) == "first"
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 first": 1})
+
+
+def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
+    """Each enqueue moves its time on; it does not begin before."""
+    index = shop.tasks.index
+    with shop.worker():
+        shop.wait_for_quiet()
+        for words in ("a", "b", "c"):
+            last = enqueue(index, (1, words), duplicate="replace", delay_s=2)
+            due_s = time.time() + 2
+        assert last.result.get(timeout=60) == "c"
+        shop.wait_for_quiet()
+    [began] = shop.steps("began")
+    assert began.at_s > due_s - 0.5
+    assert shop.effects() == Counter({"1 c": 1})
+
+
+def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
+    """The caller is told that its arguments will not run; nothing is written."""
+    index = shop.tasks.index
+    with shop.worker():
+        first = enqueue(index, (1, "first", True), duplicate="replace")
+        shop.wait_for_steps("began")
+        with pytest.raises(AlreadyEnqueuedError, match=r"is in progress.*when it has ended") as why:
+            enqueue(index, (1, "second"), duplicate="replace")
+        assert why.value.begun
+        let_go(shop)
+        assert first.result.get(timeout=60) == "first"
+    assert shop.effects() == Counter({"1 first": 1})
+
+
+def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
+    """Its message is lost, too: who attached gets the result of the one that a sweep sends."""
+    tasks = shop.tasks
+    first = enqueue(tasks.index, (1, "first", True), duplicate="attach")
+    with shop.worker() as worker:
+        shop.wait_for_steps("began")
+        second = enqueue(tasks.index, (1, "second"), duplicate="attach")
+        worker.kill()
+    with shop.broker() as broker:
+        broker.flushdb()
+    assert second.outcome == "attached"
+    with shop.worker():
+        wait_until(lambda: sweep(tasks.app).sent, timeout_s=60, message="an overdue work")
+        assert second.result.get(timeout=60) == "first"
+        assert first.result.get(timeout=60) == "first"
+        # It has ended, so it is enqueued and answered.
+        assert enqueue(tasks.index, (1, "third"), duplicate="raise").outcome == "sent"
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 first": 1})
+
+
+def test_of_lost_messages_a_sweep_sends_the_newest_again(shop: Any) -> None:
+    """Due at its own time: a delay does not begin anew."""
+    tasks = shop.tasks
+    enqueue(tasks.index, (1, "older"), duplicate="replace")
+    last = enqueue(tasks.index, (1, "newest"), duplicate="replace")
+    with shop.broker() as broker:
+        broker.flushdb()
+    make_due(shop)
+    assert sweep(tasks.app).sent == 1
+    with shop.worker():
+        assert last.result.get(timeout=60) == "newest"
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1 newest": 1})
+
+
+def test_what_the_broker_did_not_take_replaces_all_the_same(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older message runs nothing; the newer one comes with the next sweep."""
+    tasks = shop.tasks
+    outage = tmp_path / "outage"
+    monkeypatch.setenv("SHOP_OUTAGE", str(outage))
+    enqueue(tasks.index, (1, "older"), duplicate="replace")
+    outage.touch()
+    last = enqueue(tasks.index, (1, "newer"), duplicate="replace")
+    outage.unlink()
+    with shop.worker():
+        shop.wait_for_quiet()
+        assert shop.steps("began") == []
+        assert shop.work("shop.index", 1).state is State.NEW
+        make_due(shop)
+        assert sweep(tasks.app).sent == 1
+        assert last.result.get(timeout=60) == "newer"
+    assert shop.effects() == Counter({"1 newer": 1})
+
+
+def test_while_workers_begin_the_last_arguments_that_were_taken_run(shop: Any) -> None:
+    """Each replacement is taken, or refused; what was taken last has its effect, once."""
+    index = shop.tasks.index
+    last = {order: f"{order} 0" for order in range(100)}
+    for order, words in last.items():
+        enqueue(index, (order, words), duplicate="replace")
+    refused = set()
+    with shop.worker(concurrency=2):
+        shop.wait_for_steps("began")
+        for number in (1, 2):
+            for order in range(99, -1, -1):
+                words = f"{order} {number}"
+                try:
+                    found = enqueue(index, (order, words), duplicate="replace")
+                except AlreadyEnqueuedError:
+                    refused.add(order)
+                    continue
+                if found.outcome == "replaced":
+                    last[order] = words
+        shop.wait_for_effects(100)
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({f"{order} {words}": 1 for order, words in last.items()})
+    print(f"{len(refused)} refused, {Counter(words.split()[1] for words in last.values())}")
+
+
+def test_a_failed_work_is_enqueued_afresh(shop: Any) -> None:
+    """A failure ends it: nothing stays locked."""
+    index = shop.tasks.index
+    first = enqueue(index, (1, "first\0"), duplicate="attach")  # PostgreSQL takes no NUL
+    with shop.worker():
+        with pytest.raises(Exception, match=r"NUL|0x00"):
+            first.result.get(timeout=60)
+        wait_until(
+            lambda: shop.work("shop.index", 1).state is State.FAILED,
+            timeout_s=60,
+            message="FAILED",
+        )
+        again = enqueue(index, (1, "again"), duplicate="raise")
+        assert again.result.get(timeout=60) == "again"
+    assert shop.effects() == Counter({"1 again": 1})
+
+
+def test_what_cannot_be_is_refused_with_the_reason(shop: Any) -> None:
+    """Before anything is written."""
+    tasks = shop.tasks
+    with pytest.raises(ConfigurationError, match="each message, or tick, is work of its own"):
+        enqueue(tasks.index_each, (1,), duplicate="skip")
+    with pytest.raises(ConfigurationError, match="has a link, which would be lost"):
+        enqueue(tasks.index, (1, "a"), duplicate="attach", link=tasks.index.s("b"))
+    with pytest.raises(ConfigurationError, match="give one of answer, attach"):
+        enqueue(tasks.index, (1, "a"), duplicate="unique")  # type: ignore[call-overload]
+    with pytest.raises(ConfigurationError, match="delay_s, and a countdown"):
+        enqueue(tasks.index, (1, "a"), delay_s=1, countdown=1)
+    with pytest.raises(ConfigurationError, match="delay_s=-1"):
+        enqueue(tasks.index, (1, "a"), delay_s=-1)
+    assert sent(shop) == 0
+    assert shop.ledger.list_work(State.NEW) == []

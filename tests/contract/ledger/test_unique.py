@@ -1,0 +1,391 @@
+"""Work that is enqueued once: what a second enqueue is told, and what replaces a stored call."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from contract.ledger.test_claims import ClaimByThread
+from contract.ledger.test_concurrency import at_once
+
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, Once, Standing
+from taskguard.ledger.tables import MESSAGES
+from taskguard.states import Decision, State
+
+ROUNDS = 25
+
+
+@pytest.fixture(autouse=True)
+def _in_a_database(book: Any) -> None:
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger stores no calls")
+
+
+def asked(book: Any, message: str, **values: Any) -> ClaimRequest:
+    """With the call that this message is sent by."""
+    call = json.dumps({"queue": "test", "message": message})
+    made: ClaimRequest = book.request(1, message=message, call=call, **values)
+    return made
+
+
+class Told:
+    """What stood there when it was enqueued."""
+
+    def __init__(self, instead: ClaimRequest | None = None) -> None:
+        self.standing: Standing | None = None
+        self.replaced = False
+        self._instead = instead
+
+    def found(self, standing: Standing) -> ClaimRequest | None:
+        self.standing = standing
+        self.replaced = self._instead is not None and not standing.begun
+        return self._instead if self.replaced else None
+
+
+def attach(book: Any, message: str, db: Any = None, **values: Any) -> Told:
+    told = Told()
+    book.ledger.enqueue(db, asked(book, message, **values), once=Once(told.found))
+    return told
+
+
+def put_instead(book: Any, message: str, db: Any = None, **values: Any) -> Told:
+    told = Told(asked(book, message, **values))
+    request = asked(book, message, **values)
+    book.ledger.enqueue(db, request, once=Once(told.found, replaces=True))
+    return told
+
+
+def decision(found: Any) -> Decision:
+    assert isinstance(found, Answer), found
+    return found.decision
+
+
+def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: Any) -> None:
+    """In a transaction of the user's or the ledger's; nothing is written the second time."""
+    with book.engine.begin() as db:
+        assert attach(book, "a", db).standing is None
+        second = attach(book, "b", db).standing
+        assert second is not None
+        assert (second.message, second.begun) == ("a", False)
+    before = book.work()
+    third = attach(book, "c").standing
+    assert third == second
+    assert third.call == before.call
+    assert book.work() == before
+
+
+def test_asked_again_for_the_same_message_it_is_no_duplicate(book: Any) -> None:
+    """Its COMMIT may have got no answer."""
+    attach(book, "a")
+    assert attach(book, "a").standing is None
+    assert put_instead(book, "a").standing is None
+
+
+def test_work_in_progress_is_told_as_begun(book: Any) -> None:
+    """Also beyond its lease where its call is stored: a sweep sends it."""
+    book.claim(message="a")
+    told = attach(book, "b").standing
+    assert told is not None
+    assert (told.message, told.begun) == ("a", True)
+    book.expire()
+    # Nobody would send this holder's message again.
+    assert attach(book, "b").standing is None
+    told = attach(book, "c").standing
+    assert told is not None
+    assert (told.message, told.begun) == ("b", True)
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "dead", "revoked"])
+def test_work_that_has_ended_is_no_duplicate(book: Any, end: str) -> None:
+    """FAILED is NEW again; the rest stays, and the message is to get its answer."""
+    claimed = book.claim(message="a", call="{}", max_crashes=1)
+    if end == "done":
+        book.ledger.complete(claimed.claim, "1")
+    elif end == "failed":
+        book.ledger.fail(claimed.claim, "boom")
+    elif end == "revoked":
+        book.ledger.revoke("ship order:1", message="a")
+    else:
+        book.expire()
+        book.ledger.claim(book.request(message="x", max_crashes=1))
+    state = book.work().state
+    assert attach(book, "b").standing is None
+    assert book.work().state == (State.NEW if end == "failed" else state)
+
+
+def test_a_replaced_call_does_not_run_and_the_newer_one_does(book: Any) -> None:
+    """Whenever the older message comes: waiting, at work, after a failure, a crash or a requeue."""
+    attach(book, "a")
+    assert put_instead(book, "b").replaced
+    assert put_instead(book, "c").replaced
+    assert json.loads(book.work().call)["message"] == "c"
+    for older in ("a", "b"):
+        assert decision(book.ledger.claim(book.request(message=older))) is Decision.SUPERSEDED
+    claimed = book.claim(message="c")
+    assert (claimed.attempt, book.work().final) == (1, 0)
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.expire()
+    assert decision(book.ledger.claim(book.request(message="b"))) is Decision.SUPERSEDED
+    book.ledger.fail(book.claim(message="c").claim, "boom")
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.ledger.requeue("ship order:1", reason="mended")
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.ledger.complete(book.claim(message="c").claim, "1")
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.DONE
+
+
+def test_the_older_message_is_not_put_off_either(book: Any) -> None:
+    """A copy of it that finds the key taken is dropped."""
+    attach(book, "a")
+    put_instead(book, "b")
+    book.claim(message="b")
+    assert not book.ledger.defer(book.request(message="a"), lambda _: pytest.fail("published"))
+
+
+def test_what_is_sent_again_is_the_newer_message(book: Any) -> None:
+    """With its own numbers."""
+    attach(book, "a")
+    book.ledger.enqueue(
+        None, asked(book, "b"), due_in_s=0, once=Once(Told(asked(book, "b")).found, replaces=True)
+    )
+    (found,) = book.ledger.overdue()
+    assert (found.message.name, found.message.number) == ("b", (0, 0))
+
+
+def test_rolled_back_the_first_call_stands(book: Any) -> None:
+    """With its message."""
+    attach(book, "a")
+    with book.engine.connect() as db:
+        assert put_instead(book, "b", db).replaced
+        db.rollback()
+    assert json.loads(book.work().call)["message"] == "a"
+    book.claim(message="a")
+
+
+@pytest.mark.parametrize("how", ["at work", "given back after progress"])
+def test_a_call_that_was_begun_is_not_replaced(book: Any, how: str) -> None:
+    """Part of it may be done with the older arguments."""
+    attach(book, "a")
+    claimed = book.claim(message="a")
+    if how != "at work":
+        book.ledger.note(claimed.claim, "1")
+        book.ledger.give_back(claimed.claim)
+    told = put_instead(book, "b")
+    assert told.standing is not None
+    assert told.standing.begun
+    assert not told.replaced
+    assert json.loads(book.work().call)["message"] == "a"
+
+
+def test_a_call_that_was_given_back_untouched_is_replaced(book: Any) -> None:
+    """As at a shutdown: its message comes again, and does not run."""
+    attach(book, "a")
+    book.ledger.give_back(book.claim(message="a").claim)
+    assert put_instead(book, "b").replaced
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.claim(message="b")
+
+
+def test_a_failed_call_whose_retry_may_come_is_replaced(book: Any) -> None:
+    """The retry would run with the older arguments."""
+    attach(book, "a")
+    book.ledger.fail(book.claim(message="a").claim, "boom")
+    assert put_instead(book, "b").standing is None
+    late = book.ledger.claim(book.request(message="a", retries=1))
+    assert decision(late) is Decision.SUPERSEDED
+    assert book.claim(message="b").attempt == 2
+
+
+def test_a_replaced_call_that_cannot_be_sent_is_failed_and_not_revoked(book: Any) -> None:
+    """So that it can be enqueued once more."""
+    attach(book, "a")
+    put_instead(book, "b")
+    (found,) = book.ledger.overdue(work="ship order:1")
+    assert book.ledger.abandon(found, error="no such task")
+    assert (book.work().state, book.work().final) == (State.FAILED, 0)
+    assert attach(book, "c").standing is None
+    book.claim(message="c")
+
+
+def test_a_message_of_another_sender_may_begin_what_waits(book: Any) -> None:
+    """It is the same work, and nobody replaced this message."""
+    attach(book, "a")
+    put_instead(book, "b")
+    book.claim(message="sent without enqueue()")
+    assert book.work().final == 0
+
+
+def test_a_newer_call_may_have_another_fingerprint(book: Any) -> None:
+    """The newest arguments are those that count."""
+    attach(book, "a", fingerprint="1")
+    put_instead(book, "b", fingerprint="2")
+    book.claim(message="b", fingerprint="2")
+
+
+def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
+    """All others are told of it; one call is stored."""
+    for _ in range(5):
+        told: list[Told] = []
+        at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
+        first = json.loads(book.work().call)["message"]
+        assert [each.standing and each.standing.message for each in told].count(None) == 1
+        assert {each.standing.message for each in told if each.standing} == {first}
+        book.ledger.complete(book.claim(message=first).claim, None)
+        with book.engine.begin() as db:
+            db.execute(sa.text("delete from taskguard_work"))
+
+
+def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
+    """Every other message is superseded, whoever replaced whom."""
+    for _ in range(5):
+        told: list[Told] = []
+        at_once(8, lambda number, t=told: t.append(put_instead(book, f"m{number}")))  # type: ignore[misc]
+        assert [each.replaced for each in told].count(False) == 1
+        last = json.loads(book.work().call)["message"]
+        for number in range(8):
+            if f"m{number}" != last:
+                late = book.ledger.claim(book.request(message=f"m{number}"))
+                assert decision(late) is Decision.SUPERSEDED
+        book.ledger.complete(book.claim(message=last).claim, None)
+        with book.engine.begin() as db:
+            for table in ("work", "messages"):
+                db.execute(sa.text(f"delete from taskguard_{table}"))
+
+
+def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
+    """The older message got the work and the call stays, or it is superseded and never runs."""
+    seen = set()
+    for number in range(ROUNDS):
+        older, newer = f"a{number}", f"b{number}"
+        attach(book, older)
+        found: dict[int, Any] = {}
+
+        def race(side: int, older: str = older, newer: str = newer, at: Any = found) -> None:
+            if side == 0:
+                at[side] = book.ledger.claim(book.request(message=older))
+            else:
+                at[side] = put_instead(book, newer)
+
+        at_once(2, race)
+        claimed = isinstance(found[0], Claimed)
+        seen.add(claimed)
+        assert found[1].replaced is not claimed
+        if claimed:
+            assert found[1].standing.begun
+            assert json.loads(book.work().call)["message"] == older
+            book.ledger.complete(found[0].claim, None)
+        else:
+            assert isinstance(found[0], Busy) or found[0].decision is Decision.SUPERSEDED
+            again = book.ledger.claim(book.request(message=older))
+            assert decision(again) is Decision.SUPERSEDED
+            book.ledger.complete(book.claim(message=newer).claim, None)
+        with book.engine.begin() as db:
+            db.execute(sa.text("delete from taskguard_work"))
+
+
+def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(book: Any) -> None:
+    """It began before the replacement was committed: the newest record counts."""
+    if not book.locks_rows:
+        pytest.skip("one writer at a time")
+    with closing(book.again(lock_timeout_s=30.0)) as patient:
+        book = replace(book, ledger=patient)
+        attach(book, "m")
+        with ClaimByThread(book) as answers, book.engine.begin() as db:
+            assert put_instead(book, "b", db).replaced
+            answers.begin()
+        assert decision(answers.found) is Decision.SUPERSEDED
+        assert book.key() is None or book.key().owner == ""
+        book.claim(message="b")
+
+
+def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: Any) -> None:
+    """The claim is not yet committed when it is enqueued."""
+    if not book.locks_rows:
+        pytest.skip("one writer at a time")
+    attach(book, "a")
+    told: list[Told] = []
+    thread = threading.Thread(target=lambda: told.append(put_instead(book, "b")))
+    with book.engine.begin() as db:
+        set_going = {"state": State.PROCESSING.value, "owner": "x:a", "lease_until": 2**60}
+        sets = ", ".join(f"{name} = :{name}" for name in set_going)
+        db.execute(sa.text(f"update taskguard_work set {sets}"), set_going)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join()
+    assert told[0].standing is not None
+    assert told[0].standing.begun
+    assert not told[0].replaced
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) -> None:
+    """Rolled back, there is no first one."""
+    if not book.locks_rows:
+        pytest.skip("one writer at a time")
+    told: list[Told] = []
+    thread = threading.Thread(target=lambda: told.append(attach(book, "b")))
+    with book.engine.connect() as db:
+        attach(book, "a", db)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        getattr(db, end)()
+    thread.join()
+    assert (told[0].standing is not None) == (end == "commit")
+    assert json.loads(book.work().call)["message"] == ("a" if end == "commit" else "b")
+
+
+def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None:
+    """As of MariaDB's and MySQL's REPEATABLE READ, the default of both."""
+    if book.kind not in ("mariadb", "mariadb in steps", "mysql"):
+        pytest.skip("PostgreSQL refuses to write there, and SQLite has one writer")
+    level: Callable[[], Any] = book.engine.execution_options(
+        isolation_level="REPEATABLE READ"
+    ).begin
+    with level() as db:
+        if book.ledger.database.dialect.keeps_snapshot(db):
+            pytest.skip("this server refuses to write to what has changed since")
+        assert db.execute(sa.text("select count(*) from taskguard_work")).scalar() == 0
+        attach(book, "a")
+        told = attach(book, "b", db).standing
+        assert told is not None
+        assert told.message == "a"
+        assert put_instead(book, "c", db).replaced
+    assert json.loads(book.work().call)["message"] == "c"
+
+
+def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
+    """Each leaves one row until then."""
+    attach(book, "a")
+    for number in range(3):
+        put_instead(book, f"b{number}")
+    with book.engine.connect() as db:
+        assert db.execute(sa.select(sa.func.count()).select_from(MESSAGES)).scalar() == 3
+    book.ledger.complete(book.claim(message="b2").claim, None)
+    with book.engine.begin() as db:
+        db.execute(sa.text("update taskguard_work set finished = 1"))
+        db.execute(sa.text("update taskguard_messages set updated = 1"))
+    assert book.ledger.purge(older_than_s=3600).messages == 3
+
+
+def test_the_request_may_be_made_anew_from_what_stands_there(book: Any) -> None:
+    """As Celery's is, which keeps the first one's id."""
+    attach(book, "a")
+    mine = asked(book, "b")
+
+    def found(standing: Standing) -> ClaimRequest:
+        call = json.dumps({"message": "a again"})
+        named = replace(mine.message, id=f"{standing.message} again")
+        return replace(mine, message=named, call=call)
+
+    book.ledger.enqueue(None, mine, once=Once(found, replaces=True))
+    assert book.work().message == "a again"
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.claim(message="a again")
