@@ -34,6 +34,7 @@ from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import Granted, Held, LockProvider, asked
+from taskguard.parking import can_park
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -93,7 +94,7 @@ class Admission:
                     return found
                 self._emit_contended(delivery, found)
                 left_s = started_s + wait_s - self.clock.monotonic_s()
-                if left_s <= 0.0:
+                if left_s <= 0.0 or (delivery.called and found.key is None):
                     return found
                 self._wait(delivery, asker, found, left_s)
                 if not asker.in_line:
@@ -319,7 +320,8 @@ class Admission:
             call=delivery.call,
             row=delivery.row,
             formerly=delivery.formerly,
-            redelivered=delivery.redelivered,
+            redelivered=delivery.redelivered or delivery.called,
+            in_line=can_park(delivery),
         )
 
     def _tracked(

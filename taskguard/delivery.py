@@ -5,7 +5,8 @@ Read next: `runner.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,8 +22,17 @@ __all__ = [
     "Dropped",
     "MessageRef",
     "Outcome",
+    "Parked",
+    "Parking",
     "Queue",
+    "stored_call",
 ]
+
+
+def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
+    """A call as the ledger stores it: with its message's id and its application's namespace."""
+    owned = {"app": app} if app else {}
+    return json.dumps({**call, "message": message.name, **owned})
 
 
 class Queue(Protocol):
@@ -54,6 +64,21 @@ class Queue(Protocol):
         ...
 
 
+class Parking(Protocol):
+    """How a message leaves its queue for the ledger, and comes back: `busy="park"`."""
+
+    def call(self) -> Mapping[str, Any] | None:
+        """How the message in hand is sent again, as JSON; None: it cannot be, and is put off."""
+        ...
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        """Send a call, with these numbers; raises unless the broker took it.
+
+        Raises StoredCallError for a call that is another queue's.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """How results and progress become JSON text, by the queue's own rules where it has some.
@@ -80,6 +105,9 @@ class Delivery:
         policy: the task's options.
         published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
+        parking: how to park it; None where that is not possible.
+        called: it waited in the line of its key, and was called: its turn has come.
+        app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
         fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
@@ -100,6 +128,9 @@ class Delivery:
     policy: Policy
     published_at_s: float | None = None
     queue: Queue | None = None
+    parking: Parking | None = None
+    called: bool = False
+    app: str = ""
     by_message: bool = False
     fingerprint: str | None = None
     call: str | None = None
@@ -152,4 +183,9 @@ class Deferred:
     deferrals: int
 
 
-Outcome = Completed | Answered | Dropped | Deferred
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The message waits in the ledger until its key is free. Acknowledge without a result."""
+
+
+Outcome = Completed | Answered | Dropped | Deferred | Parked

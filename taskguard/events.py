@@ -16,6 +16,8 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | takeover | the ledger granted work whose holder's lease had run out | warning |
 | duplicate | a delivery was answered from the record, or superseded | info; of DEAD work: warning |
 | deferred | a delivery was put off; it was published again first | info |
+| parked | a delivery waits in the ledger for its key; its message was acknowledged then | debug |
+| called | the first in line was sent again | debug |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
@@ -34,6 +36,7 @@ from typing import ClassVar
 
 __all__ = [
     "Acquired",
+    "Called",
     "Claimed",
     "Completed",
     "Contended",
@@ -48,6 +51,7 @@ __all__ = [
     "LockOverruled",
     "LockUnavailable",
     "Lost",
+    "Parked",
     "Released",
     "RenewalFailed",
     "Renewed",
@@ -208,6 +212,22 @@ class Deferred(Event):
     reason: str = ""
     delay_s: float = 0.0
     deferrals: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked(Event):
+    """The message stands in the line of its key, in the ledger; then it was acknowledged."""
+
+    name: ClassVar[str] = "parked"
+    text: ClassVar[str] = "%(task)s %(key)s parked (message %(message)s)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Event):
+    """The first in line was sent again, for its key is free."""
+
+    name: ClassVar[str] = "called"
+    text: ClassVar[str] = "%(task)s %(key)s called (message %(message)s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

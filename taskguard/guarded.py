@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from taskguard.delivery import Delivery, MessageRef, Queue
+from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
@@ -153,6 +152,11 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
+        if self.policy.busy == "park" and isinstance(key, list | tuple) and len(key) > 1:
+            raise ConfigurationError(
+                f'{self.name}: busy="park" is for one key: a message that waited for several would '
+                'hold some while it waits for the rest. Say busy="retry", or name one key.'
+            )
         self.row = row
         self._row_of = self._compile_row()
 
@@ -187,6 +191,8 @@ class GuardedFunction:
         task: str | None = None,
         published_at_s: float | None = None,
         queue: Queue | None = None,
+        parking: Parking | None = None,
+        called: bool = False,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
         orders: tuple[type[Exception], ...] = (),
@@ -215,9 +221,12 @@ class GuardedFunction:
             policy=self.policy,
             published_at_s=published_at_s,
             queue=queue,
+            parking=parking,
+            called=called,
+            app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
-            call=None if call is None else _stored(call, message, namespace),
+            call=None if call is None else stored_call(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
@@ -264,12 +273,6 @@ class GuardedFunction:
             f"{self.name} is {what}, so its body would never run. Guard a plain function; one that "
             "has to await something may call asyncio.run() in its body."
         )
-
-
-def _stored(call: Mapping[str, Any], message: MessageRef, namespace: str) -> str:
-    """A call as the ledger stores it: with its message's id and its application's namespace."""
-    owned = {"app": namespace} if namespace else {}
-    return json.dumps({**call, "message": message.name, **owned})
 
 
 def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:

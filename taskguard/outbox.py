@@ -20,7 +20,7 @@ from taskguard.api import TaskGuard
 from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guard import guard_with
-from taskguard.ledger.protocol import OutboxLedger
+from taskguard.ledger.protocol import LineLedger, OutboxLedger
 from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = ["AGAIN_AFTER_S", "NOT_BEFORE", "Send", "enqueue_in", "outbox_of", "waits_s"]
@@ -181,7 +181,7 @@ def waits_s(call: Any) -> float:
     return max(0.0, float(until_s) - time.time()) if until_s else 0.0
 
 
-def outbox_of(runtime: TaskGuard) -> OutboxLedger:
+def outbox_of(runtime: TaskGuard) -> LineLedger:
     """The runtime's ledger. Raises ConfigurationError where it has none."""
     if runtime.ledger is None:
         raise ConfigurationError(

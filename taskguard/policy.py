@@ -19,7 +19,7 @@ __all__ = [
     "make_policy",
 ]
 
-Busy = Literal["retry", "wait", "skip", "raise"]
+Busy = Literal["retry", "park", "wait", "skip", "raise"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -35,9 +35,10 @@ class Policy:
 
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
-            (put off), "wait" (up to `wait_s`, then as retry), "skip" (dropped), "raise"
-            (KeyBusyError). A delivery that is part of the work in progress, or whose work was
-            started before, is always put off: dropping it could lose work.
+            (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
+            is free: Celery's tasks, with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
+            (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
+            whose work was started before, is never dropped: that could lose work.
         wait_s: how long "wait" waits, in seconds; 0 by default.
         ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
             holder's death its key is taken over within this time.
@@ -66,7 +67,7 @@ class Policy:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("busy", self.busy, ("retry", "wait", "skip", "raise"))
+        _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)

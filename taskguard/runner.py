@@ -20,11 +20,20 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.delivery import Answered, Codec, Completed, Deferred, Delivery, Dropped, Outcome
+from taskguard.delivery import (
+    Answered,
+    Codec,
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    Outcome,
+    Parked,
+)
 from taskguard.errors import (
     BodyCancelledError,
     ConfigurationError,
@@ -60,9 +69,18 @@ from taskguard.events import (
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, held_keys, running
 from taskguard.lease import Lease, Owner
-from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ledger,
+    LineLedger,
+)
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
+from taskguard.parking import CALLED_WAIT_S, Line, can_park
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import Decision, State
 from taskguard.watchdog import TrackedLease, Watchdog
@@ -124,6 +142,8 @@ class Runner:
         self._admission = Admission(
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
+        # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
+        self._line = Line(locks, cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -140,6 +160,11 @@ class Runner:
             raise ConfigurationError(
                 f"{delivery.task} has row=, and there is no ledger to move it in. Configure the "
                 "database of that table as the ledger (TASKGUARD_LEDGER_URL)."
+            )
+        if delivery.policy.busy == "park" and self.ledger is None:
+            raise ConfigurationError(
+                f'{delivery.task} has busy="park", and there is no ledger to wait in. Configure '
+                'one (TASKGUARD_LEDGER_URL), or say busy="retry".'
             )
         self._report_late()
         try:
@@ -347,6 +372,10 @@ class Runner:
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
         """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
         untouched = not busy.same_work and not busy.started
+        if not busy.same_work:
+            parked = self._park(delivery, busy)
+            if parked is not None:
+                return parked
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
@@ -361,6 +390,18 @@ class Runner:
             key=delivery.key,
             retry_after_s=busy.retry_after_s,
         )
+
+    def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
+        """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
+        if not can_park(delivery):
+            return None
+        request = self.request(delivery)
+        try:
+            if self._line.park(delivery, request, by_lock_server=busy.key is not None):
+                return Parked()
+        except TransactionRetryError as error:
+            logger.debug("%s is put off, not parked: %s", delivery.key, error)
+        return None
 
     # -- put off ------------------------------------------------------------------------------
 
@@ -432,6 +473,8 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
+            if can_park(delivery):
+                self._line.call_next(delivery)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -764,9 +807,9 @@ class Runner:
 def _wait_s(delivery: Delivery) -> float:
     """How long a delivery waits for a taken key before it is put off, in seconds."""
     policy, queue = delivery.policy, delivery.queue
-    if policy.busy != "wait":
-        return 0.0
-    return policy.wait_s if queue is None else min(policy.wait_s, queue.longest_wait_s)
+    # Whoever was called comes where the key is free, but for those who only look.
+    wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
+    return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
 
 
 def _error_text(error: BaseException) -> str:

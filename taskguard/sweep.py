@@ -34,6 +34,7 @@ from taskguard.policy import MOST_ROWS, check_number
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.protocol import LineLedger
 
     _Calls = list[tuple[Overdue, dict[str, Any]]]
     _IsAway = Callable[[Exception], bool]
@@ -92,6 +93,8 @@ class Sweeper:
         ConfigurationError: `again_after_s` is too short, or `max_sends` is less than 1.
     """
 
+    _key = KEY
+
     def __init__(
         self,
         runtime: TaskGuard,
@@ -125,8 +128,8 @@ class Sweeper:
         ledger = outbox_of(self._runtime)
         after: Overdue | None = None
         tally = _Tally()
-        with self._runtime.lock(KEY, ttl_s=_TTL_S) as lease:
-            while not tally.gave_up and (found := ledger.overdue(limit=self._batch, after=after)):
+        with self._runtime.lock(self._key, ttl_s=_TTL_S) as lease:
+            while not tally.gave_up and (found := self._overdue(ledger, after)):
                 lease.check()
                 after = found[-1]
                 sent, refused, hopeless = self._send_all(found, tally)
@@ -139,6 +142,9 @@ class Sweeper:
                         logger.error("%s is FAILED: %s", work.work, reason)
                         tally.failed += 1
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
+
+    def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
+        return ledger.overdue(limit=self._batch, after=after)
 
     def _send_all(
         self, items: Sequence[Overdue], tally: _Tally

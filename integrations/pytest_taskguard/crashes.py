@@ -25,15 +25,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.delivery import Queue
-from taskguard.ledger.protocol import DatabaseLedger, Ledger, LedgerTransaction
+from taskguard.delivery import Parking, Queue
+from taskguard.ledger.protocol import DatabaseLedger, LedgerTransaction, LineLedger
 from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
-# Methods that no delivery calls.
-_BESIDE = frozenset({"check", "check_schema", "close", "create_schema", "revoke", "view"})
+# Methods that no delivery calls: of operators, of the outbox, of a relay.
+_BESIDE = frozenset(
+    {"check", "check_schema", "close", "create_schema", "revoke", "view"}
+    | {"abandon", "enqueue", "open_keys", "overdue", "sent"}
+)
 _MOMENTS = ("asked", "done")
 
 
@@ -53,8 +56,9 @@ def _calls(interface: type[Any]) -> list[str]:
 
 _INTERFACES: dict[str, type[Any]] = {
     "locks": LockProvider,
-    "ledger": Ledger,
+    "ledger": LineLedger,
     "queue": Queue,
+    "parking": Parking,
     "transaction": LedgerTransaction,
 }
 
@@ -126,11 +130,15 @@ class Crashes:
 
     def ledger(self, ledger: DatabaseLedger) -> DatabaseLedger:
         """The ledger, with boundaries around its calls."""
-        return _PortLedger(ledger, "ledger", _calls(Ledger), self)
+        return _PortLedger(ledger, "ledger", _calls(LineLedger), self)
 
     def queue(self, queue: Queue) -> Queue:
         """The queue, with boundaries around its calls."""
         return _Port(queue, "queue", _calls(Queue), self)
+
+    def parking(self, parking: Parking) -> Parking:
+        """How a message is parked, with boundaries around its calls."""
+        return _Port(parking, "parking", _calls(Parking), self)
 
 
 class _Port:

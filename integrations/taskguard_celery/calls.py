@@ -7,7 +7,7 @@ The arguments are written by the task's own serializer, and read only if the app
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,9 +19,16 @@ from kombu.serialization import dumps, loads, prepare_accept_content
 from taskguard import MessageRef, errors
 from taskguard_celery.message import DEFERRALS_HEADER
 
-__all__ = ["NAME", "CelerySender", "call_in_hand", "call_of"]
+__all__ = ["CALLED_HEADER", "NAME", "CelerySender", "call_in_hand", "call_of", "hand_off_of"]
 
 NAME = "celery"
+CALLED_HEADER = "taskguard_called"
+"""The queue of a message that comes through the one beside it: see `parking.py`."""
+
+
+def hand_off_of(queue: str) -> str:
+    """The queue beside a queue, through which those come who were called."""
+    return f"{queue}.taskguard"
 
 
 def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> dict[str, Any]:
@@ -56,7 +63,17 @@ class CelerySender:
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Send a call with these numbers; raises unless the broker took it."""
-        self._send(call, message)
+        self._send(self._read(call), message)
+
+    def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
+        """The same through the queue beside its own, where a worker of this process has that."""
+        signature = self._read(call)
+        queue = signature.options.get("queue")
+        beside = hand_off_of(queue) if isinstance(queue, str) else ""
+        if beside in self._app.amqp.queues:
+            self._send(signature, message, {CALLED_HEADER: queue}, queue=beside)
+        else:
+            self._send(signature, message)
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
@@ -78,13 +95,19 @@ class CelerySender:
                 options["retry"] = False
 
             def send(call: dict[str, Any], message: MessageRef) -> None:
-                self._send(call, message, **options)
+                self._send(self._read(call), message, **options)
 
             yield send
 
-    def _send(self, call: dict[str, Any], message: MessageRef, **options: Any) -> None:
-        signature = self._read(call)
-        headers = {**(signature.options.get("headers") or {}), DEFERRALS_HEADER: message.deferrals}
+    def _send(
+        self,
+        signature: Signature,
+        message: MessageRef,
+        added: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        headers = {**(signature.options.get("headers") or {}), **(added or {})}
+        headers[DEFERRALS_HEADER] = message.deferrals
         try:
             signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:

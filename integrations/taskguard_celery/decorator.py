@@ -44,6 +44,7 @@ from taskguard_celery.message import (
     published_at_s,
     put_off_unread,
 )
+from taskguard_celery.parking import CeleryParking, take_called
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -195,9 +196,10 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
+    called = take_called(request)
     while True:
         try:
-            return _deliver_once(task, request, compiled, args, kwargs, queue)
+            return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)
         except NotPublishedError as error:
             if queue is None:
                 raise
@@ -219,6 +221,8 @@ def _deliver_once(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     queue: CeleryQueue | None,
+    *,
+    called: bool,
 ) -> Any:
     try:
         runtime = runtime_of(task.app)
@@ -236,6 +240,8 @@ def _deliver_once(
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
+        parking=None if queue is None else CeleryParking(task),
+        called=called,
         orders=_ORDERS,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
     )

@@ -20,6 +20,7 @@ from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
+from taskguard_celery.parking import consume_hand_offs, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -131,6 +132,9 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Run the checks: logging is set up now, and nothing has been forked or fetched."""
     try:
         check_worker(instance.app)
+        if _parks(instance.app):
+            _expect_ledger(instance.app)
+            consume_hand_offs(instance.app)
     except Exception as error:
         # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
@@ -142,6 +146,20 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
     if next(guarded_tasks(sender.app), None) is not None:
         _look_for_lost_children(sender)
         _look_for_lost_messages(sender)
+    if _parks(sender.app):
+        start_relay(sender.app)
+
+
+def _expect_ledger(app: Any) -> None:
+    if build(app).ledger is None:
+        raise errors.ConfigurationError(
+            'A task has busy="park", and there is no ledger to wait in. Configure one '
+            '(taskguard_ledger_url), or say busy="retry".'
+        )
+
+
+def _parks(app: Any) -> bool:
+    return any(compiled.policy.busy == "park" for _, compiled in guarded_tasks(app))
 
 
 def _look_for_lost_children(consumer: Any) -> None:

@@ -77,6 +77,7 @@ class Work(models.Model):
     error = models.TextField(null=True)
     call = models.TextField(null=True)
     due = models.BigIntegerField(null=True)
+    parked = models.BigIntegerField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)
     finished = models.BigIntegerField(null=True)

@@ -57,7 +57,10 @@ class CreateLedger(_OnTheLedger):
     """Creates what is missing; backwards drops the tables."""
 
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """Tables that `taskguard ledger create` has made stay as they are."""
+        """Tables that `taskguard ledger create` has made stay as they are, of whichever version."""
+        connection = schema_editor.connection
+        if not schema_editor.collect_sql and TABLES[-1] in connection.introspection.table_names():
+            return ()
         return ddl_statements(_url(schema_editor), if_not_exists=True)
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
@@ -71,15 +74,19 @@ class CreateLedger(_OnTheLedger):
 
 
 class UpgradeLedger(_OnTheLedger):
-    """Tables that an earlier version of the library made become those of today; no row is lost.
+    """Tables of one version become those of the next; no row is lost.
 
-    Tables that the migration before has just made are of today's version, and stay as they are.
+    Tables that the first migration has just made are of today's version, and stay as they are.
     """
 
+    def __init__(self, to: int = 2) -> None:
+        self._to = to
+
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """The upgrade, if the tables have version 1, or if the SQL is only printed."""
-        if schema_editor.collect_sql or _version(schema_editor.connection) == 1:
-            return upgrade_statements(_url(schema_editor))
+        """The upgrade, if the tables have the version before, or if the SQL is only printed."""
+        before, to = self._to - 1, self._to
+        if schema_editor.collect_sql or _version(schema_editor.connection) == before:
+            return upgrade_statements(_url(schema_editor), version=before, to=to)
         return ()
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
@@ -89,7 +96,7 @@ class UpgradeLedger(_OnTheLedger):
 
     def describe(self) -> str:
         """For `migrate --plan`."""
-        return "Bring the ledger's tables up to version 2"
+        return f"Bring the ledger's tables up to version {self._to}"
 
 
 def _url(schema_editor: Any) -> str:

@@ -23,7 +23,16 @@ from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import BaseTimeoutException
 
-from taskguard import Answered, Completed, Dropped, Former, GuardedFunction, MessageRef, Outcome
+from taskguard import (
+    Answered,
+    Completed,
+    Dropped,
+    Former,
+    GuardedFunction,
+    MessageRef,
+    Outcome,
+    errors,
+)
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.queue import DEFERRALS, RQQueue
@@ -78,6 +87,12 @@ def guarded_job(
         ConfigurationError: an option is wrong.
         KeyTemplateError: a template does not fit the function's parameters.
     """
+
+    if options.get("busy") == "park":
+        raise errors.ConfigurationError(
+            'busy="park" is for Celery: an RQ job that finds its key taken is put off '
+            '(busy="retry"), which keeps it in its queue\'s schedule.'
+        )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = GuardedJobFunction(

@@ -24,7 +24,7 @@ from taskguard.cli.doctor import add_doctor
 from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
-from taskguard.cli.work import CommandError, add_url, add_work, count
+from taskguard.cli.work import CommandError, add_url, add_waiting, add_work, count
 from taskguard.errors import TaskguardError
 from taskguard.ledger.protocol import OperatorLedger
 from taskguard.settings import UNSET, make_ledger
@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_locks(commands)
     add_sweep(commands, _duration_s)
     add_work(commands)
+    add_waiting(commands)
     add_doctor(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -8,6 +8,7 @@ What is printed of a work obeys `printing.py`.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,7 @@ from taskguard.ledger.protocol import OperatorLedger, WorkView
 from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 
-__all__ = ["CommandError", "add_url", "add_work", "count"]
+__all__ = ["CommandError", "add_url", "add_waiting", "add_work", "count"]
 
 
 class CommandError(Exception):
@@ -60,6 +61,27 @@ def add_work(commands: Any) -> None:
         action.add_argument("work", help='as `list` shows it: "shop.ship order:42"')
         action.set_defaults(run=run)
     requeue.add_argument("--reason", required=True, help="why it will go better now")
+
+
+def add_waiting(commands: Any) -> None:
+    """`waiting`."""
+    waiting = commands.add_parser("waiting", help="work in line for its key, the first first")
+    add_url(waiting)
+    waiting.add_argument("--key", help="of this key alone, as the log shows it")
+    waiting.add_argument("--limit", type=count, default=100, help="at most so many; 100")
+    waiting.set_defaults(run=_waiting)
+
+
+def _waiting(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+    found = ledger.waiting(arguments.key, limit=arguments.limit)
+    places: Counter[str] = Counter()
+    for each in found:
+        places[each.key] += 1
+        called = "" if each.expected_until_s is None else "  called"
+        since = _when(each.parked_s)
+        print(f"{since}  {printable(each.key)}  {places[each.key]}  {printable(each.work)}{called}")
+    if not found:
+        print("nobody waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
 
 
 def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:

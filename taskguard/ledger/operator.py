@@ -91,6 +91,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
                     rounds=None,
                     fingerprint=None,
                     due=_due_now(database),
+                    parked=None,
                     error=text,
                     finished=None,
                 )

@@ -22,10 +22,11 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import ClaimRequest, MessageRef
+from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
-__all__ = ["Overdue", "abandon", "overdue", "sent", "write"]
+__all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
@@ -126,12 +127,17 @@ def _update(
 
 
 def overdue(
-    database: Database, *, limit: int, after: Overdue | None = None, work: str | None = None
+    database: Database,
+    *,
+    limit: int,
+    after: Overdue | None = None,
+    work: str | None = None,
+    parked: bool = False,
 ) -> list[Overdue]:
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
-    also if it is not yet due.
+    also if it is not yet due; `parked` for what was called from its key's line, and has not come.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
@@ -142,6 +148,8 @@ def overdue(
             select = select.with_for_update(key_share=True, skip_locked=True)
         else:
             select = select.where(WORK.c.id == work)
+        if parked:
+            select = select.where(WORK.c.parked.is_not(None), WORK.c.state == State.NEW.value)
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -156,7 +164,14 @@ def overdue(
     return [_overdue(row, messages[row.id], recorded) for row in found]
 
 
-def _message_of(row: sa.Row[Any]) -> str:
+def overdue_of(called: Called) -> Overdue:
+    """Work that was called from its key's line, as what is sent again."""
+    recorded = (called.known_retries or 0, called.known_deferrals or 0)
+    message = _message_of(called)
+    return _overdue(called, message, {(message, called.id): recorded})
+
+
+def _message_of(row: sa.Row[Any] | Called) -> str:
     """The message whose call is stored; another one, without a call, may have claimed the work."""
     try:
         return str(json.loads(row.call)["message"])
@@ -165,7 +180,7 @@ def _message_of(row: sa.Row[Any]) -> str:
 
 
 def _overdue(
-    row: sa.Row[Any], message: str, recorded: dict[tuple[str, str], tuple[int, int]]
+    row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
 ) -> Overdue:
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))

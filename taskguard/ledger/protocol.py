@@ -45,10 +45,12 @@ __all__ = [
     "DeclaredRow",
     "Ledger",
     "LedgerTransaction",
+    "LineLedger",
     "MessageRef",
     "OperatorLedger",
     "OutboxLedger",
     "RowRef",
+    "Waiting",
     "WorkView",
 ]
 
@@ -153,6 +155,7 @@ class ClaimRequest:
             each of them, too, for workers that know the work by that id alone.
         redelivered: the queue says that it has delivered the message before, so that there may be
             a record: a hint about what to ask, which decides nothing.
+        in_line: whether those who came before it, and wait for its one key, go first.
     """
 
     keys: tuple[str, ...]
@@ -168,6 +171,7 @@ class ClaimRequest:
     row: RowRef | None = None
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
+    in_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +311,21 @@ class WorkView:
     created_s: float | None
     started_s: float | None
     finished_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Work in the line of its key, as a person sees it. Times in seconds since 1970.
+
+    Attributes:
+        expected_until_s: until when its message, which was sent, is expected; None: it waits.
+    """
+
+    key: str
+    work: str
+    message: str
+    parked_s: float
+    expected_until_s: float | None
 
 
 class LedgerTransaction(Protocol):
@@ -457,6 +476,10 @@ class OperatorLedger(Ledger, Protocol):
         """The records of all work in a state, what started last first."""
         ...
 
+    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        """Who waits in the line of a key, or of each, the first of them first."""
+        ...
+
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
         ...
@@ -517,7 +540,12 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
     def overdue(
-        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+        self,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool = False,
     ) -> list[Overdue]:
         """Work that is overdue; `outbox.py` says when it is."""
         ...
@@ -531,5 +559,30 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
 
-class DatabaseLedger(OperatorLedger, OutboxLedger, Protocol):
+class LineLedger(OutboxLedger, Protocol):
+    """A ledger that keeps messages in line for their key: `busy="park"`.
+
+    `ledger/statements/lines.py` says how.
+    """
+
+    def park(self, request: ClaimRequest) -> bool:
+        """Store the work with its call in the line of its key; False if it is not to wait.
+
+        Raises CallTooLargeError.
+        """
+        ...
+
+    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+        """Note that the first in line is called, if the key is free: its message is to be sent.
+
+        Only one of the namespace `app`.
+        """
+        ...
+
+    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
+        """Keys that somebody of a namespace waits for, and for which nobody was called."""
+        ...
+
+
+class DatabaseLedger(OperatorLedger, LineLedger, Protocol):
     """A ledger for deliveries, people and the outbox, as `SqlLedger` is: what `connect()` takes."""

@@ -37,6 +37,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     DeclaredRow,
     RowRef,
+    Waiting,
     WorkView,
 )
 from taskguard.ledger.refusals import stale
@@ -45,13 +46,13 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S
+from taskguard.ledger.statements import WRITE_LOCK_S, lines
 from taskguard.ledger.tables import (
     SCHEMA,
 )
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ExternalConnection, on_external
-from taskguard.policy import DAY_S, check_number
+from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger"]
@@ -273,6 +274,11 @@ class SqlLedger:
         """The records of all work in a state, what started last first."""
         return operator.list_work(self._database, state, limit=limit)
 
+    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        """Who waits in the line of a key, or of each, the first of them first."""
+        check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
+        return self._database.twice(lambda: lines.waiting(self._database, key, limit=limit))
+
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
 
@@ -340,11 +346,18 @@ class SqlLedger:
             outbox.write(self._database, db, request, due_in_s=due_in_s)
 
     def overdue(
-        self, *, limit: int = 1000, after: Overdue | None = None, work: str | None = None
+        self,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool = False,
     ) -> list[Overdue]:
         """Work that is overdue; see `outbox.py`."""
         return self._database.twice(
-            lambda: outbox.overdue(self._database, limit=limit, after=after, work=work)
+            lambda: outbox.overdue(
+                self._database, limit=limit, after=after, work=work, parked=parked
+            )
         )
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
@@ -357,6 +370,25 @@ class SqlLedger:
         """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
         text = endings.storable(self._database, error)
         return self._database.twice(lambda: outbox.abandon(self._database, work, error=text))
+
+    # -- work in line for its key -------------------------------------------------------------
+
+    def park(self, request: ClaimRequest) -> bool:
+        """Store the work with its call in the line of its key; False if it is not to wait."""
+        self._check_call(request)
+        return self._database.twice(lambda: self._transactions.statements.park(request))
+
+    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+        """Note that the first in line is called, if the key is free: its message is to be sent."""
+        statements = self._transactions.statements
+        found = self._database.twice(
+            lambda: statements.call_next(key, app=app, expected_s=expected_s)
+        )
+        return None if found is None else outbox.overdue_of(found)
+
+    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
+        """Keys that somebody waits for, and for which nobody was called."""
+        return self._database.twice(lambda: lines.open_keys(self._database, app=app, limit=limit))
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget work that ended so long ago, its messages, and keys whose lease ended before.

@@ -28,7 +28,7 @@ __all__ = [
     "standing",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # The owner of a key that nobody holds.
 FREE = ""
@@ -119,6 +119,8 @@ WORK = sa.Table(
     # How its message is sent again, and from when on the work is overdue; see `ledger/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
+    # Since when NEW work stands in the line of its key; see `ledger/statements/lines.py`.
+    sa.Column("parked", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
@@ -131,6 +133,17 @@ sa.Index(
     WORK.c.due,
     postgresql_where=WORK.c.due.is_not(None),
     sqlite_where=WORK.c.due.is_not(None),
+)
+
+# Nor is what stands in no line in this one.
+sa.Index(
+    "taskguard_work_parked",
+    WORK.c.key,
+    WORK.c.parked,
+    postgresql_where=WORK.c.parked.is_not(None),
+    sqlite_where=WORK.c.parked.is_not(None),
+    mysql_length={"key": 255},
+    mariadb_length={"key": 255},
 )
 
 # The numbers of a message in a work: one id may have been used for messages of several.

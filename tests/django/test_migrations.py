@@ -62,6 +62,9 @@ def test_tables_of_an_older_version_are_migrated(request: pytest.FixtureRequest,
         printed = io.StringIO()
         call_command("sqlmigrate", "taskguard", "0002", stdout=printed)
         assert "PRIMARY KEY (message, work)" in printed.getvalue()
+        assert "parked" not in printed.getvalue()
+        call_command("sqlmigrate", "taskguard", "0003", stdout=printed)
+        assert "ADD COLUMN" in printed.getvalue()
     ledger.close()
 
 

@@ -101,6 +101,27 @@ def test_what_a_work_is_called_moves_nothing_on_a_terminal(
         assert all(sign.isprintable() for sign in said.replace("\n", "")), ascii(said)
 
 
+def test_who_waits_is_listed(
+    shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In order, with its place, and who was called; what a name may hold moves nothing."""
+    assert main(["waiting", "--url", url]) == 0
+    assert capsys.readouterr().out == "nobody waits\n"
+    key = f"account:1{HOSTILE}"
+    for number in (1, 2):
+        parked = claims.request(number, keys=(key,), call='{"queue": "test", "message": "m"}')
+        assert shop.ledger.park(parked)
+    assert shop.ledger.call_next(key, expected_s=30.0) is not None
+    assert main(["waiting", "--url", url]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("  1  ship order:1  called")
+    assert second.endswith("  2  ship order:2")
+    assert "account:1\\r\\x1b[2J" in first
+    assert (first + second).isprintable()
+    assert main(["waiting", "--key", "account:2", "--url", url]) == 0
+    assert capsys.readouterr().out == "nobody waits for account:2\n"
+
+
 def test_what_is_done_or_in_progress_stays_so(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,8 +44,10 @@ crashes = Crashes(_strike)
 locks = crashes.locks(make_locks(os.environ["CRASH_LOCKS"]))  # type: ignore[arg-type]
 ledger = crashes.ledger(make_ledger(os.environ["CRASH_LEDGER"]))  # type: ignore[arg-type]
 celery_queue = taskguard_celery.decorator.CeleryQueue
+celery_parking = taskguard_celery.decorator.CeleryParking
 rq_queue = taskguard_rq.decorator.RQQueue
 taskguard_celery.decorator.CeleryQueue = lambda task: crashes.queue(celery_queue(task))  # type: ignore[assignment,misc,arg-type]
+taskguard_celery.decorator.CeleryParking = lambda task: crashes.parking(celery_parking(task))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.decorator.RQQueue = lambda job: crashes.queue(rq_queue(job))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.configure(locks=locks, ledger=ledger)
 
@@ -110,6 +112,21 @@ app.conf.update(
 def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:
     del at
     return work(item, kind, guard)
+
+
+@app.task(shared=False)
+@crashing
+@taskguard_celery.guarded_task(
+    key="line:<kind>", once_per="item:<item>", busy="park", ttl_s=TTL_S, max_crashes=20
+)
+def in_line(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """Of the line `kind`. Its first one takes a moment, so that others find the key taken."""
+    del at
+    with crashes.around("body"):
+        if item.endswith("first"):
+            time.sleep(0.3)
+        with guard.transaction() as db:
+            _write(db, item)
 
 
 @crashing

@@ -32,7 +32,10 @@ def back_to_version_1(engine: sa.Engine) -> None:
     with engine.begin() as db:
         MESSAGES.drop(db)
         old.create(db)
-        db.execute(sa.text("alter table taskguard_work drop column rounds"))
+        beside = " on taskguard_work" if engine.dialect.name in ("mysql", "mariadb") else ""
+        db.execute(sa.text(f"drop index taskguard_work_parked{beside}"))
+        for column in ("rounds", "parked"):
+            db.execute(sa.text(f"alter table taskguard_work drop column {column}"))
         if engine.dialect.name != "sqlite":  # which adds no constraint to a table that there is
             db.execute(sa.text(f"alter table taskguard_work add constraint {_STATES}"))
         db.execute(sa.update(SCHEMA).values(version=1))

@@ -175,6 +175,15 @@ def one_at_a_time(place: Place) -> Iterator[None]:
     assert released[-3:] == ["api:stripe", "catalogue", "catalogue"]
 
 
+@around("docs/how-to/in-order.md")
+def in_order(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.book, 7, 100)
+    assert place.memory.events[0].key == "account:7"
+    assert place.events()["completed"] == 1
+
+
 @around("docs/how-to/without-redis.md")
 def without_redis(place: Place) -> Iterator[None]:
     yield

@@ -131,6 +131,27 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
     return order
 
 
+@task(name="shop.queue_up")
+@guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Stands in line for its key, and takes `seconds`; later attempts take no time."""
+    step(f"{name} {number}", "began")
+    if guard.attempt == 1:
+        time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+        guard.result = number
+    step(f"{name} {number}", "ended")
+    return number
+
+
+@task(name="shop.add_up")
+@guarded_task(key="sum", once_per="message", ttl_s=TTL_S)
+def add_up(numbers: list[int]) -> int:
+    """The body of a chord."""
+    return sum(numbers)
+
+
 @task(name="shop.deployed")
 @guarded_task(**deploys.guard_of("order:<order>"), ttl_s=TTL_S)
 def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:

@@ -21,6 +21,8 @@ NAMES = [
     "takeover",
     "duplicate",
     "deferred",
+    "parked",
+    "called",
     "completed",
     "stale_refused",
     "failed",

@@ -36,15 +36,16 @@ def _create(database: Database) -> None:
     with database.transaction(bounded=False) as db:
         dialect = database.dialect
         dialect.lock_schema(db)
+        db.execute(sa.schema.CreateTable(SCHEMA, if_not_exists=True))
+        version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+        if version is not None:
+            expect_version(version)  # first: an index may be of a column that is not there
         for table in METADATA.sorted_tables:
             db.execute(sa.schema.CreateTable(table, if_not_exists=True))
             for index in table.indexes:
                 dialect.create_index(db, index)
-        version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         if version is None:
             db.execute(dialect.insert_missing(SCHEMA, {"version": SCHEMA_VERSION}))
-        else:
-            expect_version(version)
 
 
 def ddl(url: str) -> str:

@@ -158,6 +158,46 @@ STEPS: tuple[Step, ...] = (
             ),
         },
     ),
+    Step(
+        to=3,
+        why="work that waits for its key stands in a line: since when is in the column `parked`",
+        statements={
+            "postgresql": (
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS parked BIGINT",
+                (
+                    "CREATE INDEX IF NOT EXISTS taskguard_work_parked ON taskguard_work "
+                    "(key, parked) WHERE parked IS NOT NULL"
+                ),
+            ),
+            "mariadb": (
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS parked BIGINT",
+                (
+                    "CREATE INDEX IF NOT EXISTS taskguard_work_parked ON taskguard_work "
+                    "(`key`(255), parked)"
+                ),
+            ),
+            "mysql": (
+                *_mysql_unless(
+                    "taskguard_work",
+                    "parked",
+                    "ALTER TABLE taskguard_work ADD COLUMN parked BIGINT",
+                ),
+                *_mysql_if(
+                    "= 0",
+                    "statistics WHERE table_schema = database() "
+                    "AND index_name = 'taskguard_work_parked'",
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work (`key`(255), parked)",
+                ),
+            ),
+            "sqlite": (
+                "ALTER TABLE taskguard_work ADD COLUMN parked BIGINT",
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work (key, parked) "
+                    "WHERE parked IS NOT NULL"
+                ),
+            ),
+        },
+    ),
 )
 
 
@@ -185,30 +225,33 @@ def expect_version(version: int | None) -> None:
     )
 
 
-def statements_from(version: int, *, kind: str) -> list[str]:
+def statements_from(version: int, *, kind: str, to: int | None = None) -> list[str]:
     """The SQL of an upgrade, with the versions that it notes. Raises LedgerSchemaError: no path."""
     path = _path(version)
     if path is None:
         expect_version(version)
     found: list[str] = []
     for step in path or ():
+        if to is not None and step.to > to:
+            break
         found += step.statements[kind]
         found.append(f"{_NOTE}{step.to}")
     return found
 
 
-def upgrade_statements(url: str, *, version: int = 1) -> list[str]:
-    """The SQL that makes tables of `version` those of today, one statement after the other.
+def upgrade_statements(url: str, *, version: int = 1, to: int | None = None) -> list[str]:
+    """The SQL that makes tables of `version` those of a later one, one statement after the other.
 
     Args:
         url: a SQLAlchemy URL, of which only the kind of database matters; for a MariaDB it begins
             with `mariadb+pymysql://`.
         version: the version that the tables have; 1 by default.
+        to: the version that they get; today's by default.
 
     Raises:
         LedgerSchemaError: there is no way from that version.
     """
-    return statements_from(version, kind=sa.make_url(url).get_backend_name())
+    return statements_from(version, kind=sa.make_url(url).get_backend_name(), to=to)
 
 
 def upgrade(database: Database) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
 )
+from taskguard.ledger.statements.lines import is_behind
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
@@ -238,6 +239,9 @@ class _Claim:
         if live:
             last = max(live, key=lambda key: key.lease_until)
             return busy_key(last.owner, last.lease_until, self.row, self.now_us)
+        if self.request.in_line and is_behind(self.db, self.request, self.now_us):
+            started = self.row is not None and self.row.attempts > 0
+            return Busy(None, None, same_work=False, started=started)
         return self._grant(decision)
 
     def _grant(self, decision: Decision) -> Claimed:
@@ -276,6 +280,7 @@ class _Claim:
             "owner": self.owner,
             "lease_until": until_us,
             "started": self.now_us,
+            "parked": None,
             "error": None,
         }
         if request.fingerprint is not None:

@@ -17,7 +17,8 @@ from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.statements import claims, renewals
+from taskguard.ledger.statements import claims, lines, renewals
+from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -30,8 +31,6 @@ from taskguard.ledger.tables import (
 from taskguard.states import State
 
 __all__ = ["WRITE_LOCK_S", "Statements"]
-
-WRITE_LOCK_S = 5.0
 
 
 class Statements:
@@ -127,6 +126,16 @@ class Statements:
         noted = sa.update(WORK).where(standing(claim)).values(progress=progress_json)
         with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             return bool(db.execute(noted).rowcount)
+
+    # -- lines --------------------------------------------------------------------------------
+
+    def park(self, request: ClaimRequest) -> bool:
+        """Store the work with its call in the line of its key; False if it is not to wait."""
+        return lines.park(self.database, request)
+
+    def call_next(self, key: str, *, app: str, expected_s: float) -> lines.Called | None:
+        """Note that the first in line is called, if the key is free."""
+        return lines.call_next(self.database, key, app=app, expected_s=expected_s)
 
     # -- leases -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
+from contract.ledger import test_lines as in_line
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError, StaleTokenError
@@ -30,7 +31,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
-from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
+from taskguard.ledger.statements import lines, mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
 from taskguard.states import Decision
@@ -266,6 +267,62 @@ def without_copies_of_the_end(made: Mutation) -> None:
     made.replace(portable.Statements, "complete", alone)
 
 
+def without_those_before(made: Mutation) -> None:
+    """A claim does not look at the line of its key."""
+    made.replace(portable_claims, "is_behind", lambda *_: False)
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
+
+
+def without_those_called(made: Mutation) -> None:
+    """The next one is called while another one is on his way."""
+    made.replace(lines, "expected", lambda *_: sa.false())
+    made.edit(postgresql, "_CALL_NEXT", ("and o.due > asked.now_us", "and false"))
+
+
+def with_a_held_key(made: Mutation) -> None:
+    """Somebody is called while the key is held."""
+    made.replace(lines, "_is_taken", lambda *_: False)
+    made.edit(postgresql, "_CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
+
+
+def with_any_state(made: Mutation) -> None:
+    """Whatever a message finds is parked."""
+    states = "w.state = 'NEW' or (w.state = 'FAILED' and w.final = 0)"
+    made.edit(postgresql, "_PARK", (states, "true"))
+
+
+def with_a_new_place(made: Mutation) -> None:
+    """Who comes again stands at the end."""
+    made.edit(postgresql, "_PARK", ("coalesce(w.parked, excluded.parked)", "excluded.parked"))
+
+
+def without_waiting_again(made: Mutation) -> None:
+    """Who was called, and finds the key taken, counts as called still."""
+    made.edit(postgresql, "_PARK", ("    due = null,\n", ""))
+
+
+def without_leaving_the_line(made: Mutation) -> None:
+    """Who is at work stands in line."""
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        if "parked = null," in getattr(postgresql, name):
+            made.edit(postgresql, name, ("parked = null,", ""))
+
+
+def with_the_last_first(made: Mutation) -> None:
+    """The line is a stack."""
+    made.edit(postgresql, "_CALL_NEXT", ("order by w.parked, w.id", "order by w.parked desc"))
+
+
+def of_any_application(made: Mutation) -> None:
+    """Another application's messages are called, too."""
+    made.edit(
+        postgresql,
+        "_CALL_NEXT",
+        ("coalesce(w.call::json ->> 'app', '') = %(app)s::text", "%(app)s::text is not null"),
+    )
+
+
 def claim_after_the_former_guard(book: Any) -> None:
     """What it has done is done."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
@@ -320,6 +377,9 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_a_limit, endings.test_a_crash_too_many_is_dead),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
+    (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
+    (without_those_called, in_line.TestCall().test_in_the_order_in_which_they_came),
+    (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
 ]
 
 
@@ -330,13 +390,30 @@ def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
     assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
 
 
-# Of PostgreSQL's statements for what is claimed for the first time, and for an end with its COMMIT.
+def park_what_is_done(book: Any) -> None:
+    in_line.TestPark().test_not_what_needs_no_turn(book, "done")
+
+
+def call_in_namespaces(book: Any) -> None:
+    TestOfTwo = in_line.TestNamespaces  # noqa: N806
+    TestOfTwo.park_each(book)
+    TestOfTwo().test_who_is_called(book)
+
+
+# Of PostgreSQL's statements for what is claimed for the first time, for an end with its COMMIT, and
+# for a line.
 MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_a_holder, claims.test_a_taken_key_is_busy_until_its_lease_ends),
     (without_a_clock_that_went_back, claims.test_a_fence_beyond_the_clock_still_grows),
     (without_the_message, claim_what_is_superseded),
     (without_giving_back_the_key, lose_the_work_to_another),
     (without_an_error, commit_late),
+    (with_any_state, park_what_is_done),
+    (with_a_new_place, in_line.TestPark().test_again),
+    (without_waiting_again, in_line.TestPark().test_again),
+    (without_leaving_the_line, in_line.TestClaim().test_ends_the_waiting),
+    (with_the_last_first, in_line.TestCall().test_in_the_order_in_which_they_came),
+    (of_any_application, call_in_namespaces),
 ]
 
 

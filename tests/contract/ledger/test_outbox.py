@@ -238,8 +238,8 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
     assert overdue(book) == ["ship order:1"]
 
 
-def test_the_index_of_what_is_due_is_there(book: Any) -> None:
+def test_the_indexes_of_what_is_due_and_of_what_waits_are_there(book: Any) -> None:
     """As `ledger create --sql` writes it; asked again it does nothing."""
     book.ledger.create_schema()
-    names = [each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_work")]
-    assert names == ["taskguard_work_due"]
+    names = {each["name"] for each in sa.inspect(book.engine).get_indexes("taskguard_work")}
+    assert names == {"taskguard_work_due", "taskguard_work_parked"}

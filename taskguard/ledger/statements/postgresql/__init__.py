@@ -21,6 +21,7 @@ from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
+    Busy,
     Claim,
     ClaimAnswer,
     Claimed,
@@ -28,6 +29,7 @@ from taskguard.ledger.protocol import (
     RowRef,
 )
 from taskguard.ledger.refusals import ended_in_block, stale
+from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.stored import statement
@@ -42,6 +44,9 @@ _CLAIMS_PER_STATEMENT = 1000
 
 _CLAIM = statement(__package__, "claim")
 _CLAIM_FIRST = statement(__package__, "claim_first")
+_IN_LINE = statement(__package__, "in_line")
+_CLAIM_IN_LINE = statement(__package__, "claim", in_line=_IN_LINE)
+_CLAIM_FIRST_IN_LINE = statement(__package__, "claim_first", in_line=_IN_LINE)
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
 _COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=statement(__package__, "or_error"))
@@ -50,6 +55,8 @@ _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
 _NOTE = statement(__package__, "note")
+_PARK = statement(__package__, "park")
+_CALL_NEXT = statement(__package__, "call_next")
 
 
 class _Found(NamedTuple):
@@ -148,7 +155,7 @@ class PostgreSQLStatements(Statements):
         if request.work is None:
             found = self._claim_key(request)
         elif request.row is not None:
-            found = self._claim_with_row(request)
+            found = None if request.in_line else self._claim_with_row(request)
         else:
             found = self._claim_work(request)
         if found is not None:
@@ -166,7 +173,8 @@ class PostgreSQLStatements(Statements):
     def _claim_work(self, request: ClaimRequest) -> ClaimAnswer | None:
         asked = self._asked(request)
         if _is_first(request):
-            [row] = self.database.ask(_CLAIM_FIRST, asked)
+            text = _CLAIM_FIRST_IN_LINE if request.in_line else _CLAIM_FIRST
+            [row] = self.database.ask(text, asked)
             first = _FoundFirst(*row)
             if first.done is not None:
                 assert first.granted_fence is not None  # noqa: S101
@@ -176,7 +184,8 @@ class PostgreSQLStatements(Statements):
             answered = _refused(request, first)
             if answered is not None:
                 return answered
-        return _answered(request, _Found(*self.database.ask(_CLAIM, asked)[0]))
+        text = _CLAIM_IN_LINE if request.in_line else _CLAIM
+        return _answered(request, _Found(*self.database.ask(text, asked)[0]))
 
     def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
         found = _FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
@@ -290,6 +299,21 @@ class PostgreSQLStatements(Statements):
         values = claim.name | {"progress": progress_json, "lock_timeout": self._lock_timeout}
         return bool(self.database.ask(_NOTE, values))
 
+    # -- lines --------------------------------------------------------------------------------
+
+    def park(self, request: ClaimRequest) -> bool:
+        return bool(self.database.ask(_PARK, self._asked(request)))
+
+    def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
+        values = {
+            "key": key,
+            "app": app,
+            "expected_us": int(expected_s * 1e6),
+            "lock_timeout": self._lock_timeout,
+        }
+        found = self.database.ask(_CALL_NEXT, values)
+        return None if not found else Called(*found[0])
+
     # -- leases -------------------------------------------------------------------------------
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
@@ -367,7 +391,14 @@ def _answered(
         return None
     if decision not in CLAIMABLE:
         return answer(request, row, decision, found.now_us)
-    return _held(found, row, found.now_us)
+    return _held(found, row, found.now_us) or _behind(request, row)
+
+
+def _behind(request: ClaimRequest, row: _Found | None) -> Busy | None:
+    """Others wait for the key, or it was taken just now: in a line that is the same."""
+    if not request.in_line:
+        return None
+    return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
 
 def _held(

@@ -39,6 +39,7 @@ granted as (
     from found
     --| and_own_row
     where eligible
+    --| in_line
     on conflict (key) do update set
         fence = case
             when k.owner = excluded.owner then k.fence
@@ -79,6 +80,7 @@ claimed as (
         fingerprint = coalesce(excluded.fingerprint, w.fingerprint),
         call = coalesce(excluded.call, w.call),
         due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
+        parked = null,
         started = excluded.started,
         error = null
     where case

@@ -15,6 +15,7 @@ granted as (
             select from taskguard_messages
             where message = %(message)s::text and work = %(work)s::text
         )
+    --| in_line
     on conflict (key) do update set
         fence = excluded.fence,
         owner = excluded.owner,

@@ -1,0 +1,103 @@
+"""`busy="park"` for Celery: a message leaves its queue for the ledger, and a worker relays.
+
+Guarantees: what is sent again is the same message (id, links, chord, group, headers, priority,
+route), with the numbers that the ledger knows. A message that expires is put off instead: nobody
+would hear of its end in the line. Each worker with a task that parks has a thread that may become
+the relay; it ends with its worker.
+
+Who is called comes through a queue beside that of his message, `<queue>.taskguard`, from which the
+same workers consume: at the end of the message's own queue he would stand behind all that have to
+be parked before. There he is a message of his own queue again, for retries and whatever else is
+sent with his route. If nobody consumes from it, a relay sends him again, to his own queue.
+
+Read next: `calls.py`; in taskguard `parking.py` and `relay.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery, Task
+from celery.signals import worker_shutdown, worker_shutting_down
+from kombu.common import Broadcast
+
+from taskguard import MessageRef, Relay, errors
+from taskguard_celery.calls import CALLED_HEADER, NAME, CelerySender, call_in_hand, hand_off_of
+from taskguard_celery.runtime import runtime_of
+
+__all__ = ["CeleryParking", "consume_hand_offs", "start_relay", "take_called"]
+
+logger = logging.getLogger("taskguard")
+
+# So long a worker that ends waits for its relay to step down: another one goes on at once then.
+_STEP_DOWN_S = 2.0
+
+_relays: list[tuple[Relay, threading.Thread]] = []
+
+
+class CeleryParking:
+    """How the message that `task` is handling is parked."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def call(self) -> dict[str, Any] | None:
+        """The message in hand as a stored call; None for one that expires."""
+        if self._task.request.expires is not None:
+            return None
+        return call_in_hand(self._task)
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        """Publish a stored call; raises unless the broker took it."""
+        if call.get("queue") != NAME:
+            raise errors.StoredCallError(f"it is a call of {call.get('queue')}, not of Celery")
+        CelerySender(self._task.app).hand_off(dict(call), message)
+
+
+def take_called(request: Any) -> bool:
+    """Whether the message was called from the line of its key; it is one of its own queue then."""
+    queue = (request.headers or {}).get(CALLED_HEADER)
+    if queue is None:
+        return False
+    request.headers = {k: v for k, v in request.headers.items() if k != CALLED_HEADER}
+    own = {"exchange": "", "routing_key": queue}
+    request.delivery_info = {**(request.delivery_info or {}), **own}
+    return True
+
+
+def consume_hand_offs(app: Celery) -> None:
+    """Let a worker that is set up consume from the queue beside each of its own, too."""
+    queues = app.amqp.queues
+    if not queues.create_missing:
+        return
+    for name, queue in list(queues.consume_from.items()):
+        if not isinstance(queue, Broadcast):
+            queues.select_add(queues.new_missing(hand_off_of(name)))
+
+
+def start_relay(app: Celery) -> None:
+    """A thread that relays whenever this worker is the one to do so."""
+    sender = CelerySender(app)
+    relay = Relay(runtime_of(app), {NAME: sender}, {NAME: sender.hand_off})
+    thread = threading.Thread(target=relay.run, name="taskguard-relay", daemon=True)
+    _relays.append((relay, thread))
+    thread.start()
+
+
+def _stop_relays(**_: Any) -> None:
+    for relay, _thread in _relays:
+        relay.stop()
+
+
+def _join_relays(**_: Any) -> None:
+    while _relays:
+        relay, thread = _relays.pop()
+        relay.stop()
+        thread.join(_STEP_DOWN_S)
+
+
+worker_shutting_down.connect(_stop_relays, weak=False)
+worker_shutdown.connect(_join_relays, weak=False)

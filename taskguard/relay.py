@@ -1,0 +1,120 @@
+"""Calls of parked messages that nobody has made: one process in all looks for them, each second.
+
+    Relay(runtime, {"celery": send}).run()
+
+Whoever is done with a key calls the first in its line. Where that did not happen (a holder died,
+the key was freed by a plain lock or by a task that does not park, a call got lost on its way) the
+relay does it: within a second of when the key is free, or 5 s after a call that nobody followed,
+then after twice as long.
+
+Guarantees: of all relays of a namespace one works, elected by a lease; two at a time do no harm. A
+database or a broker that is away ends nothing. Does not guarantee the order of what it calls again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from taskguard.api import TaskGuard
+from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
+from taskguard.leader import Leadership
+from taskguard.outbox import Send, outbox_of
+from taskguard.parking import EXPECTED_S
+from taskguard.parking import send as send_call
+from taskguard.sweep import Sweeper
+
+if TYPE_CHECKING:
+    from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.protocol import LineLedger
+
+__all__ = ["Relay"]
+
+logger = logging.getLogger("taskguard")
+
+_NAME = "taskguard-relay"
+_TTL_S = 5.0
+_EVERY_S = 1.0
+_MOST_KEYS = 500
+
+
+class Relay:
+    """Calls what was not called.
+
+    Args:
+        runtime: locks and ledger.
+        senders: how to send, by the name of the queue that a stored call carries, as for a Sweeper.
+        callers: the same for who is called for the first time; as `senders` by default.
+        every_s: how often it looks, in seconds.
+    """
+
+    def __init__(
+        self,
+        runtime: TaskGuard,
+        senders: Mapping[str, Send],
+        callers: Mapping[str, Send] | None = None,
+        *,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._runtime = runtime
+        self._callers: Mapping[str, Send] = senders if callers is None else callers
+        self._every_s = every_s
+        self._leader = runtime.leader(_NAME, ttl_s=_TTL_S, on_lost="fence")
+        self._stopped = threading.Event()
+        self._recalls = _Recalls(runtime, senders, again_after_s=EXPECTED_S)
+
+    def run(self) -> None:
+        """Until `stop()`, whenever this process is the one."""
+        while not self._stopped.is_set():
+            try:
+                self._leader.run(self._work)
+            except Exception:
+                logger.exception("the relay of parked messages failed, and goes on")
+                self._stopped.wait(self._every_s)
+
+    def stop(self) -> None:
+        """Let `run()` end, and another process take over; from any thread."""
+        self._stopped.set()
+        self._leader.step_down()
+
+    def _work(self, leadership: Leadership) -> None:
+        while not leadership.lost.is_set() and not self._stopped.is_set():
+            try:
+                self.look()
+            except TaskguardError as error:
+                logger.debug("the relay's look got no answer: %s", error)
+            self._stopped.wait(self._every_s)
+
+    def look(self) -> int:
+        """Once over all lines: how many were called.
+
+        Raises:
+            LedgerUnavailableError: the database is away.
+        """
+        ledger, called = outbox_of(self._runtime), 0
+        app = self._runtime.namespace
+        for key in ledger.open_keys(app=app, limit=_MOST_KEYS):
+            found = ledger.call_next(key, expected_s=EXPECTED_S, app=app)
+            if found is None:
+                continue
+            caller = self._callers.get(json.loads(found.call).get("queue"))
+            if caller is not None:  # else it is another queue's, whose relay calls it again
+                called += send_call(found, caller, self._runtime.events, key=key)
+        if ledger.overdue(limit=1, parked=True):
+            try:
+                called += self._recalls.sweep().sent
+            except (KeyBusyError, LeaseLostError):
+                logger.debug("another relay calls again what was lost")
+        return called
+
+
+class _Recalls(Sweeper):
+    """Sends again what was called and has not come."""
+
+    _key = "taskguard:recalls"
+
+    def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
+        return ledger.overdue(limit=self._batch, after=after, parked=True)

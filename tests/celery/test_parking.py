@@ -1,0 +1,163 @@
+"""`busy="park"` with real workers: messages wait in the ledger, and come in their order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+from celery import chord, group
+
+from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
+from taskguard.states import State
+
+
+def numbers_of(shop: Any, name: str) -> list[int]:
+    """In which order bodies of a key began."""
+    items = [step.item.split() for step in shop.steps("began")]
+    return [int(number) for key, number in items if key == name]
+
+
+def overlaps(shop: Any, name: str) -> int:
+    """How many bodies began while another one of the key was at work."""
+    moments = [
+        (step.at_s, what)
+        for what, named in ((1, "began"), (-1, "ended"))
+        for step in shop.steps(named)
+        if step.item.split()[0] == name
+    ]
+    inside, found = 0, 0
+    for _, what in sorted(moments):
+        found += what == 1 and inside > 0
+        inside += what
+    return found
+
+
+def waiting(shop: Any) -> list[Any]:
+    """The records of what stands in line, in its order."""
+    with shop.engine.connect() as db:
+        return list(
+            db.execute(sa.select(WORK).where(WORK.c.parked.is_not(None)).order_by(WORK.c.parked))
+        )
+
+
+def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
+    """One at a time for each key, each once, in the order in which they came; nobody is left."""
+    results = [
+        shop.tasks.queue_up.delay(name, number, 0.005) for number in range(25) for name in "ab"
+    ]
+    # One child each: what it parks comes in the order of the queue.
+    with shop.worker(concurrency=1), shop.worker(concurrency=1):
+        assert [each.get(timeout=120) for each in results] == [n for n in range(25) for _ in "ab"]
+        shop.wait_for_quiet()
+    assert set(shop.effects().values()) == {1}
+    assert len(shop.effects()) == 50
+    for name in "ab":
+        assert overlaps(shop, name) == 0
+        numbers = numbers_of(shop, name)
+        # Two who come at the same moment may change places, and no more than that.
+        assert sum(one > other + 1 for one, other in pairwise(numbers)) == 0
+    assert waiting(shop) == []
+
+
+def test_on_rabbitmq(rabbit_shop: Any) -> None:
+    """The same there, on its own kind of queues: in order, each once, and nobody is left."""
+    shop = rabbit_shop
+    results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
+    with shop.worker(concurrency=2):
+        assert [each.get(timeout=120) for each in results] == list(range(25))
+    assert set(shop.effects().values()) == {1}
+    assert overlaps(shop, "a") == 0
+    assert sum(one > other + 1 for one, other in pairwise(numbers_of(shop, "a"))) == 0
+    assert waiting(shop) == []
+
+
+def test_nobody_is_held_while_it_waits(shop: Any) -> None:
+    """Messages that wait are in no queue, and in no worker: its one child has time for others."""
+    with shop.worker(concurrency=1), shop.worker(concurrency=1):
+        first = shop.tasks.queue_up.delay("a", 0, 3.0)
+        shop.wait_for_steps("began")
+        later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 6)]
+        wait_until(lambda: len(waiting(shop)) == 5)
+        assert {row.state for row in waiting(shop)} == {"NEW"}
+        assert [json.loads(row.call)["message"].partition("@")[0] for row in waiting(shop)] == [
+            each.id for each in later
+        ]
+        assert shop.tasks.queue_up.delay("b", 0).get(timeout=60) == 0
+        assert not first.ready()
+        assert [each.get(timeout=60) for each in later] == [1, 2, 3, 4, 5]
+        assert first.get(timeout=60) == 0
+    assert numbers_of(shop, "a") == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_parked_message_is_the_same_message(shop: Any) -> None:
+    """It keeps its id, its chord and what comes after it: the chord's body hears of all members."""
+    with shop.worker(concurrency=2):
+        members = group(shop.tasks.queue_up.s("a", number, 0.2) for number in range(4))
+        told = chord(members)(shop.tasks.add_up.s())
+        assert told.get(timeout=60) == 6
+    assert len(shop.effects()) == 4
+
+
+@pytest.mark.parametrize("who", ["holder", "all"])
+def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
+    """The key's holder dies, or every worker: what waits in the ledger goes on with the next."""
+    shop = make_shop(SHOP_VISIBILITY_S="3")
+    with shop.worker(concurrency=2) as first:
+        results = [shop.tasks.queue_up.delay("a", number, 0.05) for number in range(12)]
+        shop.wait_for_steps("began", count=3)
+        if who == "holder":
+            os.kill(shop.steps("began")[-1].pid, signal.SIGKILL)
+        else:
+            first.kill()
+        with shop.worker(concurrency=2):
+            assert [each.get(timeout=120) for each in results] == list(range(12))
+    assert set(shop.effects().values()) == {1}
+
+
+def test_emptied_lock_server(shop: Any) -> None:
+    """The line is in the ledger: nobody is lost, no two are at work, the order stays."""
+    with shop.worker(concurrency=1), shop.worker(concurrency=1):
+        results = [shop.tasks.queue_up.delay("a", number, 0.05) for number in range(12)]
+        for count in (2, 5, 8):
+            shop.wait_for_steps("began", count=count)
+            with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
+                client.flushdb()
+        assert [each.get(timeout=120) for each in results] == list(range(12))
+    assert overlaps(shop, "a") == 0
+    assert set(shop.effects().values()) == {1}
+
+
+def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
+    """By a relay, without anybody's doing; those behind it go on meanwhile."""
+    with shop.worker(concurrency=2):
+        first = shop.tasks.queue_up.delay("a", 0, 1.0)
+        shop.wait_for_steps("began")
+        later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 4)]
+        wait_until(lambda: len(waiting(shop)) == 3)
+        # As if it had been called, and its message were lost with the broker's memory.
+        with shop.engine.begin() as db:
+            lost = waiting(shop)[0].id
+            db.execute(sa.update(WORK).where(WORK.c.id == lost).values(due=1))
+        assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
+    assert set(shop.effects().values()) == {1}
+
+
+def test_a_revoked_one_does_not_run(shop: Any) -> None:
+    """It leaves the line when its turn comes, is announced, and those behind it go on."""
+    with shop.worker(concurrency=2):
+        first = shop.tasks.queue_up.delay("a", 0, 2.0)
+        shop.wait_for_steps("began")
+        later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 4)]
+        wait_until(lambda: len(waiting(shop)) == 3)
+        later[1].revoke()
+        assert [each.get(timeout=60) for each in (first, later[0], later[2])] == [0, 1, 3]
+        wait_until(lambda: later[1].state == "REVOKED")
+    assert numbers_of(shop, "a") == [0, 1, 3]
+    assert State.NEW.value not in {row.state for row in waiting(shop)}

@@ -1,0 +1,400 @@
+"""Work that waits for its key in the ledger: its place in the line, who is called, who may claim.
+
+All of it is of one account's key; each work item has a message of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from support.waiting import wait_until
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.protocol import Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.ledger.tables import KEYS, WORK
+from taskguard.states import State
+
+KEY = "account:1"
+EXPECTED_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _in_a_database(book: Any) -> None:
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger stores no calls")
+
+
+def message_of(number: int, retries: int = 0, deferrals: int = 0) -> MessageRef:
+    return MessageRef(f"m{number}", retries, deferrals)
+
+
+def delivery(number: int, message: MessageRef | None = None, **values: Any) -> ClaimRequest:
+    """Of the work that stands for a message, in the line of the account's key."""
+    message = message or message_of(number)
+    values = {"keys": (KEY,), "in_line": True, **values}
+    return request(number, message=message, **values)
+
+
+def park(book: Any, number: int, message: MessageRef | None = None) -> bool:
+    asked = delivery(number, message)
+    call = json.dumps({"queue": "test", "message": asked.message.name})
+    parked: bool = book.ledger.park(delivery(number, message, call=call))
+    return parked
+
+
+def claimed(book: Any, number: int, **values: Any) -> Claimed:
+    found = book.ledger.claim(delivery(number, **values))
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def call(book: Any, expected_s: float = EXPECTED_S) -> str | None:
+    """Whose turn it is: his message."""
+    found = book.ledger.call_next(KEY, expected_s=expected_s)
+    return None if found is None else found.message.id
+
+
+def end_leases(book: Any) -> None:
+    with book.engine.begin() as db:
+        for table in (KEYS, WORK):
+            db.execute(sa.update(table).values(lease_until=1))
+
+
+def pass_time(book: Any) -> None:
+    """Who is expected some time is overdue now."""
+    with book.engine.begin() as db:
+        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
+
+
+class TestPark:
+    def test_stands_in_the_ledger(self, book: Any) -> None:
+        """NEW, with its call, not overdue: nobody sends it until its turn has come."""
+        holder = claimed(book, 1)
+        assert park(book, 2) is True
+        row = book.work(2)
+        assert (row.state, row.message, row.attempts, row.due) == ("NEW", "m2", 0, None)
+        assert json.loads(row.call)["message"] == "m2"
+        assert row.parked is not None
+        assert book.ledger.overdue() == []
+        book.ledger.complete(holder.claim, None)
+        assert book.work(1).parked is None
+
+    def test_again(self, book: Any) -> None:
+        """A delivery that comes twice, or was called and finds the key taken, keeps its place."""
+        claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        before = book.work(2).parked
+        assert park(book, 2) is True
+        assert book.work(2).parked == before
+        end_leases(book)
+        assert call(book) == "m2"
+        assert park(book, 2) is True
+        assert book.work(2).parked == before
+        assert call(book) == "m2"
+
+    def test_a_retry_stands_at_the_end(self, book: Any) -> None:
+        """It failed, and comes again: those who waited meanwhile go first."""
+        holder = claimed(book, 1)
+        park(book, 2)
+        book.ledger.fail(holder.claim, "boom")
+        claimed(book, 3, in_line=False)
+        assert park(book, 1, message_of(1, retries=1)) is True
+        assert book.work(1).parked > book.work(2).parked
+        assert (book.work(1).state, book.work(1).retries) == ("NEW", 1)
+
+    @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "retried"])
+    def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
+        """What runs, has ended for good, or is a later message's is not parked, and not touched."""
+        holder = claimed(book, 1, max_crashes=1)
+        if state == "done":
+            book.ledger.complete(holder.claim, None)
+        elif state == "dead":
+            end_leases(book)
+            book.ledger.claim(delivery(1, MessageRef("x"), max_crashes=1))
+        elif state == "revoked":
+            book.ledger.revoke("ship order:1", message="m1")
+        elif state == "retried":
+            book.ledger.fail(holder.claim, "boom")
+            claimed(book, 1, message=message_of(1, retries=2))
+        before = book.work(1)
+        assert park(book, 1) is False
+        assert book.work(1) == before
+
+
+class TestCall:
+    def test_in_the_order_in_which_they_came(self, book: Any) -> None:
+        """The first is called, and nobody else until he has come; then the next one."""
+        claimed(book, 1)
+        for number in (4, 2, 3):
+            park(book, number)
+        end_leases(book)
+        for number in (4, 2, 3):
+            assert call(book) == f"m{number}"
+            assert call(book) is None
+            assert book.ledger.open_keys() == []
+            holder = claimed(book, number)
+            assert call(book) is None  # he is at work
+            book.ledger.complete(holder.claim, None)
+        assert call(book) is None
+
+    def test_nobody_while_the_key_is_held(self, book: Any) -> None:
+        holder = claimed(book, 1)
+        park(book, 2)
+        assert call(book) is None
+        assert book.ledger.open_keys() == []
+        book.ledger.complete(holder.claim, None)
+        assert book.ledger.open_keys() == [KEY]
+        assert call(book) == "m2"
+
+    def test_what_is_sent(self, book: Any) -> None:
+        """The stored call, with the highest numbers that are known of its message."""
+        claimed(book, 1)
+        park(book, 2, message_of(2, retries=1, deferrals=3))
+        end_leases(book)
+        found = book.ledger.call_next(KEY, expected_s=EXPECTED_S)
+        assert (found.work, found.task) == ("ship order:2", "ship")
+        assert json.loads(found.call)["message"] == "m2"
+        assert (found.message.id, found.message.retries) == ("m2", 1)
+
+    def test_lost(self, book: Any) -> None:
+        """Who was called and does not come is overdue, and holds up nobody any more."""
+        claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        end_leases(book)
+        assert call(book) == "m2"
+        assert book.ledger.overdue(parked=True) == []
+        pass_time(book)
+        assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m2"]
+        assert call(book) == "m3"
+        assert isinstance(book.ledger.claim(delivery(3)), Claimed)
+
+    def test_expected_for_a_time(self, book: Any) -> None:
+        """By the database's clock."""
+        claimed(book, 1)
+        park(book, 2)
+        end_leases(book)
+        assert call(book, expected_s=0.2) == "m2"
+        wait_until(lambda: book.ledger.overdue(parked=True))
+
+    def test_one_that_is_sent_again(self, book: Any) -> None:
+        """By a relay: it holds up nobody, however long it takes, and may come all the same."""
+        claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        end_leases(book)
+        call(book)
+        pass_time(book)
+        assert book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0) == 1
+        assert call(book) == "m3"
+        assert isinstance(book.ledger.claim(delivery(2)), Claimed)
+
+    def test_what_was_claimed_is_no_longer_in_line(self, book: Any) -> None:
+        """Whoever claimed it; nor what was revoked while it waited."""
+        holder = claimed(book, 1)
+        for number in (2, 3, 4):
+            park(book, number)
+        book.ledger.revoke("ship order:3", message="m3")
+        book.ledger.complete(holder.claim, None)
+        book.ledger.complete(claimed(book, 2, in_line=False).claim, None)
+        assert call(book) == "m4"
+
+
+class TestNamespaces:
+    """Two applications in one ledger, each with a broker of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        self.park_each(book)
+
+    @staticmethod
+    def park_each(book: Any) -> None:
+        """One message of each application, and of one whose name is nearly a pattern of it."""
+        for number, app in ((1, ""), (2, "eu"), (3, "e%")):
+            key = f"{app}:account" if app else "account"
+            owned = {"app": app} if app else {}
+            message = f'm", "app": "{number}'  # as far as a name may go
+            call = json.dumps({"queue": "test", "message": message, **owned})
+            asked = request(number, message=MessageRef(message), keys=(key,), call=call)
+            assert book.ledger.park(asked)
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        assert book.ledger.open_keys() == ["account"]
+        assert book.ledger.open_keys(app="eu") == ["eu:account"]
+        assert book.ledger.open_keys(app="e%") == ["e%:account"]
+        assert book.ledger.open_keys(app="us") == []
+
+    def test_who_is_called(self, book: Any) -> None:
+        """Nobody by another application, which would send him to its own broker."""
+        for app in ("", "us"):
+            assert book.ledger.call_next("eu:account", expected_s=5.0, app=app) is None
+        assert book.ledger.call_next("account", expected_s=5.0, app="eu") is None
+        assert book.ledger.call_next("eu:account", expected_s=5.0, app="eu") is not None
+        assert book.ledger.call_next("account", expected_s=5.0) is not None
+
+
+class TestClaim:
+    def test_behind_those_who_wait(self, book: Any) -> None:
+        """A newcomer finds the key free, and others before him."""
+        holder = claimed(book, 1)
+        park(book, 2)
+        book.ledger.complete(holder.claim, None)
+        answer = book.ledger.claim(delivery(3))
+        assert isinstance(answer, Busy)
+        assert (answer.owner, answer.same_work, answer.started) == (None, False, False)
+        assert book.work(3) is None
+        assert isinstance(book.ledger.claim(delivery(2)), Claimed)
+
+    def test_behind_one_who_was_called(self, book: Any) -> None:
+        """He is on his way: for as long as he is expected nobody gets in between."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        book.ledger.complete(holder.claim, None)
+        call(book)
+        for number in (3, 4):
+            assert isinstance(book.ledger.claim(delivery(number)), Busy)
+        pass_time(book)
+        assert isinstance(book.ledger.claim(delivery(3)), Claimed)
+
+    def test_work_that_has_begun_goes_first(self, book: Any) -> None:
+        """Its holder died: it stands in no line, and is taken over before those who wait."""
+        claimed(book, 1)
+        park(book, 2)
+        end_leases(book)
+        assert call(book) == "m2"
+        found = book.ledger.claim(delivery(1, redelivered=True))
+        assert isinstance(found, Claimed)
+        assert found.takeover
+
+    def test_redelivered(self, book: Any) -> None:
+        """The same by the full statement."""
+        holder = claimed(book, 1)
+        park(book, 2)
+        book.ledger.complete(holder.claim, None)
+        assert isinstance(book.ledger.claim(delivery(3, redelivered=True)), Busy)
+        assert isinstance(book.ledger.claim(delivery(2, redelivered=True)), Claimed)
+
+    def test_a_message_that_does_not_stand_in_line(self, book: Any) -> None:
+        """Of a task that puts off: it asks for the key alone, and may overtake."""
+        holder = claimed(book, 1)
+        park(book, 2)
+        book.ledger.complete(holder.claim, None)
+        assert isinstance(book.ledger.claim(delivery(3, in_line=False)), Claimed)
+
+    def test_ends_the_waiting(self, book: Any) -> None:
+        """The record is that of any other work then."""
+        claimed(book, 1)
+        park(book, 2)
+        end_leases(book)
+        call(book)
+        found = claimed(book, 2)
+        row = book.work(2)
+        assert (row.state, row.parked, row.attempts) == ("PROCESSING", None, 1)
+        assert found.attempt == 1
+        book.ledger.complete(found.claim, None)
+        assert (book.work(2).state, book.work(2).call) == ("DONE", None)
+
+    def test_one_that_fails_goes_on(self, book: Any) -> None:
+        """Its retry comes as that of work that never waited."""
+        claimed(book, 1)
+        park(book, 2)
+        end_leases(book)
+        book.ledger.fail(claimed(book, 2).claim, "boom")
+        assert book.work(2).state == State.FAILED.value
+        assert claimed(book, 2, message=message_of(2, retries=1)).attempt == 2
+
+
+class TestPeople:
+    def test_who_waits(self, book: Any) -> None:
+        """The line of a key, or of each, in its order; and whether somebody was called."""
+        holder = claimed(book, 1)
+        for number in (3, 2):
+            park(book, number)
+        found = book.ledger.waiting()
+        assert [(each.key, each.work, each.message) for each in found] == [
+            (KEY, "ship order:3", "m3"),
+            (KEY, "ship order:2", "m2"),
+        ]
+        assert found[0].parked_s < found[1].parked_s
+        assert found[0].expected_until_s is None
+        book.ledger.complete(holder.claim, None)
+        call(book)
+        first, second = book.ledger.waiting(KEY)
+        assert first.expected_until_s > second.parked_s
+        assert second.expected_until_s is None
+        assert book.ledger.waiting("account:2") == []
+        assert len(book.ledger.waiting(limit=1)) == 1
+
+    def test_revoked_and_requeued(self, book: Any) -> None:
+        """It is no longer in line: it comes by its message, as any other requeued work."""
+        claimed(book, 1)
+        park(book, 2)
+        book.ledger.revoke("ship order:2", message="m2")
+        assert book.ledger.waiting() == []
+        assert book.ledger.requeue("ship order:2", reason="after all") is True
+        assert book.ledger.waiting() == []
+        end_leases(book)
+        assert call(book) is None
+
+
+def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a worker does
+    """Several who deliver, without a lock server and without a relay: each message that was parked
+    is called by whoever parks or is done, and no two are at work at once."""
+    count = 24
+    queue: deque[int] = deque(range(count))
+    inside, done, failures = [0], [], []
+    ended = threading.Event()
+
+    def deliver(number: int) -> None:
+        answer = book.ledger.claim(delivery(number))
+        if isinstance(answer, Claimed):
+            inside[0] += 1
+            if inside[0] > 1:
+                failures.append(f"{number} while another one is at work")
+            ended.wait(0.001)
+            inside[0] -= 1
+            book.ledger.complete(answer.claim, None)
+            done.append(number)
+        elif isinstance(answer, Busy) and not answer.same_work:
+            if not park(book, number):
+                queue.append(number)
+                return
+        else:
+            failures.append(f"{number}: {answer}")
+        found = book.ledger.call_next(KEY, expected_s=600.0)
+        if found is not None:
+            queue.append(int(found.message.id[1:]))
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                number = queue.popleft()
+            except IndexError:
+                ended.wait(0.002)
+                continue
+            try:
+                deliver(number)
+            except TransactionRetryError:
+                queue.append(number)
+            except Exception as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: failures or len(done) == count, timeout_s=60.0)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(30.0)
+    assert failures == []
+    assert sorted(done) == list(range(count))

@@ -1,0 +1,82 @@
+"""Real Celery workers, killed (SIGKILL) at each boundary of parking and calling.
+
+Three messages of one line: the first one works for a moment, the others are parked, and called. One
+of them dies at a boundary, once: each runs, once, in the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.crash_rig import CrashRig, crash_rig
+from support.exploration import Exploration
+from support.waiting import wait_until
+
+ROLES = ("first", "second", "third")
+PARKING = {
+    *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
+}
+
+
+@pytest.fixture(
+    params=[
+        "pg_url",
+        "sqlite_url",
+        pytest.param("mariadb_url", marks=pytest.mark.debian),
+        pytest.param("mysql_url", marks=pytest.mark.debian),
+    ]
+)
+def rig(
+    request: pytest.FixtureRequest,
+    valkey: Any,
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[CrashRig]:
+    del redis_url  # empties the server
+    database = str(request.getfixturevalue(request.param))
+    with crash_rig("celery", database, valkey, tmp_path, monkeypatch) as made:
+        made.task = "support.crashing.in_line"
+        yield made
+
+
+def send(rig: CrashRig, line: str, **crashes: str) -> list[str]:
+    items = [f"{line}-{role}" for role in ROLES]
+    for role, item in zip(ROLES, items, strict=True):
+        rig.jobs.in_line.apply_async((item, line, crashes.get(role)), task_id=item)
+    return items
+
+
+@pytest.mark.timeout(900)
+def test_killed_at_any_boundary_of_a_line_each_runs_once(
+    rig: CrashRig, exploration: Exploration
+) -> None:
+    """First undisturbed, for the boundaries that they come by; then each of them."""
+    with rig.worker(), rig.worker():
+        items = send(rig, "calm")
+        rig.wait_until_done(items)
+        wait_until(lambda: all("body done" in rig.seen(item) for item in items))
+        cases = [
+            (role, at)
+            for role, item in zip(ROLES, items, strict=True)
+            for at in dict.fromkeys(rig.seen(item))
+            if role != "third" or at.partition("#")[0] in PARKING
+        ]
+        assert {at.partition("#")[0] for _, at in cases} >= PARKING
+        if rig.engine.dialect.name != "postgresql":
+            cases = exploration.pick(cases, at_most=12)
+        lines = [(re.sub(r"\W", "-", f"{role} {at}"), role, at) for role, at in cases]
+        for line, role, at in lines:
+            items += send(rig, line, **{role: at})
+        rig.wait_until_done(items)
+        struck = [line for line, role, _ in lines if rig.struck(f"{line}-{role}")]
+    assert rig.effects() == dict.fromkeys(items, 1)
+    # Who comes first decides who is parked, and a machine that is busy decides who comes first.
+    assert len(struck) >= 0.5 * len(lines), sorted({line for line, *_ in lines} - set(struck))
+    print(f"{len(lines)} boundaries, {len(struck)} kills, one effect each")
