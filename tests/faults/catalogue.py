@@ -41,6 +41,8 @@ FAULTS = (
             "celery/test_crashes.py": ("test_a_paused_child_is_refused_and_its_message_answered",),
             "celery/test_pools.py": ("test_a_paused_worker_is_refused_and_its_message_answered",),
             "rq/test_rq_workers.py": ("test_a_paused_horse_is_refused",),
+            "faults/test_shares.py": ("test_a_holder_is_frozen",),
+            "faults/test_waiters.py": ("test_frozen",),
         },
     ),
     Fault(
@@ -61,6 +63,12 @@ FAULTS = (
             "celery/test_pools.py": ("test_a_killed_workers_messages_are_done_by_another",),
             "rq/test_rq_workers.py": ("test_a_killed_work_horse_is_done_again",),
             "rq/test_rq_outages.py": ("test_a_killed_worker_and_horse_lose_nothing",),
+            "faults/test_shares.py": (
+                "test_a_holder_is_killed",
+                "test_the_last_reader_is_killed",
+                "test_a_writer_that_waits_is_killed",
+            ),
+            "faults/test_waiters.py": ("test_killed", "test_the_holder_is_killed"),
         },
     ),
     Fault(
@@ -148,6 +156,7 @@ FAULTS = (
             "celery/test_outages.py": ("test_an_emptied_lock_server_changes_nothing",),
             "rq/test_rq_outages.py": ("test_an_emptied_lock_server_lets_nobody_in",),
             "contract/locks/test_locks.py": ("TestTokens::test_after_memory_loss",),
+            "faults/test_shares.py": ("test_the_server_forgets",),
             "faults/test_lock_table.py": (
                 "TestOfTheLedger::test_the_table_is_emptied",
                 "TestOfTheLedger::test_the_table_is_dropped",
@@ -415,6 +424,10 @@ FAULTS = (
         "a body is over its time limit",
         {
             "faults/test_limits.py": ("test_work_beyond_its_time_limit_can_be_done_again",),
+            "faults/test_waiters.py": (
+                "test_a_time_limit_ends_the_wait",
+                "test_the_wait_ends_on_time",
+            ),
             "rq/test_rq_messages.py": (
                 "test_a_job_beyond_its_timeout_fails_and_can_be_done_again",
             ),

@@ -457,7 +457,9 @@ class TestGrowth:
             take(locks, (f"k{number}", "z"), owner, with_fence=False)
             assert locks.release((f"k{number}", "z"), owner)
         assert execute(url, "select count(*) from taskguard_locks where owner <> ''") == [(0,)]
-        assert execute(url, "select count(*) from taskguard_locks") == [(0,)]
+        # One release in 200 notes, in a row of no lock, that it has looked for old ones.
+        kept = "select count(*) from taskguard_locks where fence = 0"
+        assert execute(url, kept) == [(0,)]
 
     def test_tokens_stay_for_a_day(self, url: str, make_locks: Any) -> None:
         """Then they go with the leases of the dead; those that are held stay."""
