@@ -95,7 +95,12 @@ AROUND = {
     """,
     ),
     "docs/how-to/moving-over.md": (f"{_APP}\n    from redis import Redis\n    client: Redis", ""),
-    "docs/how-to/one-at-a-time.md": (_APP, ""),
+    "docs/how-to/in-order.md": (_APP,),
+    "docs/how-to/one-at-a-time.md": (
+        _APP,
+        "",
+        "\n    from taskguard import TaskGuard\n    tg: TaskGuard",
+    ),
     "docs/how-to/own-row.md": (_APP,),
     "docs/how-to/periodic.md": (_APP,),
     "docs/how-to/unique.md": (

@@ -221,6 +221,15 @@ def test_a_message_of_another_sender_may_begin_what_waits(book: Any) -> None:
     assert book.work().final == 0
 
 
+def test_a_claim_that_is_asked_again_with_its_key_in_hand_gets_what_was_replaced(book: Any) -> None:
+    """The answer to the first asking got lost when the key was its own, and not yet the work."""
+    attach(book, "a")
+    put_instead(book, "b")
+    asking = book.request(message="b")
+    assert isinstance(book.ledger.claim(replace(asking, work=None)), Claimed)
+    assert isinstance(book.ledger.claim(asking), Claimed)
+
+
 def test_a_newer_call_may_have_another_fingerprint(book: Any) -> None:
     """The newest arguments are those that count."""
     attach(book, "a", fingerprint="1")
