@@ -10,8 +10,8 @@ there until its work is claimed or ended. Who has stored one looks whether the k
 and who has released a key whether somebody waits: so nobody waits for a key that is free, but for
 what dies in between. Nothing raises here once a body has run.
 
-Does not guarantee order across what happens within a moment: two who come while the key is
-handed over may change places.
+Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
+key is handed over to one that was sent after it goes next.
 
 Read next: `ledger/statements/lines.py`.
 """
@@ -68,7 +68,9 @@ class Line:
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
-        if not self._ledger.park(replace(request, call=text)):
+        sent_s = delivery.published_at_s
+        sent_us = None if sent_s is None else int(sent_s * 1e6)
+        if not self._ledger.park(replace(request, call=text, sent_us=sent_us)):
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id

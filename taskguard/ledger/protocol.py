@@ -158,6 +158,8 @@ class ClaimRequest:
         redelivered: the queue says that it has delivered the message before, so that there may be
             a record: a hint about what to ask, which decides nothing.
         in_line: whether those who came before it, and wait for its one key, go first.
+        sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
+            when it comes to the ledger.
     """
 
     keys: tuple[str, ...]
@@ -174,6 +176,7 @@ class ClaimRequest:
     formerly: tuple[str, ...] = ()
     redelivered: bool = False
     in_line: bool = False
+    sent_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

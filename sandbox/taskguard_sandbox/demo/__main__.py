@@ -1,7 +1,7 @@
 """`python -m taskguard_sandbox.demo`: the command line of the demo.
 
-Exit status: 0 if every effect is there once; 1 if one is double or lost or a message has no answer;
-2 if the demo cannot run as asked; 130 after Ctrl-C.
+Exit status: 0 if every effect is there once; 1 if one is double, lost or out of order, or a message
+has no answer; 2 if the demo cannot run as asked; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _run(orders: list[str], invoices: list[str]) -> int:
             f"{package} is not installed: `make demo` installs all that it needs."
         ) from error
     display = Display()
-    tallies = run(orders, invoices, display)
-    return display.result(tallies)
+    tallies, in_order = run(orders, invoices, display)
+    return display.result(tallies) or int(not in_order)
 
 
 def _count(text: str) -> int:

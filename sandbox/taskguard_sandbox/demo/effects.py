@@ -11,7 +11,10 @@ import sqlalchemy as sa
 
 from taskguard import Guard
 
-__all__ = ["count_effects", "create_effects", "duration_s", "write_effect"]
+__all__ = ["LINE", "count_effects", "create_effects", "duration_s", "write_effect"]
+
+LINE = "line"
+"""Whose effects are those of a line, as if it were a queue."""
 
 _CREATE = sa.text("create table effects (queue text, item text, fence bigint, pid int)")
 _INSERT = sa.text("insert into effects values (:queue, :item, :fence, :pid)")

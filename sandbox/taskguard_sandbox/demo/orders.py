@@ -12,12 +12,13 @@ from celery import Celery
 from taskguard import Guard
 from taskguard_celery import guarded_task, safe_defaults
 from taskguard_sandbox.demo import journal
-from taskguard_sandbox.demo.effects import duration_s, write_effect
+from taskguard_sandbox.demo.effects import LINE, duration_s, write_effect
 
-__all__ = ["LEASE_S", "QUEUE", "app", "ship"]
+__all__ = ["CHILDREN", "LEASE_S", "QUEUE", "app", "book", "ship"]
 
 QUEUE = "Celery"
 LEASE_S = 2.0
+CHILDREN = 4
 
 app = Celery("demo")
 app.conf.update(
@@ -39,3 +40,13 @@ def ship(order_id: str, guard: Guard) -> str:
         write_effect(db, QUEUE, order_id, guard)
         guard.result = f"{order_id} shipped"
     return f"{order_id} shipped"
+
+
+@app.task  # type: ignore[untyped-decorator]  # Celery ships no types
+@guarded_task(key="account:<account>", once_per="message", busy="park", ttl_s=LEASE_S)
+def book(account: str, number: int, guard: Guard) -> None:
+    """One after the other. The first takes a moment, so that the others come meanwhile."""
+    del account
+    time.sleep(0.02 if number else 1.0)
+    with guard.transaction() as db:
+        write_effect(db, LINE, str(number), guard)

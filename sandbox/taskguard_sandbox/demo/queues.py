@@ -100,7 +100,7 @@ class Orders(DemoQueue):
         orders.ship.apply_async((item,), task_id=message)
 
     def workers(self) -> list[Worker]:
-        return [CeleryWorker(orders.__name__, children=4)]
+        return [CeleryWorker(orders.__name__, children=orders.CHILDREN)]
 
     def waiting(self) -> int:
         return int(self.broker.llen(orders.app.conf.task_default_queue))

@@ -26,6 +26,7 @@ from taskguard_sandbox.demo.display import Display
 from taskguard_sandbox.demo.effects import count_effects, create_effects
 from taskguard_sandbox.demo.faults import Faults
 from taskguard_sandbox.demo.journal import FILE, Line, Tail
+from taskguard_sandbox.demo.line import show_line
 from taskguard_sandbox.demo.queues import DELIVERIES, DemoQueue, Invoices, Orders
 from taskguard_sandbox.demo.tally import Tally, tally, total
 from taskguard_sandbox.servers import Postgres, Valkey
@@ -41,8 +42,10 @@ _NOTHING_HAPPENS_S = 60.0
 _LOG_CHARS = 4_000
 
 
-def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> list[Tally]:
-    """The tallies of Celery, RQ and both together."""
+def run(
+    orders: Sequence[str], invoices: Sequence[str], display: Display
+) -> tuple[list[Tally], bool]:
+    """The tallies of Celery, RQ and both together; and whether a line was drained in order."""
     with ExitStack() as stack:
         raise_if_interrupted = stack.enter_context(_interrupts())
         with display.doing("Starting Valkey and PostgreSQL"):
@@ -70,7 +73,7 @@ def run(orders: Sequence[str], invoices: Sequence[str], display: Display) -> lis
         display.say()
         scenario = _Scenario(queues, workers, display)
         scenario.watch(raise_if_interrupted)
-        return scenario.count(engine)
+        return scenario.count(engine), show_line(database, engine, display, raise_if_interrupted)
 
 
 @contextmanager

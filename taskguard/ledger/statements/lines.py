@@ -1,9 +1,9 @@
-"""Work that waits for its key: NEW, with its message stored, in the order in which it came.
+"""Work that waits for its key: NEW, with its message stored, in the order in which it was sent.
 
-A parked message has been acknowledged: the record of its work is what is left of it. `parked` says
-since when it stands in the line of its key, `due` whether it was called: NULL while it waits, else
-until when its message, which was sent then, is expected. After that it is overdue, and is sent
-again as that of any other work (`outbox.py`).
+A parked message has been acknowledged: the record of its work is what is left of it. `parked` is
+its place in the line of its key: the moment at which it was sent (of a retry, at which it came).
+`due` says whether it was called: NULL while it waits, else until when its message, which was sent
+again then, is expected. After that it is overdue, as any other work is (`outbox.py`).
 
 Guarantees: parking is one transaction, flushed before it returns; work that is parked again keeps
 its place; nobody is called while the key is held, or while another one that was called is expected.
@@ -88,6 +88,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
+        sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         values: dict[str, Any] = {
             "message": request.message.name,
             "retries": request.message.retries,
@@ -96,7 +97,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
             "owner": FREE,
             "call": request.call,
             "due": None,
-            "parked": now_us,
+            "parked": sent_us,
             "error": None,
             "finished": None,
         }
@@ -120,7 +121,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
         later = sa.and_(
             WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
         )
-        place = sa.case((waits, sa.func.coalesce(WORK.c.parked, now_us)), else_=now_us)
+        place = sa.case((waits, sa.func.coalesce(WORK.c.parked, sent_us)), else_=now_us)
         # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
         changed = db.execute(
             sa.update(WORK)

@@ -99,6 +99,15 @@ class TestPark:
         assert book.work(2).parked == before
         assert call(book) == "m2"
 
+    def test_in_the_order_in_which_they_were_sent(self, book: Any) -> None:
+        """Whichever comes to the ledger first; a clock that is ahead gives nobody a later place."""
+        claimed(book, 1)
+        now_us = book.ledger.now_us()
+        for number, sent_us in ((2, now_us - 5), (3, now_us - 7), (4, now_us + 10**12), (5, None)):
+            call_of = json.dumps({"queue": "test", "message": f"m{number}"})
+            assert book.ledger.park(delivery(number, call=call_of, sent_us=sent_us))
+        assert [each.work[-1] for each in book.ledger.waiting()] == ["3", "2", "4", "5"]
+
     def test_another_message_of_the_work(self, book: Any) -> None:
         """Is not parked in its place: somebody waits for the result of each of them."""
         claimed(book, 1)

@@ -302,7 +302,8 @@ class PostgreSQLStatements(Statements):
     # -- lines --------------------------------------------------------------------------------
 
     def park(self, request: ClaimRequest) -> bool:
-        return bool(self.database.ask(_PARK, self._asked(request)))
+        asked = self._asked(request) | {"sent_us": request.sent_us}
+        return bool(self.database.ask(_PARK, asked))
 
     def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
         values = {

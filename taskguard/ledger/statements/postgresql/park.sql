@@ -12,7 +12,7 @@ insert into taskguard_work as w (
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
-    0, 0, '', %(fingerprint)s::text, %(call)s::text, now_us, now_us
+    0, 0, '', %(fingerprint)s::text, %(call)s::text, least(%(sent_us)s::bigint, now_us), now_us
 from asked
 on conflict (id) do update set
     message = excluded.message,
@@ -24,7 +24,7 @@ on conflict (id) do update set
     due = null,
     parked = case
         when w.state = 'NEW' then coalesce(w.parked, excluded.parked)
-        else excluded.parked
+        else excluded.created
     end,
     error = null,
     finished = null
