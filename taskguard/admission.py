@@ -31,10 +31,9 @@ from taskguard.events import (
     Takeover,
 )
 from taskguard.events import Claimed as ClaimedEvent
-from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
+from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import Granted, Held, LockProvider, asked
-from taskguard.parking import can_park
+from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -321,7 +320,7 @@ class Admission:
             row=delivery.row,
             formerly=delivery.formerly,
             redelivered=delivery.redelivered or delivery.called,
-            in_line=can_park(delivery),
+            in_line=delivery.parking is not None,
         )
 
     def _tracked(

@@ -105,7 +105,7 @@ class Delivery:
         policy: the task's options.
         published_at_s: when the message was first published, in seconds since 1970; None: unknown.
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
-        parking: how to park it; None where that is not possible.
+        parking: how to park it; None where that is not possible, or not asked for.
         called: it waited in the line of its key, and was called: its turn has come.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own

@@ -221,7 +221,8 @@ class GuardedFunction:
             policy=self.policy,
             published_at_s=published_at_s,
             queue=queue,
-            parking=parking,
+            # Its policy, and one key: a callable may have made several.
+            parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
             called=called,
             app=namespace,
             by_message=self.by_message,

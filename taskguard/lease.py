@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
 
-__all__ = ["Lease", "Owner", "new_owner", "trusted_until_s"]
+__all__ = ["Lease", "Owner", "asked", "new_owner", "trusted_until_s"]
 
 _NONCE_BYTES = 12
 _HEX = frozenset("0123456789abcdef")
@@ -168,3 +169,11 @@ class Lease:
             key=self.key,
             fence=self.fence or None,
         )
+
+
+_UNSAID: dict[str, Any] = {}
+
+
+def asked(limit: int) -> dict[str, Any]:
+    """What is said of a limit to a lock provider, who may know of none."""
+    return _UNSAID if limit == 1 else {"limit": limit}

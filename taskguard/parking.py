@@ -33,7 +33,7 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line", "can_park"]
+__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
 
 logger = logging.getLogger("taskguard")
 
@@ -42,12 +42,6 @@ EXPECTED_S = 5.0
 
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
-
-
-def can_park(delivery: Delivery) -> bool:
-    """Whether it may wait in a line: of one key, for work that is on record."""
-    parks = delivery.policy.busy == "park" and delivery.parking is not None
-    return parks and delivery.work is not None and len(delivery.keys) == 1
 
 
 class Line:

@@ -80,7 +80,7 @@ from taskguard.ledger.protocol import (
 )
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
-from taskguard.parking import CALLED_WAIT_S, Line, can_park
+from taskguard.parking import CALLED_WAIT_S, Line
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.states import Decision, State
 from taskguard.watchdog import TrackedLease, Watchdog
@@ -393,7 +393,7 @@ class Runner:
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
-        if not can_park(delivery):
+        if delivery.parking is None:
             return None
         request = self.request(delivery)
         try:
@@ -473,7 +473,7 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
-            if can_park(delivery):
+            if delivery.parking is not None:
                 self._line.call_next(delivery)
 
     def _body(

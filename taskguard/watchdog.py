@@ -27,9 +27,9 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
-from taskguard.lease import Lease, trusted_until_s
+from taskguard.lease import Lease, asked, trusted_until_s
 from taskguard.ledger.protocol import Claim, Ledger
-from taskguard.locks.base import Hold, LockProvider, Renewal, asked
+from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
 
 __all__ = ["TrackedLease", "Watchdog"]

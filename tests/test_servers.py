@@ -136,7 +136,7 @@ def test_a_server_answers_restarts_with_its_data_and_leaves_nothing(server: Serv
     Nor can any of its processes, helpers included, be reached from another machine.
     """
     assert listening()
-    assert listening() <= {"127.0.0.1", "::1"}
+    assert listening() <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     port, pid, folder = server.port, server.pid, server.folder
     write(server)
     processes = tree(pid)

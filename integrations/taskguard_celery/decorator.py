@@ -34,7 +34,7 @@ from taskguard import (
     TaskGuard,
     errors,
 )
-from taskguard_celery.calls import call_in_hand
+from taskguard_celery.calls import CALLED_HEADER, call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.message import (
     CeleryQueue,
@@ -196,7 +196,7 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
-    called = take_called(request)
+    called = CALLED_HEADER in (request.headers or ()) and take_called(request)
     while True:
         try:
             return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)
@@ -231,6 +231,7 @@ def _deliver_once(
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
+    parks = compiled.policy.busy == "park"
     delivery = runtime.delivery(
         compiled,
         args,
@@ -240,7 +241,7 @@ def _deliver_once(
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
-        parking=None if queue is None else CeleryParking(task),
+        parking=CeleryParking(task) if parks and queue is not None else None,
         called=called,
         orders=_ORDERS,
         call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,

@@ -3,7 +3,9 @@
 Guarantees: what is sent again is the same message (id, links, chord, group, headers, priority,
 route), with the numbers that the ledger knows. A message that expires is put off instead: nobody
 would hear of its end in the line. Each worker with a task that parks has a thread that may become
-the relay; it ends with its worker.
+the relay; it ends with its worker. In a prefork pool that is a thread of its first child: the
+parent forks at any moment, and what another thread has locked then (SQLite's own mutexes, for
+example) stays locked in the child for ever.
 
 Who is called comes through a queue beside that of his message, `<queue>.taskguard`, from which the
 same workers consume: at the end of the message's own queue he would stand behind all that have to
@@ -20,15 +22,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from billiard.process import current_process
 from celery import Celery, Task
-from celery.signals import worker_shutdown, worker_shutting_down
+from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 from kombu.common import Broadcast
 
 from taskguard import MessageRef, Relay, errors
 from taskguard_celery.calls import CALLED_HEADER, NAME, CelerySender, call_in_hand, hand_off_of
 from taskguard_celery.runtime import runtime_of
 
-__all__ = ["CeleryParking", "consume_hand_offs", "start_relay", "take_called"]
+__all__ = ["CeleryParking", "consume_hand_offs", "is_first_child", "start_relay", "take_called"]
 
 logger = logging.getLogger("taskguard")
 
@@ -78,6 +81,11 @@ def consume_hand_offs(app: Celery) -> None:
             queues.select_add(queues.new_missing(hand_off_of(name)))
 
 
+def is_first_child() -> bool:
+    """Whether this process of a prefork pool is its first one, or stands in for that."""
+    return getattr(current_process(), "index", None) == 0
+
+
 def start_relay(app: Celery) -> None:
     """A thread that relays whenever this worker is the one to do so."""
     sender = CelerySender(app)
@@ -101,3 +109,4 @@ def _join_relays(**_: Any) -> None:
 
 worker_shutting_down.connect(_stop_relays, weak=False)
 worker_shutdown.connect(_join_relays, weak=False)
+worker_process_shutdown.connect(_join_relays, weak=False)

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Task
-from celery.signals import celeryd_after_setup, task_revoked, worker_ready
+from celery._state import get_current_app
+from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
-from taskguard_celery.parking import consume_hand_offs, start_relay
+from taskguard_celery.parking import consume_hand_offs, is_first_child, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -146,8 +147,18 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
     if next(guarded_tasks(sender.app), None) is not None:
         _look_for_lost_children(sender)
         _look_for_lost_messages(sender)
-    if _parks(sender.app):
+    if _parks(sender.app) and not _forks(sender.pool):
         start_relay(sender.app)
+
+
+def _on_child_ready(**_: Any) -> None:
+    app = get_current_app()
+    if is_first_child() and _parks(app):
+        start_relay(app)
+
+
+def _forks(pool: Any) -> bool:
+    return pool is not None and type(pool).__module__ == "celery.concurrency.prefork"
 
 
 def _expect_ledger(app: Any) -> None:
@@ -228,4 +239,5 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_ready.connect(_on_worker_ready, weak=False)
+worker_process_init.connect(_on_child_ready, weak=False)
 task_revoked.connect(_on_revoked, weak=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from taskguard.findings import Finding
 from taskguard.lease import Owner
@@ -28,7 +28,6 @@ __all__ = [
     "Renewal",
     "SharingLocks",
     "Traits",
-    "asked",
 ]
 
 # Of who may come in beside anybody who shares the key: a reader.
@@ -206,11 +205,3 @@ class SharingLocks(LockProvider, Protocol):
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """As of every provider; `limit`: as it was refused."""
         ...
-
-
-_UNSAID: dict[str, Any] = {}
-
-
-def asked(limit: int) -> dict[str, Any]:
-    """What is said of a limit to a provider, who may know of none."""
-    return _UNSAID if limit == 1 else {"limit": limit}

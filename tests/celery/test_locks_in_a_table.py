@@ -25,9 +25,10 @@ def beside(make_shop: Callable[..., Shop]) -> Shop:
 
 
 def locks_left(shop: Any) -> list[str]:
-    """But for what a worker leaves when it starts."""
+    """But for what a worker leaves when it starts, and its relay's lease."""
+    others = "'the ledger', 'leader:taskguard-relay'"
     with shop.engine.connect() as db:
-        left = "select key from taskguard_locks where owner <> '' and key <> 'the ledger'"
+        left = f"select key from taskguard_locks where owner <> '' and key not in ({others})"
         return list(db.execute(sa.text(left)).scalars())
 
 
