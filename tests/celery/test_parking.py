@@ -147,6 +147,10 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
             db.execute(sa.update(WORK).where(WORK.c.id == lost).values(due=1))
         assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
+    # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
+    led = [line for line in shop.logs().splitlines() if "leader taskguard-relay: this proc" in line]
+    assert led
+    assert all("/ForkPoolWorker-" in line for line in led)
 
 
 def test_a_revoked_one_does_not_run(shop: Any) -> None:
