@@ -32,3 +32,14 @@ def test_what_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
     assert orphan.is_running()
     family.kill()
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_id_that_another_process_had_before_makes_no_difference(tmp_path: Path) -> None:
+    """Ids come again in a long run: a leader that was not ended so led on in the next test."""
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    family = Family(command, environment=os.environ, log=tmp_path / "log", cwd=tmp_path)
+    for known in psutil.process_iter():
+        if known.pid == family.process.pid:
+            known._ident = (known.pid, 1.0)  # as it is remembered of the one before
+    family.kill()
+    assert family.process.returncode is not None

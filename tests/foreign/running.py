@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,11 +170,18 @@ def end_all() -> None:
 
 
 def _end(folder: str) -> None:
-    while left := [each for each in psutil.process_iter() if _is_of(each, folder)]:
+    while left := [each for each in _processes() if _is_of(each, folder)]:
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
         psutil.wait_procs(left, timeout=1)
+
+
+def _processes() -> Iterator[psutil.Process]:
+    """Not process_iter(): it takes one whose id was another's before for that other one."""
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def _is_of(process: psutil.Process, folder: str) -> bool:

@@ -60,9 +60,12 @@ class Family:
         wait_until(lambda: all(map(_ended, found)), timeout_s=30, message=f"{found} have ended")
 
     def _members(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
+        # Not process_iter(): it remembers processes by their ids, which come again in a long run,
+        # and one whose id was another's seems to have ended.
+        for pid in psutil.pids():
             # Of what has ended nothing is told, nor of other users' processes.
             with contextlib.suppress(psutil.Error, OSError):
+                process = psutil.Process(pid)
                 if process.environ().get(_MARK) == self._mark and not _ended(process):
                     yield process
 
