@@ -237,5 +237,15 @@ def test_mistakes_are_found(server: LockServer, name: str, monkeypatch: pytest.M
         lambda: Mutant(url, old, new), server.forget, server.leftovers, url, server.deafened
     )
     first = wrong.connect()
-    with pytest.raises(AssertionError):
-        test(first, wrong)
+    # Some go wrong in a moment that is not met each time.
+    assert any(is_found(test, first, wrong) for _ in range(5))
+
+
+def is_found(test: Test, locks: LockProvider, server: LockServer) -> bool:
+    """Whether the test fails, from an empty server on."""
+    server.forget()
+    try:
+        test(locks, server)
+    except AssertionError:
+        return True
+    return False
