@@ -11,7 +11,6 @@ Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
+from taskguard.ledger.records import UNHARMED, message_of, new_record, waiting_values
 from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
@@ -83,34 +83,13 @@ def write(
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
-    fresh = {
-        "message": request.message.name,
-        "retries": request.message.retries,
-        "state": State.NEW.value,
-        "lease_until": 0,
-        "owner": FREE,
-        "call": request.call,
-        "due": due,
-        "error": None,
-        "finished": None,
-    }
-    unharmed = {"final": 0, "crashes": 0, "crashed_owner": ""}
-    new = {
-        "id": request.work,
-        "task": request.task,
-        "key": ",".join(request.keys),
-        "fence": 0,
-        "attempts": 0,
-        "created": now,
-        "fingerprint": request.fingerprint,
-        **fresh,
-        **unharmed,
-    }
+    fresh = waiting_values(request, due=due)
+    new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
         again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
         ended = WORK.c.state.in_([State.DONE.value, State.DEAD.value])
-        _update(db, request, ended, **fresh, **unharmed, **again)
+        _update(db, request, ended, **fresh, **UNHARMED, **again)
     fits = WORK.c.fingerprint == request.fingerprint
     fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
     named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
@@ -173,7 +152,7 @@ def overdue(
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
         found = db.execute(select.order_by(WORK.c.due, WORK.c.id).limit(limit)).all()
-        messages = {row.id: _message_of(row) for row in found}
+        messages = {row.id: message_of(row) for row in found}
         numbers = sa.select(MESSAGES).where(
             MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
         )
@@ -186,16 +165,8 @@ def overdue(
 def overdue_of(called: Called) -> Overdue:
     """Work that was called from its key's line, as what is sent again."""
     recorded = (called.known_retries or 0, called.known_deferrals or 0)
-    message = _message_of(called)
+    message = message_of(called)
     return _overdue(called, message, {(message, called.id): recorded})
-
-
-def _message_of(row: sa.Row[Any] | Called) -> str:
-    """The message whose call is stored; another one, without a call, may have claimed the work."""
-    try:
-        return str(json.loads(row.call)["message"])
-    except (ValueError, TypeError, KeyError):
-        return str(row.message)
 
 
 def _overdue(

@@ -17,7 +17,6 @@ arguments.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +24,7 @@ import sqlalchemy as sa
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once, Standing
+from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, WORK
 from taskguard.states import State
 
@@ -42,11 +42,11 @@ def decide(
     """Ask `once` about what stands there, and replace its call if it says so."""
     row = _locked_new(db, request) if once.replaces else None
     row = row or _open(database, db, request)
-    if row is None or _message(row) == request.message.name:
+    if row is None or message_of(row) == request.message.name:
         return  # it has ended, or is this request's own
     found = Standing(
         work=row.id,
-        message=_message(row),
+        message=message_of(row),
         call=row.call,
         fingerprint=row.fingerprint,
         begun=row.state != State.NEW.value or row.progress is not None,
@@ -54,16 +54,6 @@ def decide(
     instead = once.found(found)
     if instead is not None:
         _replace(database, db, row, instead, due=due)
-
-
-def _message(row: Any) -> str:
-    """The message that is sent until it ends: the stored call's, or else the one in hand."""
-    if row.call is not None:
-        try:
-            return str(json.loads(row.call)["message"])
-        except (ValueError, TypeError, KeyError):
-            pass
-    return str(row.message)
 
 
 def _locked_new(db: sa.Connection, request: ClaimRequest) -> Any:
@@ -120,7 +110,7 @@ def _replace(
             "transaction.",
             key=", ".join(request.keys),
         )
-    supersede(database, db, request, _message(row))
+    supersede(database, db, request, message_of(row))
 
 
 def supersede(database: Database, db: sa.Connection, request: ClaimRequest, message: str) -> None:

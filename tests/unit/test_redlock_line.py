@@ -35,6 +35,7 @@ def ends() -> Iterator[tuple[Line, socket.socket]]:
     [
         (b":1\r\n", 1),
         (b":0\r\n", 0),
+        (b"*1\r\n:1\r\n", [1]),
         (b"*2\r\n:1\r\n$1\r\n0\r\n", [1, b"0"]),
         (b"*4\r\n:0\r\n:2\r\n$4\r\n\r\n\r\n\r\n:-1\r\n", [0, 2, b"\r\n\r\n", -1]),
         (b"$-1\r\n", None),

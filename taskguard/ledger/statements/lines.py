@@ -26,7 +26,8 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, Waiting
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
+from taskguard.ledger.records import message_of, new_record, waiting_values
+from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
 __all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "park", "waiting"]
@@ -89,31 +90,8 @@ def park(database: Database, request: ClaimRequest) -> bool:
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-        values: dict[str, Any] = {
-            "message": request.message.name,
-            "retries": request.message.retries,
-            "state": State.NEW.value,
-            "lease_until": 0,
-            "owner": FREE,
-            "call": request.call,
-            "due": None,
-            "parked": sent_us,
-            "error": None,
-            "finished": None,
-        }
-        new = {
-            "id": request.work,
-            "task": request.task,
-            "key": ",".join(request.keys),
-            "fence": 0,
-            "attempts": 0,
-            "created": now_us,
-            "fingerprint": request.fingerprint,
-            "final": 0,
-            "crashes": 0,
-            "crashed_owner": "",
-            **values,
-        }
+        values = {**waiting_values(request, due=None), "parked": sent_us}
+        new = new_record(request, created_us=now_us, **values)
         db.execute(database.dialect.insert_missing(WORK, new))
         waits = WORK.c.state == State.NEW.value
         own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
@@ -170,14 +148,9 @@ def _called(db: sa.Connection, work: str) -> Called:
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
-        MESSAGES.c.message == message_in(row.call), MESSAGES.c.work == work
+        MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
     )
     return Called(*row, *(db.execute(numbers).first() or (None, None)))
-
-
-def message_in(call: str) -> str:
-    """The message that a stored call is of."""
-    return str(json.loads(call)["message"])
 
 
 def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:

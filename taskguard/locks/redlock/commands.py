@@ -11,7 +11,6 @@ from taskguard.locks.redis.protocol import Script, pack
 
 __all__ = ["Call", "Commands"]
 
-_FENCE_EXPIRY_MS = b"86400000"
 _WAKE_EXPIRY_MS = b"1000"
 _WAITERS_FLAG_S = 3.0
 _KEYS_PER_RENEWAL = 250
@@ -50,22 +49,12 @@ class Commands:
         self._renew = Script("renew")
 
     def acquire(self, keys: tuple[str, ...], owner: Owner, ttl_s: float, wait_s: float) -> Call:
-        names = [
-            name
-            for lock in self._locks(keys)
-            for name in (lock, lock + b":fence", lock + b":waiters", lock + b":wake")
-        ]
         flag = _ms(min(wait_s, _WAITERS_FLAG_S)) if wait_s > 0 else b"0"
-        words = [_bytes(str(owner)), _ms(ttl_s), b"0", flag, _FENCE_EXPIRY_MS, _WAKE_EXPIRY_MS]
-        return Call(self._acquire, names, words)
+        words = [_bytes(str(owner)), _ms(ttl_s), flag, _WAKE_EXPIRY_MS]
+        return Call(self._acquire, self._names(keys), words)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> Call:
-        names = [
-            name
-            for lock in self._locks(keys)
-            for name in (lock, lock + b":waiters", lock + b":wake")
-        ]
-        return Call(self._release, names, [_bytes(str(owner)), _WAKE_EXPIRY_MS])
+        return Call(self._release, self._names(keys), [_bytes(str(owner)), _WAKE_EXPIRY_MS])
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float) -> Call:
         words = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
@@ -88,6 +77,14 @@ class Commands:
     def wait(self, key: str, slice_s: float) -> bytes:
         (lock,) = self._locks((key,))
         return pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s)
+
+    def _names(self, keys: tuple[str, ...]) -> list[bytes]:
+        """For each key its lock, its waiters flag and its wake list."""
+        return [
+            name
+            for lock in self._locks(keys)
+            for name in (lock, lock + b":waiters", lock + b":wake")
+        ]
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
