@@ -20,6 +20,7 @@ from celery import chain, chord, group
 from celery.signals import before_task_publish
 from sqlalchemy import orm
 
+from support.due import make_due
 from support.waiting import wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
@@ -34,11 +35,6 @@ def lose_messages(shop: Any) -> None:
     """The broker forgets everything it had."""
     with shop.broker() as broker:
         broker.flushdb()
-
-
-def make_due(shop: Any) -> None:
-    with shop.engine.begin() as db:
-        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) -> None:

@@ -11,15 +11,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from support.due import make_due
 from support.waiting import wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.states import State
 from taskguard_celery import enqueue, sweep
-
-
-def make_due(shop: Any) -> None:
-    with shop.engine.begin() as db:
-        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def sent(shop: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import invoices
 from support.office import Office
 
 
@@ -16,3 +17,12 @@ def office(valkey: Any, redis_url: str, pg_url: str, tmp_path: Path) -> Iterator
     made = Office(broker=valkey.url_of(2), locks=valkey.url_of(1), database=pg_url, folder=tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def producer(office: Office, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test's own process enqueues, and sweeps."""
+    for name, value in office.environment.items():
+        monkeypatch.setenv(name, value)
+    yield
+    invoices.close()

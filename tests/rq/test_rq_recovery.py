@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,25 +16,14 @@ from rq.utils import now
 from sqlalchemy import orm
 
 from support import invoices
+from support.due import make_due
 from support.waiting import wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
 from taskguard.states import State
 from taskguard_rq import enqueue, sweep
 
-
-@pytest.fixture(autouse=True)
-def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test's own process is the producer, and sweeps."""
-    for name, value in office.environment.items():
-        monkeypatch.setenv(name, value)
-    yield
-    invoices.close()
-
-
-def make_due(office: Any) -> None:
-    with office.engine.begin() as db:
-        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
+pytestmark = pytest.mark.usefixtures("producer")
 
 
 def wait_for_effects(office: Any, count: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,28 +13,17 @@ from rq.registry import ScheduledJobRegistry
 from sqlalchemy import orm
 
 from support import invoices
+from support.due import make_due
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.states import State
 from taskguard_rq import enqueue, sweep
 
-
-@pytest.fixture(autouse=True)
-def _runtime(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test's own process is the producer, and sweeps."""
-    for name, value in office.environment.items():
-        monkeypatch.setenv(name, value)
-    yield
-    invoices.close()
+pytestmark = pytest.mark.usefixtures("producer")
 
 
 def put(office: Any, words: str, **options: Any) -> Any:
     waits = options.pop("waits", False)
     return enqueue(office.queue, invoices.index, (1, words, waits), **options)
-
-
-def make_due(office: Any) -> None:
-    with office.engine.begin() as db:
-        db.execute(sa.text("update taskguard_work set due = 1 where due is not null"))
 
 
 def let_go(office: Any) -> None:
