@@ -160,3 +160,9 @@ class TestWhoDoesNotRun:
         monkeypatch.setattr(line.ledger, "claim", away)
         line.locks.meanwhile = lambda: line.deliver("b")
         assert isinstance(line.deliver("a"), Deferred)
+
+    def test_for_another_message_waits_with_its_work(self, line: Line) -> None:
+        """That one is first, and its caller is to get its answer."""
+        parked(line, "b", work="book 1")
+        line.locks.meanwhile = lambda: line.deliver("c")
+        assert isinstance(line.deliver("a", work="book 1"), Deferred)

@@ -333,6 +333,24 @@ class TestClaim:
         assert isinstance(found, Claimed)
         assert found.takeover
 
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
+        """Another one of the same work: who waits has been acknowledged, and gets no answer but by
+        running. One that was called and got lost holds it up no longer."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        book.ledger.complete(holder.claim, None)
+        again = {"message": MessageRef("again"), "redelivered": redelivered}
+        for calls in (None, "m2"):
+            assert calls is None or call(book) == calls
+            assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        pass_time(book)
+        park(book, 3)
+        assert call(book) == "m3"
+        book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
+
     def test_redelivered(self, book: Any) -> None:
         """The same by the full statement."""
         holder = claimed(book, 1)
