@@ -89,7 +89,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-        values = {**waiting_values(request, due=None), "parked": sent_us}
+        values = {**waiting_values(request, due=None), "parked": sent_us, "key": request.keys[0]}
         new = new_record(request, created_us=now_us, **values)
         db.execute(database.dialect.insert_missing(WORK, new))
         waits = WORK.c.state == State.NEW.value

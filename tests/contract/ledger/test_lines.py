@@ -158,6 +158,15 @@ class TestPark:
         assert isinstance(book.ledger.claim(delivery(2)), Answer)
         assert isinstance(book.ledger.claim(instead), Claimed)
 
+    def test_under_another_key(self, book: Any) -> None:
+        """The line is that of the key which this delivery asks for, whatever the work had before."""
+        book.ledger.fail(claimed(book, 2, keys=("account:2",)).claim, "boom")
+        claimed(book, 1)
+        assert park(book, 2, message_of(2, retries=1)) is True
+        assert [each.work for each in book.ledger.waiting(KEY)] == ["ship order:2"]
+        end_leases(book)
+        assert call(book) == "m2"
+
     def test_a_retry_stands_at_the_end(self, book: Any) -> None:
         """It failed, and comes again: those who waited meanwhile go first."""
         holder = claimed(book, 1)
