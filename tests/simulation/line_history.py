@@ -141,7 +141,13 @@ class LineHistory(History):
         in_hand = (each.message for each in broker.taken.values() if not each.process.dead)
         called = (each for each in broker.waiting if each.called)
         busy = any(each.task.key == key for each in [*in_hand, *called])
-        if not busy and not world.ledger.is_held(key):
+        if busy or world.ledger.is_held(key):
+            return
+        if world.counts["lock server emptied"] and key in world.locks.held():
+            # Handed over, after it was emptied, to a holder who had just ended: until its lease
+            # ends everybody takes it for held.
+            world.need_relay()
+        else:
             raise ViolationError("L6", f"{key} is free, somebody waits for it, and nobody comes")
 
     def at_the_end(self) -> None:

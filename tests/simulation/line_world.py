@@ -77,6 +77,7 @@ class LineWorld(World):
         self.relays = self.is_rough and choices.one_in(2)
         # Whether something happened after which a relay is needed.
         self.needs_relay = False
+        self.is_calm = False
         self.tasks: dict[str, Task] = {}
         self.expiring: set[tuple[str, str]] = set()
         self.unreachable: set[str] = set()
@@ -207,10 +208,18 @@ class LineWorld(World):
 
     def _calm(self) -> None:
         super()._calm()
-        for worker in self.workers:
-            if self.needs_relay and not self.relays and not worker.process.dead:
-                self._start_relay(worker.process)
-        self.relays = self.relays or self.needs_relay
+        self.is_calm = True
+        if self.needs_relay:
+            self.need_relay()
+
+    def need_relay(self) -> None:
+        """Something happened that takes one; it comes when nothing more befalls."""
+        self.needs_relay = True
+        if self.is_calm and not self.relays:
+            self.relays = True
+            for worker in self.workers:
+                if not worker.process.dead:
+                    self._start_relay(worker.process)
 
     def _quiet(self) -> bool:
         return super()._quiet() and not self.senders and not self.history.awaited()
