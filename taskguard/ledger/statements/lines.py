@@ -57,14 +57,19 @@ def stands(work: Any) -> sa.ColumnElement[bool]:
 
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Whether it was called a short while ago. One that was called again holds up nobody."""
-    return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
+    return sa.and_(work.c.due > now_us, _called_once(work))
+
+
+def _called_once(work: Any) -> sa.ColumnElement[bool]:
+    return sa.func.substr(work.c.call, 1, 8) != '{"sent":'
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     """Whether somebody who came before this work waits for its key, or was called just now.
 
     Nobody came before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands behind it.
+    line is that of one message: another one of the same work stands behind it, until it was sent
+    again. Nothing else would answer it.
     """
     own = sa.and_(WORK.c.state == State.NEW.value, WORK.c.message == request.message.name)
     mine = sa.select(
@@ -74,7 +79,11 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     before = sa.and_(
         other.c.key == request.keys[0],
         stands(other),
-        sa.or_(other.c.due.is_(None), expected(other, now_us)),
+        sa.or_(
+            other.c.due.is_(None),
+            expected(other, now_us),
+            sa.and_(other.c.id == request.work, _called_once(other)),
+        ),
         other.c.parked < sa.func.coalesce(mine.scalar_subquery(), 2**63 - 1),
     )
     return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None

@@ -1,8 +1,12 @@
--- A condition of `granted`: nobody who came before waits for the key, or was called just now.
+-- A condition of `granted`: nobody who came before waits for the key, or was called just now. Of this
+-- very work the message that waits is expected until it was sent again: nothing else answers it.
 and not exists (
     select from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
-        and (o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":'))
+        and (
+            o.due is null
+            or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
+        )
         and o.parked < coalesce(
             (
                 -- Work that has begun is taken over before anybody's turn. A place in the line is
