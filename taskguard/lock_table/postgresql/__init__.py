@@ -16,7 +16,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.statements.stored import statement
 from taskguard.lock_table.steps import Found, Steps, room_beside
 
-__all__ = ["CHANNEL", "PostgreSQLSteps", "ddl_statements"]
+__all__ = ["CHANNEL", "PostgreSQLSteps", "array", "ddl_statements"]
 
 CHANNEL = "taskguard_locks"
 
@@ -94,7 +94,7 @@ class PostgreSQLSteps(Steps):
     ) -> Found:
         [row] = self._ask(
             _TAKE,
-            keys=_array(keys),
+            keys=array(keys),
             owner=owner,
             ttl_us=ttl_us,
             fenced=fenced,
@@ -103,11 +103,11 @@ class PostgreSQLSteps(Steps):
         return Found(*row)
 
     def free(self, keys: list[str], owner: str) -> int:
-        [[freed, _]] = self._ask(_FREE, keys=_array(keys), owner=owner)
+        [[freed, _]] = self._ask(_FREE, keys=array(keys), owner=owner)
         return int(freed)
 
     def hand_over(self, keys: list[str], owner: str, *, to: str, ttl_us: int) -> int:
-        return self._number(_HAND_OVER, keys=_array(keys), owner=owner, to=to, ttl_us=ttl_us)
+        return self._number(_HAND_OVER, keys=array(keys), owner=owner, to=to, ttl_us=ttl_us)
 
     def renew(self, holds: Sequence[tuple[list[str], str, int]]) -> str:
         rows = [
@@ -119,10 +119,10 @@ class PostgreSQLSteps(Steps):
         [[answers]] = self._ask(
             _RENEW,
             renewal=True,
-            holds=_array(numbers),
-            keys=_array(keys),
-            owners=_array(owners),
-            ttls_us=_array(ttls_us),
+            holds=array(numbers),
+            keys=array(keys),
+            owners=array(owners),
+            ttls_us=array(ttls_us),
         )
         return str(answers)
 
@@ -153,9 +153,9 @@ class PostgreSQLSteps(Steps):
         [[answers]] = self._ask(
             _RENEW_SHARES,
             renewal=True,
-            keys=_array(keys),
-            owners=_array(owners),
-            ttls_us=_array(ttls_us),
+            keys=array(keys),
+            owners=array(owners),
+            ttls_us=array(ttls_us),
         )
         return str(answers)
 
@@ -176,7 +176,7 @@ class PostgreSQLSteps(Steps):
         return self._database.ask(statement, values, renewal=renewal, longest_s=self._answer_s)
 
 
-def _array(elements: Sequence[str | int]) -> str:
+def array(elements: Sequence[str | int]) -> str:
     """As PostgreSQL writes an array."""
     quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in elements)
     return '{"' + '","'.join(quoted) + '"}'
