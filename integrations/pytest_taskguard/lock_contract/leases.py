@@ -85,6 +85,15 @@ class TestAcquire:
         assert isinstance(take(locks, ("a",), new_owner("m3")), Granted)
         assert isinstance(take(locks, ("c",), new_owner("m4")), Granted)
 
+    def test_all_or_none_elsewhere(self, locks: LockProvider, server: LockServer) -> None:
+        """The same where another process holds the one."""
+        take(server.connect(), ("c",), new_owner("m1"))
+        answer = take(locks, ("a", "b", "c", "d"), new_owner("m2"))
+        assert isinstance(answer, Held)
+        assert answer.key == "c"
+        free = ("a", "b", "d")
+        assert isinstance(take(server.connect(), free, new_owner("m3")), Granted)
+
     def test_refused_keeps_what_it_had(self, locks: LockProvider) -> None:
         """An owner that is refused more keys still holds those that it held before."""
         owner, other = new_owner("m"), new_owner("n")
