@@ -1,4 +1,5 @@
-"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip.
+"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip,
+but for what is freed and was not as it usually is: two.
 
 Most call a function: what that reads after it waited for a row is what stands there by then, which
 a statement alone may not see. Functions have a number in their names, so that a new version's can
@@ -40,6 +41,8 @@ select token, taken, holder, left_us from taskguard_locks_take_1(
     %(keys)s::text[], %(owner)s::text, %(ttl_us)s::bigint, %(fenced)s::boolean, %(waits_us)s::bigint
 )"""
 _FREE = statement(__package__, "free")
+_FREE_ONE = statement(__package__, "free_one")
+_FREE_ONE_AND_KEEP = statement(__package__, "free_one_and_keep")
 _HAND_OVER = """\
 select taskguard_locks_hand_over_1(
     %(keys)s::text[], %(owner)s::text, %(to)s::text, %(ttl_us)s::bigint
@@ -88,10 +91,12 @@ class PostgreSQLSteps(Steps):
             )
         self._database = database
         self._answer_s = answer_s
+        self._keeps_tokens = False  # where the last lock had one, the next to be freed has, too
 
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
     ) -> Found:
+        self._keeps_tokens = fenced
         [row] = self._ask(
             _TAKE,
             keys=array(keys),
@@ -103,6 +108,12 @@ class PostgreSQLSteps(Steps):
         return Found(*row)
 
     def free(self, keys: list[str], owner: str) -> int:
+        if len(keys) == 1:
+            statements = [_FREE_ONE, _FREE_ONE_AND_KEEP]
+            for one in reversed(statements) if self._keeps_tokens else statements:
+                if self._ask(one, key=keys[0], owner=owner):
+                    return 1
+            return 0
         [[freed, _]] = self._ask(_FREE, keys=array(keys), owner=owner)
         return int(freed)
 
