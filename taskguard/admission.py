@@ -33,7 +33,7 @@ from taskguard.events import (
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.locks.base import NOBODY, Granted, Held, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -170,10 +170,10 @@ class Admission:
         """The key is taken at the lock server: is this work done already, or part of it?"""
         if self.ledger is None or delivery.work is None:
             same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return Busy(held.owner, held.remaining_s, same, same, held.key)
+            return _busy(held, same_work=same, started=same)
         found = self.ledger.peek(self.request(delivery, owner))
         if isinstance(found, Busy):
-            return Busy(held.owner, held.remaining_s, found.same_work, found.started, held.key)
+            return _busy(held, same_work=found.same_work, started=found.started)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
         if (
             found.decision is Decision.DONE
@@ -181,7 +181,9 @@ class Admission:
             and found.owner == held.owner
         ):
             # DONE is committed, but its body has not ended: its return value may still come.
-            return Busy(held.owner, held.remaining_s, True, True, held.key)
+            return _busy(held, same_work=True, started=True)
+        if held.owner == NOBODY:
+            return _until_body_ends(found, delivery.policy.ttl_s)
         return found
 
     def _overrule(
@@ -358,12 +360,14 @@ class Admission:
         Its holder may be about to claim or to end, which the ledger does not know. No lease of this
         task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
         clock was set back). That may be another task's longer lease; then the ledger knows it. Of
-        those who share a key it knows nothing.
+        those who share a key it knows nothing. Where no owners are known, what is held is a lease.
         """
         assert self.locks is not None  # noqa: S101  # it is what holds
         # Some servers keep leases for whole seconds.
-        longest_s = math.ceil(max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s))
-        return held.shared or (held.owner.is_ours and held.remaining_s <= longest_s)
+        traits = self.locks.traits
+        longest_s = math.ceil(max(delivery.policy.ttl_s, traits.min_ttl_s))
+        ours = held.owner.is_ours and held.remaining_s <= longest_s
+        return ours or held.shared or not traits.owners
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
         if self.events.hears(kind.level):
@@ -374,6 +378,12 @@ class Admission:
     def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _busy(held: Held, *, same_work: bool, started: bool) -> Busy:
+    if held.owner == NOBODY:
+        return Busy(None, None, same_work, started, held.key)
+    return Busy(held.owner, held.remaining_s, same_work, started, held.key)
 
 
 def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -32,6 +32,7 @@ from taskguard.ledger.connections.engine import (
     READ_COMMITTED,
     begins_itself,
     make_engine,
+    on_other_pool,
 )
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
@@ -40,7 +41,7 @@ from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 from taskguard.ledger.refusals import NoConnectionError
 
-__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "Lone", "driver_of"]
 
 _T = TypeVar("_T")
 
@@ -58,6 +59,15 @@ _MOST_SAID = 300
 
 class LockTimeoutError(LedgerUnavailableError):
     """Another transaction holds the row."""
+
+
+class Lone(Protocol):
+    """Who has a connection that is in no pool."""
+
+    connection: Any
+
+    def invalidate(self, error: BaseException | None) -> None:
+        """The connection is of no use any more."""
 
 
 class CannotWriteError(LedgerUnavailableError):
@@ -244,6 +254,43 @@ class Database:
             _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
         ):
             yield connection, pooled.info
+
+    def lone_connection(self) -> Any:
+        """A connection of the driver's that is in no pool, commits each statement, and stays open.
+
+        Raises what `translated()` says.
+        """
+        with self.translated():
+            pooled: Any = on_other_pool(self.engine).raw_connection()
+        connection = pooled.driver_connection
+        pooled.detach()
+        if self.engine.dialect.driver == "pymysql":
+            connection.autocommit(True)
+        else:
+            connection.autocommit = True
+        return connection
+
+    def ask_alone(
+        self,
+        lone: Lone,
+        statement: str,
+        values: dict[str, Any],
+        *,
+        longest_s: float,
+    ) -> list[Any]:
+        """The rows of one statement on a `lone_connection()`.
+
+        Told to `lone.invalidate()` where its state is not known any more.
+        """
+        connection = lone.connection
+        deadline = Deadline(connection, longest_s, place=self.place)
+        with deadline, _DriverCall(self, lone, connection):
+            by_psycopg = self.engine.dialect.driver == "psycopg"
+            rows = (self._rows if by_psycopg else _fetch)(connection, statement, values)
+        if deadline.passed:  # its answer came, and its socket was shut at the same moment
+            lone.invalidate(None)
+            raise LedgerUnavailableError(f"The database {self.place} answered too late.")
+        return rows
 
     def ask(
         self,
@@ -497,7 +544,10 @@ class _DriverCall:
     """A block for calls of the driver itself: on an error it does what SQLAlchemy would do."""
 
     def __init__(
-        self, database: Database, pooled: sa.Connection | sa.PoolProxiedConnection, driver: Any
+        self,
+        database: Database,
+        pooled: sa.Connection | sa.PoolProxiedConnection | Lone,
+        driver: Any,
     ) -> None:
         self._database = database
         self._pooled = pooled
