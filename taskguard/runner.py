@@ -139,11 +139,16 @@ class Runner:
         self._rng = rng or random.SystemRandom()
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
-        self._admission = Admission(
-            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
-        )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
         self._line = Line(locks, cast("LineLedger", ledger), self.events)
+        self._admission = Admission(
+            locks=locks,
+            ledger=ledger,
+            events=self.events,
+            clock=clock,
+            watchdog=self.watchdog,
+            line=self._line,
+        )
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -473,8 +478,7 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
-            if delivery.parking is not None:
-                self._line.call_next(delivery)
+            self._line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -786,7 +790,11 @@ class Runner:
             return None
         tracked.released = True
         self.watchdog.untrack(tracked)
-        known = self.watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        known = self.watchdog.release_lock(
+            tracked,
+            handed=tracked.decided_by_ledger,
+            takes_hint=self._line.takes_hint(delivery),
+        )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
         return known
