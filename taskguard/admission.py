@@ -219,7 +219,8 @@ class Admission:
             self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
             return found
         answered_by_record = not tracked.at_lock_server
-        self.watchdog.release_lock(tracked, takes_hint=self._line.takes_hint(delivery))
+        takes_hint = delivery.parking is not None and self._line.hints
+        self.watchdog.release_lock(tracked, takes_hint=takes_hint)
         if tracked.hint:  # somebody was parked behind this lease, under which nothing is done
             self._line.call_next(delivery)
         if answered_by_record and isinstance(found, Answer):

@@ -50,13 +50,17 @@ CALLED_WAIT_S = 1.0
 
 
 class Line:
-    """The lines of all keys, for the deliveries of one process."""
+    """The lines of all keys, for the deliveries of one process.
+
+    Attributes:
+        hints: whether who releases a key is told by the lock server that somebody waits.
+    """
 
     def __init__(self, locks: LockProvider | None, ledger: LineLedger, events: Events) -> None:
         self._locks = locks
         self._ledger = ledger
         self._events = events
-        self._hints = locks is not None and locks.traits.hints
+        self.hints = locks is not None and locks.traits.hints
 
     def park(self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool) -> bool:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does.
@@ -82,7 +86,7 @@ class Line:
 
     def _is_free(self, request: ClaimRequest, *, by_lock_server: bool) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
-        if self._hints:
+        if self.hints:
             try:
                 return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
             except LockServerUnavailableError:
@@ -101,17 +105,11 @@ class Line:
                     self._locks.release(keys, owner)
         return is_free
 
-    def takes_hint(self, delivery: Delivery) -> bool:
-        """Whether a release of its key is to take the hint that somebody waits."""
-        return delivery.parking is not None and self._hints
-
     def released(self, delivery: Delivery, *, hint: bool | None) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.
 
         `hint`: whether one was left; None: not known.
         """
-        if delivery.parking is None:
-            return
         message = delivery.message
         before = delivery.redelivered or message.retries or message.deferrals
         if hint is not False or delivery.called or before:

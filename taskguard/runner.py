@@ -478,7 +478,8 @@ class Runner:
         finally:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
-            self._line.released(delivery, hint=tracked.hint)
+            if delivery.parking is not None:
+                self._line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -793,7 +794,7 @@ class Runner:
         known = self.watchdog.release_lock(
             tracked,
             handed=tracked.decided_by_ledger,
-            takes_hint=self._line.takes_hint(delivery),
+            takes_hint=delivery.parking is not None and self._line.hints,
         )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)

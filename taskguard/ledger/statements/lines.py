@@ -166,22 +166,28 @@ def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called = WORK.alias()
+        called, key = WORK.alias(), _keys_with_lines().c.key
+        first = sa.select(WORK.c.id).where(
+            WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app)
+        )
         waiting = (
-            sa.select(WORK.c.key)
+            sa.select(key)
             .where(
-                stands(WORK),
-                WORK.c.due.is_(None),
-                _of_app(app),
-                ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
-                ~sa.exists().where(
-                    called.c.key == WORK.c.key, stands(called), expected(called, now_us)
-                ),
+                first.order_by(WORK.c.parked).limit(1).scalar_subquery().is_not(None),
+                ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
+                ~sa.exists().where(called.c.key == key, stands(called), expected(called, now_us)),
             )
-            .distinct()
             .limit(limit)
         )
         return list(db.execute(waiting).scalars())
+
+
+def _keys_with_lines() -> sa.CTE:
+    """Each key that somebody waits for; one look into the index for each, however many wait."""
+    first = sa.select(sa.func.min(WORK.c.key).label("key")).where(WORK.c.parked.is_not(None))
+    keys = first.cte("lines", recursive=True)
+    following = first.where(WORK.c.key > keys.c.key).correlate(keys).scalar_subquery()
+    return keys.union_all(sa.select(following).where(keys.c.key.is_not(None)))
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:
