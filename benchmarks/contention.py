@@ -1,7 +1,7 @@
-"""Many messages for few keys: Celery, two workers of two children, as in a shop with busy customers.
+"""Many messages for few keys: Celery, two workers of two children.
 
-Side by side in one run: messages that park, that are put off, a lock in the body, no guard; how long
-after a COMMIT the next body of its key begins; and what messages of other keys get beside long
+Side by side in one run: messages that park, that are put off, a lock in the body, no guard; how
+long after a COMMIT the next body of its key begins; and what messages of other keys get beside long
 lines. Ratios are of the same round.
 """
 
@@ -42,6 +42,7 @@ WAYS = {
     "no guard": "bare",
 }
 REFERENCE = "python-redis-lock in the body"
+TWO_CHILDREN, NOBODY = "two children, nobody waits", "nobody waits"
 _READY_S = 120.0
 _DONE_S = 600.0
 
@@ -121,7 +122,7 @@ class Rig:
         with self.ledger.database.engine.begin() as db:
             db.execute(
                 sa.text(
-                    f"insert into taskguard_work ({', '.join(columns)}) select {values}"  # noqa: S608
+                    f"insert into taskguard_work ({', '.join(columns)}) select {values}"
                     f" from taskguard_work, generate_series(1, {count}) n where id = :id"
                 ),
                 {"id": asked.work},
@@ -130,8 +131,8 @@ class Rig:
 
     def analyze(self) -> None:
         """What autovacuum does within a minute."""
-        with self.ledger.database.engine.connect() as db:
-            db = db.execution_options(isolation_level="AUTOCOMMIT")
+        engine = self.ledger.database.engine.execution_options(isolation_level="AUTOCOMMIT")
+        with engine.connect() as db:
             db.execute(sa.text("vacuum analyze taskguard_work"))
 
     @contextmanager
@@ -155,8 +156,7 @@ def _worker(children: int) -> Iterator[subprocess.Popen[bytes]]:
         sys.executable, "-m", "celery", "-A", "benchmarks.contention_celery", "worker", "-P",
         "prefork", "-c", str(children), "-l", "WARNING", "--without-gossip", "--without-mingle",
     ]  # fmt: skip
-    log = os.environ.get("CONTENTION_LOG")
-    with open(log or os.devnull, "ab") as said:
+    with Path(os.environ.get("CONTENTION_LOG", os.devnull)).open("ab") as said:
         worker = subprocess.Popen(command, stdout=said, stderr=said)
     try:
         yield worker
@@ -189,14 +189,22 @@ def main(*, quick: bool) -> None:
 
 
 def _cases(*, quick: bool) -> list[Callable[[Rig], None]]:
+    rounds = 1 if quick else 5
     named: dict[str, Callable[[Rig], None]] = {
-        "hot": lambda rig: hot(rig, 100 if quick else 400, 1 if quick else 5),
+        "hot": lambda rig: hot(rig, 100 if quick else 400, rounds),
         "idle": lambda rig: idle(rig, 30 if quick else 200),
         "cold": lambda rig: beside(
-            rig, parked=1_000 if quick else 10_000, count=200 if quick else 2_000, body_s=0.5
+            rig,
+            parked=1_000 if quick else 10_000,
+            count=200 if quick else 2_000,
+            body_s=0.5,
+            rounds=rounds,
         ),
         "free": lambda rig: many(
-            rig, parked=2_000 if quick else 100_000, count=500 if quick else 50_000
+            rig,
+            parked=2_000 if quick else 100_000,
+            count=500 if quick else 10_000,
+            rounds=rounds,
         ),
     }
     asked = os.environ.get("CONTENTION_CASES", " ".join(named)).split()
@@ -221,10 +229,9 @@ def hot(rig: Rig, count: int, rounds: int) -> None:
         "inversions": "inversions", "overlaps": "overlaps", "worker_us": "worker µs",
         "servers_us": "servers µs",
     }  # fmt: skip
-    for name, each in found.items():
+    for each in found.values():
         for mine, other in zip(each, found[REFERENCE], strict=True):
             mine["ratio"] = mine["took_s"] / other["took_s"]
-        del name
     _show(title, found, columns)
 
 
@@ -301,36 +308,33 @@ def idle(rig: Rig, count: int) -> None:
 # -- other keys beside long lines --------------------------------------------------------------
 
 
-def beside(rig: Rig, *, parked: int, count: int, body_s: float) -> None:
+def beside(rig: Rig, *, parked: int, count: int, body_s: float, rounds: int) -> None:
     """Messages of other keys, while the two bodies of two long lines hold two of four children."""
-    found: dict[str, list[dict[str, float]]] = {}
-    rates = {"two children, nobody waits": 0.0, "four children, two lines": 0.0}
-    for name in rates:
-        rig.clear()
-        lines = name == "four children, two lines"
-        with rig.workers(children=2 if lines else 1) as workers:
-            if lines:
-                for key in "ab":
-                    rig.park(key, parked // 2, body_s)
-                rig.analyze()
-                rig.wait("a", 1), rig.wait("b", 1)
-            rates[name] = _rate_of_free(rig, workers, count, BODY_S)
-        found[name] = [{"rate": rates[name]}]
-    first = next(iter(rates.values()))
-    for each in found.values():
-        each[0]["ratio"] = each[0]["rate"] / first
-    title = f"{count:,} messages of other keys, bodies of {BODY_S * 1e3:g} ms, beside {parked:,} parked"
-    _show(title, found, {"rate": "messages/s", "ratio": "ratio"})
+    found: dict[str, list[dict[str, float]]] = {TWO_CHILDREN: [], "two of four": []}
+    for _ in range(rounds):
+        for name, rates in found.items():
+            rig.clear()
+            lines = name != TWO_CHILDREN
+            with rig.workers(children=2 if lines else 1) as workers:
+                if lines:
+                    for key in "ab":
+                        rig.park(key, parked // 2, body_s)
+                    rig.analyze()
+                    for key in "ab":
+                        rig.wait(key, 1)
+                rates.append({"rate": _rate_of_free(rig, workers, count, BODY_S)})
+    title = f"{count:,} messages of other keys beside {parked:,} parked of two keys, which run"
+    _show_rates(title, found, TWO_CHILDREN)
 
 
-def many(rig: Rig, *, parked: int, count: int) -> None:
+def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
     """graphile-worker's case: what long lines of two keys cost everybody else."""
-    found: dict[str, list[dict[str, float]]] = {"nobody waits": [], f"{parked:,} wait": []}
-    for _ in range(1 if count < 1_000 else 2):
+    found: dict[str, list[dict[str, float]]] = {NOBODY: [], f"{parked:,} wait": []}
+    for _ in range(rounds):
         for name, rounds in found.items():
             rig.clear()
             with rig.workers() as workers:
-                if name != "nobody waits":
+                if name != NOBODY:
                     # Nobody is called: what is measured is what they cost who wait.
                     with rig.ledger.database.engine.begin() as db:
                         for key in "ab":
@@ -339,11 +343,10 @@ def many(rig: Rig, *, parked: int, count: int) -> None:
                         rig.park(key, parked // 2, BODY_S)
                     rig.analyze()
                 rounds.append({"rate": _rate_of_free(rig, workers, count, 0.0)})
-    for each in found.values():
-        for one, other in zip(each, found["nobody waits"], strict=True):
-            one["ratio"] = one["rate"] / other["rate"]
-    title = f"{count:,} messages of other keys, beside {parked:,} parked on two keys"
-    _show(title, found, {"rate": "messages/s", "ratio": "ratio"})
+    title = (
+        f"{count:,} messages of other keys beside {parked:,} parked of two keys, which do not run"
+    )
+    _show_rates(title, found, NOBODY)
 
 
 def _held(key: str) -> dict[str, Any]:
@@ -360,6 +363,13 @@ def _rate_of_free(
     ends = sorted(each.ended_s for each in rig.wait("x", count))
     first = count // 10
     return (count - first) / (ends[-1] - ends[first])
+
+
+def _show_rates(title: str, found: dict[str, list[dict[str, float]]], reference: str) -> None:
+    for each in found.values():
+        for one, other in zip(each, found[reference], strict=True):
+            one["ratio"] = one["rate"] / other["rate"]
+    _show(title, found, {"rate": "messages/s", "ratio": "ratio"})
 
 
 def _show(title: str, found: Mapping[str, list[dict[str, float]]], columns: dict[str, str]) -> None:

@@ -19,8 +19,8 @@ from celery.signals import worker_process_init
 
 from taskguard import Guard, MessageRef
 from taskguard.delivery import stored_call
-from taskguard.ledger.protocol import ClaimRequest
 from taskguard.lease import new_owner
+from taskguard.ledger.protocol import ClaimRequest
 from taskguard_celery import guarded_task
 from taskguard_celery.calls import call_of
 from taskguard_celery.message import PUBLISHED_HEADER

@@ -190,10 +190,10 @@ def _drain(
         with redis.Redis.from_url(environment["DRAIN_BROKER"]) as broker:
             return _rate(lambda: queue.left(broker), clocks, count)
     finally:
-        family = psutil.Process(worker.pid).children(recursive=True)
+        children = psutil.Process(worker.pid).children(recursive=True)
         worker.terminate()
         worker.wait(60)
-        for child in psutil.wait_procs(family, timeout=10)[1]:
+        for child in psutil.wait_procs(children, timeout=10)[1]:
             child.kill()
 
 

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskguard.clock import Clock
@@ -170,21 +170,36 @@ class Admission:
         return self.ledger if delivery.limit == 1 else None
 
     def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
-        """The key is taken at the lock server: is this work done already, or part of it?"""
+        """The key is taken at the lock server: is this work done already, or part of it?
+
+        What comes for the first time and may be parked is not looked for: parking sees whether
+        there is a record.
+        """
+        refused = Busy(held.owner, held.remaining_s, False, False, held.key)
+        request = self.request(delivery, owner)
+        if delivery.parking is not None and delivery.is_first and _is_plain(request):
+            return replace(refused, unread=True)
+        return self._read(delivery, refused, request)
+
+    def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
+        """What `ask()` would have answered if it had not left the record unread."""
+        return self._read(delivery, refused, self.request(delivery, Owner("", "")))
+
+    def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
+        holder = refused.owner
         if self.ledger is None or delivery.work is None:
-            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return Busy(held.owner, held.remaining_s, same, same, held.key)
-        found = self.ledger.peek(self.request(delivery, owner))
+            name = delivery.message.id
+            same = bool(name) and holder is not None and holder.message == name
+            return replace(refused, same_work=same, started=same)
+        found = self.ledger.peek(request)
         if isinstance(found, Busy):
-            return Busy(held.owner, held.remaining_s, found.same_work, found.started, held.key)
+            same, started = found.same_work, found.started
+            return replace(refused, same_work=same, started=started, unread=False)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
-        if (
-            found.decision is Decision.DONE
-            and found.result_json is None
-            and found.owner == held.owner
-        ):
+        done = found.decision is Decision.DONE
+        if done and found.result_json is None and found.owner == holder:
             # DONE is committed, but its body has not ended: its return value may still come.
-            return Busy(held.owner, held.remaining_s, True, True, held.key)
+            return replace(refused, same_work=True, started=True, unread=False)
         return found
 
     def _overrule(
@@ -393,3 +408,8 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     if found.decision is not Decision.DONE or ended:
         return found
     return Busy(None, left_s, same_work=True, started=True)
+
+
+def _is_plain(request: ClaimRequest) -> bool:
+    """Whether there is nothing to be read of work but its own record."""
+    return request.may_create and request.row is None and not request.formerly

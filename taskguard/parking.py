@@ -35,7 +35,7 @@ from taskguard.errors import LockServerUnavailableError, StoredCallError, Taskgu
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Busy, ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
 __all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
@@ -62,11 +62,8 @@ class Line:
         self._events = events
         self.hints = locks is not None and locks.traits.hints
 
-    def park(self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool) -> bool:
-        """Store it; False if that cannot be, or is not to be. Raises as a claim does.
-
-        `by_lock_server`: it was that which said that the key is taken, not the ledger.
-        """
+    def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
+        """Store it; False if that cannot be, or is not to be. Raises as a claim does."""
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
         if call is None:
@@ -74,24 +71,26 @@ class Line:
         text = stored_call(call, delivery.message, delivery.app)
         sent_s = delivery.published_at_s
         sent_us = None if sent_s is None else int(sent_s * 1e6)
-        if not self._ledger.park(replace(request, call=text, sent_us=sent_us)):
+        request = replace(request, call=text, sent_us=sent_us)
+        if not self._ledger.park(request, only_new=refused.unread):
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if self._is_free(request, by_lock_server=by_lock_server):
+        if self._is_free(request, refused):
             self.call_next(delivery)
         return True
 
-    def _is_free(self, request: ClaimRequest, *, by_lock_server: bool) -> bool:
+    def _is_free(self, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
         if self.hints:
             try:
                 return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
             except LockServerUnavailableError:
                 return True
-        if self._locks is None or not by_lock_server:
+        by_ledger = refused.key is None
+        if self._locks is None or by_ledger:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
         with contextlib.suppress(LockServerUnavailableError):
@@ -110,9 +109,7 @@ class Line:
 
         `hint`: whether one was left; None: not known.
         """
-        message = delivery.message
-        before = delivery.redelivered or message.retries or message.deferrals
-        if hint is not False or delivery.called or before:
+        if hint is not False or not delivery.is_first:
             self.call_next(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:

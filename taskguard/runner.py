@@ -263,8 +263,9 @@ class Runner:
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         found = self._admission.ask(delivery, wait_s=_wait_s(delivery))
-        if isinstance(found, Admitted):
-            return found
+        return found if isinstance(found, Admitted) else self._heed(delivery, found)
+
+    def _heed(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
         if isinstance(found, Answer):
             return self._answer(delivery, found)
         return self._turn_away(delivery, found)
@@ -381,6 +382,8 @@ class Runner:
             parked = self._park(delivery, busy)
             if parked is not None:
                 return parked
+        if busy.unread:
+            return self._heed(delivery, self._admission.read(delivery, busy))
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
@@ -402,7 +405,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self._line.park(delivery, request, by_lock_server=busy.key is not None):
+            if self._line.park(delivery, request, busy):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)

@@ -81,13 +81,15 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
 
 
-def park(database: Database, request: ClaimRequest) -> bool:
+def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
     False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result.
+    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        if only_new and _is_on_record(db, request):
+            return False
         now_us = database.now_us(db)
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         values = {**waiting_values(request, due=None), "parked": sent_us}
@@ -109,6 +111,13 @@ def park(database: Database, request: ClaimRequest) -> bool:
             )
         )
         return changed.rowcount == 1
+
+
+def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    one, message = sa.literal(1), MESSAGES.c.message == request.message.name
+    work = sa.select(one).where(WORK.c.id == request.work)
+    numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
+    return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None
 
 
 def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
