@@ -331,7 +331,7 @@ def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
     """graphile-worker's case: what long lines of two keys cost everybody else."""
     found: dict[str, list[dict[str, float]]] = {NOBODY: [], f"{parked:,} wait": []}
     for _ in range(rounds):
-        for name, rounds in found.items():
+        for name, rates in found.items():
             rig.clear()
             with rig.workers() as workers:
                 if name != NOBODY:
@@ -342,7 +342,7 @@ def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
                     for key in "ab":
                         rig.park(key, parked // 2, BODY_S)
                     rig.analyze()
-                rounds.append({"rate": _rate_of_free(rig, workers, count, 0.0)})
+                rates.append({"rate": _rate_of_free(rig, workers, count, 0.0)})
     title = (
         f"{count:,} messages of other keys beside {parked:,} parked of two keys, which do not run"
     )
