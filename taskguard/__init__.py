@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from taskguard.locks.base import (
         Granted,
         Held,
+        HintingLocks,
         Hold,
         LockProvider,
         Renewal,
@@ -82,6 +83,7 @@ _HOMES = {
     "LockProvider": "locks.base",
     "Granted": "locks.base",
     "Held": "locks.base",
+    "HintingLocks": "locks.base",
     "Hold": "locks.base",
     "Renewal": "locks.base",
     "SharingLocks": "locks.base",
@@ -147,6 +149,7 @@ __all__ = [
     "GuardedRow",
     "GuardedTask",
     "Held",
+    "HintingLocks",
     "Hold",
     "Leader",
     "Leadership",

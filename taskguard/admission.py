@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskguard.clock import Clock
@@ -34,6 +34,7 @@ from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import NOBODY, Granted, Held, LockProvider
+from taskguard.parking import Line
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -72,12 +73,14 @@ class Admission:
         events: Events,
         clock: Clock,
         watchdog: Watchdog,
+        line: Line,
     ) -> None:
         self.locks = locks
         self.ledger = ledger
         self.events = events
         self.clock = clock
         self.watchdog = watchdog
+        self._line = line
         # Claims that may have been granted, and whose answer never arrived.
         self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
 
@@ -167,22 +170,37 @@ class Admission:
         return self.ledger if delivery.limit == 1 else None
 
     def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
-        """The key is taken at the lock server: is this work done already, or part of it?"""
+        """The key is taken at the lock server: is this work done already, or part of it?
+
+        What comes for the first time and may be parked is not looked for: parking sees whether
+        there is a record.
+        """
+        refused = _refused(held)
+        request = self.request(delivery, owner)
+        if delivery.parking is not None and delivery.is_first and _is_plain(request):
+            return replace(refused, unread=True)
+        return self._read(delivery, refused, request)
+
+    def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
+        """What `ask()` would have answered if it had not left the record unread."""
+        return self._read(delivery, refused, self.request(delivery, Owner("", "")))
+
+    def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
+        holder = refused.owner
         if self.ledger is None or delivery.work is None:
-            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return _busy(held, same_work=same, started=same)
-        found = self.ledger.peek(self.request(delivery, owner))
+            name = delivery.message.id
+            same = bool(name) and holder is not None and holder.message == name
+            return replace(refused, same_work=same, started=same)
+        found = self.ledger.peek(request)
         if isinstance(found, Busy):
-            return _busy(held, same_work=found.same_work, started=found.started)
+            same, started = found.same_work, found.started
+            return replace(refused, same_work=same, started=started, unread=False)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
-        if (
-            found.decision is Decision.DONE
-            and found.result_json is None
-            and found.owner == held.owner
-        ):
+        done = found.decision is Decision.DONE
+        if done and found.result_json is None and holder is not None and found.owner == holder:
             # DONE is committed, but its body has not ended: its return value may still come.
-            return _busy(held, same_work=True, started=True)
-        if held.owner == NOBODY:
+            return replace(refused, same_work=True, started=True, unread=False)
+        if holder is None:
             return _until_body_ends(found, delivery.policy.ttl_s)
         return found
 
@@ -218,7 +236,10 @@ class Admission:
             self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
             return found
         answered_by_record = not tracked.at_lock_server
-        self.watchdog.release_lock(tracked)
+        takes_hint = delivery.parking is not None and self._line.hints
+        self.watchdog.release_lock(tracked, takes_hint=takes_hint)
+        if tracked.hint:  # somebody was parked behind this lease, under which nothing is done
+            self._line.call_next(delivery)
         if answered_by_record and isinstance(found, Answer):
             return _until_body_ends(found, lease.ttl_s)
         return found
@@ -380,10 +401,11 @@ class Admission:
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
 
 
-def _busy(held: Held, *, same_work: bool, started: bool) -> Busy:
+def _refused(held: Held) -> Busy:
+    """By a lock server, which may not know who holds the key, nor for how long."""
     if held.owner == NOBODY:
-        return Busy(None, None, same_work, started, held.key)
-    return Busy(held.owner, held.remaining_s, same_work, started, held.key)
+        return Busy(None, None, same_work=False, started=False, key=held.key)
+    return Busy(held.owner, held.remaining_s, same_work=False, started=False, key=held.key)
 
 
 def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
@@ -397,3 +419,8 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     if found.decision is not Decision.DONE or ended:
         return found
     return Busy(None, left_s, same_work=True, started=True)
+
+
+def _is_plain(request: ClaimRequest) -> bool:
+    """Whether there is nothing to be read of work but its own record."""
+    return request.may_create and request.row is None and not request.formerly

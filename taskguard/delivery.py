@@ -149,6 +149,12 @@ class Delivery:
         """The keys as one text, for messages."""
         return ", ".join(self.keys)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has said that its message came before."""
+        message = self.message
+        return not (self.called or self.redelivered or message.retries or message.deferrals)
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:

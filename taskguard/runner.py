@@ -139,11 +139,16 @@ class Runner:
         self._rng = rng or random.SystemRandom()
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
-        self._admission = Admission(
-            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
-        )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
         self._line = Line(locks, cast("LineLedger", ledger), self.events)
+        self._admission = Admission(
+            locks=locks,
+            ledger=ledger,
+            events=self.events,
+            clock=clock,
+            watchdog=self.watchdog,
+            line=self._line,
+        )
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -265,8 +270,9 @@ class Runner:
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         found = self._admission.ask(delivery, wait_s=_wait_s(delivery))
-        if isinstance(found, Admitted):
-            return found
+        return found if isinstance(found, Admitted) else self._heed(delivery, found)
+
+    def _heed(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
         if isinstance(found, Answer):
             return self._answer(delivery, found)
         return self._turn_away(delivery, found)
@@ -383,6 +389,8 @@ class Runner:
             parked = self._park(delivery, busy)
             if parked is not None:
                 return parked
+        if busy.unread:
+            return self._heed(delivery, self._admission.read(delivery, busy))
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
@@ -404,7 +412,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self._line.park(delivery, request, by_lock_server=busy.key is not None):
+            if self._line.park(delivery, request, busy):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -481,7 +489,7 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self._line.call_next(delivery)
+                self._line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -793,7 +801,11 @@ class Runner:
             return None
         tracked.released = True
         self.watchdog.untrack(tracked)
-        known = self.watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        known = self.watchdog.release_lock(
+            tracked,
+            handed=tracked.decided_by_ledger,
+            takes_hint=delivery.parking is not None and self._line.hints,
+        )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
         return known

@@ -248,6 +248,7 @@ class Busy:
         same_work: the holder does this very work.
         started: this work was claimed by somebody before.
         key: the key that is taken, where the lock server named it.
+        unread: no record was looked at: what is said of the work is a guess.
     """
 
     owner: Owner | None
@@ -255,6 +256,7 @@ class Busy:
     same_work: bool
     started: bool
     key: str | None = None
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,8 +613,10 @@ class LineLedger(OutboxLedger, Protocol):
     `ledger/statements/lines.py` says how.
     """
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait.
+
+        `only_new`: nor if there is a record of it, or of its message.
 
         Raises CallTooLargeError.
         """

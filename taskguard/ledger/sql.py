@@ -385,10 +385,11 @@ class SqlLedger:
 
     # -- work in line for its key -------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
         self._check_call(request)
-        return self._database.twice(lambda: self._transactions.statements.park(request))
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.park(request, only_new=only_new))
 
     def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent."""

@@ -24,6 +24,7 @@ __all__ = [
     "NO_LIMIT",
     "Granted",
     "Held",
+    "HintingLocks",
     "Hold",
     "LockProvider",
     "Renewal",
@@ -54,6 +55,8 @@ class Traits:
         fair: who waits for a key gets it in the order in which they came, and nobody comes in
             between. False: whoever asks first when it is free.
         shares: several may hold one key at once: it is a `SharingLocks`.
+        hints: it tells whoever releases a key that somebody waits for it in the ledger: it is a
+            `HintingLocks`. False: the ledger is asked after each body of a task that parks.
     """
 
     session: bool = False
@@ -63,6 +66,7 @@ class Traits:
     failover_s: float = 0.0
     fair: bool = False
     shares: bool = False
+    hints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +218,28 @@ class SharingLocks(LockProvider, Protocol):
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """As of every provider; `limit`: as it was refused."""
+        ...
+
+
+@runtime_checkable
+class HintingLocks(LockProvider, Protocol):
+    """A lock server that keeps a hint for each key: somebody waits for it in the ledger.
+
+    `traits.hints` says so. A hint is left before it is looked whether the key is free, and taken
+    after the key was freed: so of the two, who leaves one and who releases, one at least finds the
+    other. A server that forgets may forget a hint; it never makes one up for long.
+    """
+
+    def leave_hint(self, key: str) -> bool:
+        """Leave one for whoever releases the key next by `release_and_take_hint()`.
+
+        Whether the key is free, so that nobody may come to take it.
+        """
+        ...
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Release, and take the hint, whoever the key belongs to, in one round trip.
+
+        Whether the owner held it, as of `release()`; whether there was a hint, or may have been.
+        """
         ...

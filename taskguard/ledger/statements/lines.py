@@ -80,13 +80,15 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
 
 
-def park(database: Database, request: ClaimRequest) -> bool:
+def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
     False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result.
+    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        if only_new and _is_on_record(db, request):
+            return False
         now_us = database.now_us(db)
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         values = {**waiting_values(request, due=None), "parked": sent_us, "key": request.keys[0]}
@@ -108,6 +110,13 @@ def park(database: Database, request: ClaimRequest) -> bool:
             )
         )
         return changed.rowcount == 1
+
+
+def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    one, message = sa.literal(1), MESSAGES.c.message == request.message.name
+    work = sa.select(one).where(WORK.c.id == request.work)
+    numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
+    return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None
 
 
 def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
@@ -165,22 +174,28 @@ def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called = WORK.alias()
+        called, key = WORK.alias(), _keys_with_lines().c.key
+        first = sa.select(WORK.c.id).where(
+            WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app)
+        )
         waiting = (
-            sa.select(WORK.c.key)
+            sa.select(key)
             .where(
-                stands(WORK),
-                WORK.c.due.is_(None),
-                _of_app(app),
-                ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
-                ~sa.exists().where(
-                    called.c.key == WORK.c.key, stands(called), expected(called, now_us)
-                ),
+                first.order_by(WORK.c.parked).limit(1).scalar_subquery().is_not(None),
+                ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
+                ~sa.exists().where(called.c.key == key, stands(called), expected(called, now_us)),
             )
-            .distinct()
             .limit(limit)
         )
         return list(db.execute(waiting).scalars())
+
+
+def _keys_with_lines() -> sa.CTE:
+    """Each key that somebody waits for; one look into the index for each, however many wait."""
+    first = sa.select(sa.func.min(WORK.c.key).label("key")).where(WORK.c.parked.is_not(None))
+    keys = first.cte("lines", recursive=True)
+    following = first.where(WORK.c.key > keys.c.key).correlate(keys).scalar_subquery()
+    return keys.union_all(sa.select(following).where(keys.c.key.is_not(None)))
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:

@@ -129,9 +129,9 @@ class Statements:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
-        return lines.park(self.database, request)
+        return lines.park(self.database, request, only_new=only_new)
 
     def call_next(self, key: str, *, app: str, expected_s: float) -> lines.Called | None:
         """Note that the first in line is called, if the key is free."""

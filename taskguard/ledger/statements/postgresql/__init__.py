@@ -301,8 +301,8 @@ class PostgreSQLStatements(Statements):
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
-        asked = self._asked(request) | {"sent_us": request.sent_us}
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
+        asked = self._asked(request) | {"sent_us": request.sent_us, "only_new": only_new}
         return bool(self.database.ask(_PARK, asked))
 
     def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:

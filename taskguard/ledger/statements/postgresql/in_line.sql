@@ -1,6 +1,7 @@
--- A condition of `granted`: nobody who came before waits for the key, or was called just now.
-and not exists (
-    select from taskguard_work o
+-- A condition of `granted`: nobody who came before waits for the key, or was called just now. The
+-- first of them, by the index, and not EXISTS, for which the planner collects the whole line.
+and (
+    select min(o.parked) from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
         and (o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":'))
         and o.parked < coalesce(
@@ -16,4 +17,4 @@ and not exists (
             ),
             9223372036854775807
         )
-)
+) is null
