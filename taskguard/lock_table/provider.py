@@ -12,7 +12,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from taskguard.errors import (
@@ -33,7 +33,7 @@ from taskguard.lock_table.listener import Listener
 from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
 from taskguard.lock_table.steps import Steps, shares_in
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.policy import DAY_S, check_number
 
 __all__ = ["TableLocks"]
@@ -199,7 +199,7 @@ class TableLocks:
 
     def _renew(self, holds: Sequence[Hold]) -> list[str]:
         answers: list[str] = []
-        for batch in _batches(holds):
+        for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
             asked = [(_texts(each.keys), _text(str(each.owner)), _us(each.ttl_s)) for each in batch]
             if batch[0].limit == 1:
                 letters = self._ask(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
@@ -334,19 +334,6 @@ class TableLocks:
             f"{said}. Its user needs SELECT, INSERT, UPDATE and DELETE on taskguard_locks; if a "
             "column or a function is missing, run `taskguard locks create`."
         )
-
-
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch
 
 
 def _text(text: str) -> str:
