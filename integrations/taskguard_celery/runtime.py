@@ -69,7 +69,7 @@ def _hide_secrets() -> None:
 _hide_secrets()
 
 # An attribute of an app: its TaskGuard, which deliveries look up without a call.
-KEPT = "taskguard"
+KEPT = "_taskguard"
 _building = threading.Lock()
 
 
