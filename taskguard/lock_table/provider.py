@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError
@@ -27,7 +27,7 @@ from taskguard.lock_table.looking import WAIT_SLICE_S, longer_pauses_s, look_unt
 from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
 from taskguard.lock_table.steps import Steps, shares_in
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.policy import DAY_S, check_number
 
 __all__ = ["TableLocks"]
@@ -188,7 +188,7 @@ class TableLocks:
 
     def _renew(self, holds: Sequence[Hold]) -> list[str]:
         answers: list[str] = []
-        for batch in _batches(holds):
+        for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
             asked = [(_texts(each.keys), _text(str(each.owner)), _us(each.ttl_s)) for each in batch]
             if batch[0].limit == 1:
                 letters = self._answers.of(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
@@ -268,19 +268,6 @@ class TableLocks:
             self._steps.forget(older_us=_DAY_US, every_us=_FORGET_EVERY_US, most=_MOST_FORGOTTEN)
         except Exception as error:  # noqa: BLE001  # the lock is released, and that is what counts
             logger.debug("%r: old rows stay for now: %s", self, error)
-
-
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch
 
 
 def _text(text: str) -> str:

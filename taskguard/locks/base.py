@@ -12,7 +12,7 @@ lease that ends within its ttl, or that the provider frees by itself: nobody els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +30,7 @@ __all__ = [
     "Renewal",
     "SharingLocks",
     "Traits",
+    "in_batches",
 ]
 
 # Of a key that is taken, where nothing says by whom: see `Traits.owners`.
@@ -119,6 +120,20 @@ class Renewal:
     TAKEN = "taken"  # another owner holds at least one of the keys
     UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
     SKIPPED = "skipped"  # its row is locked by somebody, or completed by this very claim: ask again
+
+
+def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]:
+    """Holds for several messages, each with so many keys, or with a single hold of more."""
+    batch: list[Hold] = []
+    size = 0
+    for hold in holds:
+        if batch and size + len(hold.keys) > most_keys:
+            yield batch
+            batch, size = [], 0
+        batch.append(hold)
+        size += len(hold.keys)
+    if batch:
+        yield batch
 
 
 @runtime_checkable
