@@ -21,11 +21,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from taskguard.delivery import Delivery, stored_call
+from taskguard.delivery import NOT_BEFORE, Delivery, stored_call
 from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
@@ -33,12 +34,16 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line"]
 
 logger = logging.getLogger("taskguard")
 
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
+
+AHEAD_S = 2.0
+"""So long before its rate allows a start the next one is called, with that delay, in seconds: the
+relay looks twice in that time."""
 
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
@@ -70,7 +75,7 @@ class Line:
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if not by_lock_server or self._is_free(request):
+        if not by_lock_server or delivery.bounds is not None or self._is_free(request):
             self.call_next(delivery)
         return True
 
@@ -91,17 +96,25 @@ class Line:
         return is_free
 
     def call_next(self, delivery: Delivery) -> bool:
-        """Call the first in line if its key is free. False if nobody was; never raises."""
+        """Call the first in line if its key is free. False if nobody was; never raises.
+
+        Of a bounded key all for whom there is room.
+        """
         assert delivery.parking is not None  # noqa: S101
-        (key,) = delivery.keys
+        (key,), bounds = delivery.keys, delivery.bounds
+        options: dict[str, Any] = {"expected_s": EXPECTED_S, "app": delivery.app}
+        if bounds is not None:
+            options |= {"bounds": bounds, "ahead_s": AHEAD_S}
+        called = False
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
-            if found is None:
-                return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            for _ in range(1 if bounds is None else bounds.limit):
+                found = self._ledger.call_next(key, **options)
+                if found is None:
+                    break
+                called |= send(found, delivery.parking.send, self._events, key=key)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
-            return False
+        return called
 
 
 def send(
@@ -109,7 +122,10 @@ def send(
 ) -> bool:
     """Send a call that the ledger has noted; a relay sends it again if that fails."""
     try:
-        to(json.loads(work.call), work.message)
+        call = json.loads(work.call)
+        if work.wait_s > 0.0:
+            call[NOT_BEFORE] = time.time() + work.wait_s
+        to(call, work.message)
     except StoredCallError as error:
         logger.debug("%s: its call is left to the relay: %s", work.work, error)
         return False
