@@ -84,10 +84,10 @@ def rate_of(text: object, burst: int) -> Rate:
             f'rate={text!r}: say how often in which time, for example "100/m"; the time is s, m, h '
             "or d."
         )
-    interval_us = -(-_SECONDS[found[2]] * 1_000_000 // int(found[1]))
-    if interval_us < _LEAST_INTERVAL_US:
+    count, in_us = int(found[1]), _SECONDS[found[2]] * 1_000_000
+    if in_us < count * _LEAST_INTERVAL_US:
         raise ConfigurationError(f"rate={text!r}: 10,000 in a second is the most that can be kept.")
-    return Rate(interval_us, burst)
+    return Rate(-(-in_us // count), burst)
 
 
 def slots_of(key: str, limit: int) -> tuple[str, ...]:
