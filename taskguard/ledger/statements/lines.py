@@ -183,30 +183,24 @@ def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> li
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called = WORK.alias()
-        of_key = called.c.key == WORK.c.key, stands(called), expected(called, now_us)
-        several, early = KEYS.alias(), KEYS.alias()
-        slots = sa.select(several.c.slots).where(several.c.key == WORK.c.key, several.c.slots > 1)
-        taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
-        taken += holders(WORK.c.key, now_us)
         by_us = now_us + int(ahead_s * 1e6)
-        waiting = (
-            sa.select(WORK.c.key)
-            .where(
-                stands(WORK),
-                WORK.c.due.is_(None),
-                _of_app(app),
-                ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
-                sa.case(
-                    (slots.exists(), taken < slots.scalar_subquery()),
-                    else_=~sa.exists().where(*of_key),
-                ),
-                ~sa.exists().where(early.c.key == WORK.c.key, early.c.next_start > by_us),
-            )
-            .distinct()
-            .limit(limit)
+        waits = stands(WORK), WORK.c.due.is_(None), _of_app(app)
+        # The rest is asked once for each key, however many wait for it.
+        line = sa.select(WORK.c.key).where(*waits).distinct().subquery("line")
+        called, several, early = WORK.alias(), KEYS.alias(), KEYS.alias()
+        of_key = called.c.key == line.c.key, stands(called), expected(called, now_us)
+        slots = sa.select(several.c.slots).where(several.c.key == line.c.key, several.c.slots > 1)
+        taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
+        taken += holders(line.c.key, now_us)
+        select = sa.select(line.c.key).where(
+            ~sa.exists().where(KEYS.c.key == line.c.key, KEYS.c.lease_until > now_us),
+            sa.case(
+                (slots.exists(), taken < slots.scalar_subquery()),
+                else_=~sa.exists().where(*of_key),
+            ),
+            ~sa.exists().where(early.c.key == line.c.key, early.c.next_start > by_us),
         )
-        return list(db.execute(waiting).scalars())
+        return list(db.execute(select.limit(limit)).scalars())
 
 
 def holders(key: Any, now_us: int) -> Any:
