@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from taskguard.bounds import Bounds
 from taskguard.ledger.protocol import MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
+    "NOT_BEFORE",
     "Answered",
     "Codec",
     "Completed",
@@ -27,6 +29,9 @@ __all__ = [
     "Queue",
     "stored_call",
 ]
+
+NOT_BEFORE = "not_before_s"
+"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
 
 def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
@@ -119,7 +124,10 @@ class Delivery:
         redelivered: whether the queue says that it has delivered this message before.
         is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
         limit: while fewer than so many hold its key it may come in; 1: it has its keys alone.
-            Others share one key, which is the lock server's to grant: no ledger is asked.
+            Others share one key, which is the lock server's to grant: no ledger is asked. Not that
+            of a task (`policy.limit`), whose holders have a key each.
+        bounds: how many may hold its one key at once, and how often it may be begun, where its
+            policy says so. With slots in it `keys` is one of them, and it asks for that.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -142,12 +150,13 @@ class Delivery:
     redelivered: bool = False
     is_lock: bool = False
     limit: int = 1
+    bounds: Bounds | None = None
     orders: tuple[type[Exception], ...] = ()
 
     @property
     def key(self) -> str:
         """The keys as one text, for messages."""
-        return ", ".join(self.keys)
+        return ", ".join(self.keys) if self.bounds is None else self.bounds.key
 
     @property
     def is_first(self) -> bool:

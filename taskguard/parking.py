@@ -26,11 +26,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from taskguard.delivery import Delivery, stored_call
+from taskguard.delivery import NOT_BEFORE, Delivery, stored_call
 from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
@@ -38,29 +39,36 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Busy, ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line"]
 
 logger = logging.getLogger("taskguard")
 
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
 
+AHEAD_S = 2.0
+"""So long before its rate allows a start the next one is called, with that delay, in seconds: the
+relay looks twice in that time."""
+
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
 
 
 class Line:
-    """The lines of all keys, for the deliveries of one process.
-
-    Attributes:
-        hints: whether who releases a key is told by the lock server that somebody waits.
-    """
+    """The lines of all keys, for the deliveries of one process."""
 
     def __init__(self, locks: LockProvider | None, ledger: LineLedger, events: Events) -> None:
         self._locks = locks
         self._ledger = ledger
         self._events = events
-        self.hints = locks is not None and locks.traits.hints
+        self._hints = locks is not None and locks.traits.hints
+
+    def takes_hint(self, delivery: Delivery) -> bool:
+        """Whether who releases its key is told by the lock server that somebody waits.
+
+        Of a bounded key there is none: each of its slots is another key there.
+        """
+        return self._hints and delivery.parking is not None and delivery.bounds is None
 
     def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does."""
@@ -78,19 +86,19 @@ class Line:
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if self._is_free(request, refused):
+        if self._is_free(delivery, request, refused):
             self.call_next(delivery)
         return True
 
-    def _is_free(self, request: ClaimRequest, refused: Busy) -> bool:
+    def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
-        if self.hints:
+        if self.takes_hint(delivery):
             try:
                 return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
             except LockServerUnavailableError:
                 return True
         by_ledger = refused.key is None
-        if self._locks is None or by_ledger:
+        if self._locks is None or by_ledger or delivery.bounds is not None:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
         with contextlib.suppress(LockServerUnavailableError):
@@ -113,17 +121,25 @@ class Line:
             self.call_next(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:
-        """Call the first in line if its key is free. False if nobody was; never raises."""
+        """Call the first in line if its key is free. False if nobody was; never raises.
+
+        Of a bounded key all for whom there is room.
+        """
         assert delivery.parking is not None  # noqa: S101
-        (key,) = delivery.keys
+        (key,), bounds = delivery.keys, delivery.bounds
+        options: dict[str, Any] = {"expected_s": EXPECTED_S, "app": delivery.app}
+        if bounds is not None:
+            options |= {"bounds": bounds, "ahead_s": AHEAD_S}
+        called = False
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
-            if found is None:
-                return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            for _ in range(1 if bounds is None else bounds.limit):
+                found = self._ledger.call_next(key, **options)
+                if found is None:
+                    break
+                called |= send(found, delivery.parking.send, self._events, key=key)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
-            return False
+        return called
 
 
 def send(
@@ -131,7 +147,10 @@ def send(
 ) -> bool:
     """Send a call that the ledger has noted; a relay sends it again if that fails."""
     try:
-        to(json.loads(work.call), work.message)
+        call = json.loads(work.call)
+        if work.wait_s > 0.0:
+            call[NOT_BEFORE] = time.time() + work.wait_s
+        to(call, work.message)
     except StoredCallError as error:
         logger.debug("%s: its call is left to the relay: %s", work.work, error)
         return False

@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from taskguard.api import TaskGuard
+from taskguard.bounds import MOST_SLOTS
 from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
 from taskguard.leader import Leadership
 from taskguard.outbox import Send, outbox_of
-from taskguard.parking import EXPECTED_S
+from taskguard.parking import AHEAD_S, EXPECTED_S
 from taskguard.parking import send as send_call
 from taskguard.sweep import Sweeper
 
@@ -96,13 +97,14 @@ class Relay:
         """
         ledger, called = outbox_of(self._runtime), 0
         app = self._runtime.namespace
-        for key in ledger.open_keys(app=app, limit=_MOST_KEYS):
-            found = ledger.call_next(key, expected_s=EXPECTED_S, app=app)
-            if found is None:
-                continue
-            caller = self._callers.get(json.loads(found.call).get("queue"))
-            if caller is not None:  # else it is another queue's, whose relay calls it again
-                called += send_call(found, caller, self._runtime.events, key=key)
+        for key in ledger.open_keys(app=app, limit=_MOST_KEYS, ahead_s=AHEAD_S):
+            for _ in range(MOST_SLOTS):
+                found = ledger.call_next(key, expected_s=EXPECTED_S, app=app, ahead_s=AHEAD_S)
+                if found is None:
+                    break
+                caller = self._callers.get(json.loads(found.call).get("queue"))
+                if caller is not None:  # else it is another queue's, whose relay calls it again
+                    called += send_call(found, caller, self._runtime.events, key=key)
         if ledger.overdue(limit=1, parked=True):
             try:
                 called += self._recalls.sweep().sent

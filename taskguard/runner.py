@@ -148,6 +148,7 @@ class Runner:
             clock=clock,
             watchdog=self.watchdog,
             line=self._line,
+            rng=self._rng,
         )
 
     # -- the way of one delivery --------------------------------------------------------------
@@ -170,6 +171,11 @@ class Runner:
             raise ConfigurationError(
                 f'{delivery.task} has busy="park", and there is no ledger to wait in. Configure '
                 'one (TASKGUARD_LEDGER_URL), or say busy="retry".'
+            )
+        if delivery.bounds is not None and self.ledger is None:
+            raise ConfigurationError(
+                f"{delivery.task} has limit= or rate=, and there is no ledger to count in. "
+                "Configure one (TASKGUARD_LEDGER_URL), or take tg.lock(…, limit=…) in the body."
             )
         self._report_late()
         entered = self._enter_or_look(delivery)
@@ -395,16 +401,13 @@ class Runner:
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
             reason = "the same work is in progress" if busy.same_work else "the key is taken"
+            if busy.too_early:
+                reason = f"its rate is {delivery.policy.rate}"
+                return self._defer(delivery, self._until_start_s(delivery, busy), reason)
             return self._defer(delivery, self._delay_s(delivery, busy.retry_after_s), reason)
         if untouched and delivery.policy.busy == "skip":
             return self._drop(delivery, "skipped")
-        raise KeyBusyError(
-            f"{delivery.key} is held by another delivery"
-            + (f" for at most {busy.retry_after_s:.1f} s" if busy.retry_after_s else "")
-            + ". Nothing was run; call again later, or wait for it with wait_s.",
-            key=delivery.key,
-            retry_after_s=busy.retry_after_s,
-        )
+        raise _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
@@ -427,6 +430,14 @@ class Runner:
         if retry_after_s is not None:
             delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
+
+    def _until_start_s(self, delivery: Delivery, busy: Busy) -> float:
+        """Until its rate allows a start; later where it was put off often, for others come, too."""
+        assert delivery.queue is not None  # noqa: S101
+        after_s = busy.retry_after_s or 0.0
+        if delivery.message.deferrals:
+            after_s = max(after_s, self._delay_s(delivery, None))
+        return min(after_s, delivery.queue.max_delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
         """Publish the message again, then record that; only then is this delivery acknowledged."""
@@ -466,6 +477,8 @@ class Runner:
         guard = self._guard(delivery, admitted)
         try:
             self.watchdog.track(tracked)
+            if delivery.parking is not None and _lets_more_in(delivery):
+                self._line.call_next(delivery)
             if delivery.redelivered:
                 self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
@@ -804,7 +817,7 @@ class Runner:
         known = self.watchdog.release_lock(
             tracked,
             handed=tracked.decided_by_ledger,
-            takes_hint=delivery.parking is not None and self._line.hints,
+            takes_hint=self._line.takes_hint(delivery),
         )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
@@ -829,6 +842,27 @@ def _wait_s(delivery: Delivery) -> float:
     # Whoever was called comes where the key is free, but for those who only look.
     wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
+
+
+def _lets_more_in(delivery: Delivery) -> bool:
+    """Whether the next one may begin by the time at which this one does, and not when it ends."""
+    bounds = delivery.bounds
+    return bounds is not None and bounds.limit > 1 and bounds.rate is not None
+
+
+def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
+    after_s = busy.retry_after_s
+    if busy.too_early:
+        what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
+        when = f", and again in {after_s:.1f} s" if after_s else ""
+    else:
+        what = f"{delivery.key} is held by another delivery"
+        when = f" for at most {after_s:.1f} s" if after_s else ""
+    return KeyBusyError(
+        f"{what}{when}. Nothing was run; call again later, or wait for it with wait_s.",
+        key=delivery.key,
+        retry_after_s=after_s,
+    )
 
 
 def _error_text(error: BaseException) -> str:

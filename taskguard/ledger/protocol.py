@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.bounds import Bounds
 from taskguard.findings import Finding
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
@@ -156,6 +157,9 @@ class ClaimRequest:
         in_line: whether those who came before it, and wait for its one key, go first.
         sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
             when it comes to the ledger.
+        bounds: how many may hold its one key at once, and how often it may be begun; None: one, as
+            often as it is free. With slots `keys` is one of them, and a claim is of the one that
+            it got.
     """
 
     keys: tuple[str, ...]
@@ -173,6 +177,12 @@ class ClaimRequest:
     redelivered: bool = False
     in_line: bool = False
     sent_us: int | None = None
+    bounds: Bounds | None = None
+
+    @property
+    def line(self) -> str:
+        """The key that the work stands by on record, in whose line it waits."""
+        return ",".join(self.keys) if self.bounds is None else self.bounds.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +259,8 @@ class Busy:
         started: this work was claimed by somebody before.
         key: the key that is taken, where the lock server named it.
         unread: no record was looked at: what is said of the work is a guess.
+        too_early: its rate allows the next start in `retry_after_s`, and not before; nobody need
+            hold it.
     """
 
     owner: Owner | None
@@ -257,6 +269,7 @@ class Busy:
     started: bool
     key: str | None = None
     unread: bool = False
+    too_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -622,15 +635,28 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 
-        Only one of the namespace `app`.
+        Only one of the namespace `app`. With `ahead_s` the key may be bounded, by `bounds` or, if
+        the caller knows of none, as it was last; and if its rate allows the next start in at most
+        so long, then his message is to come at that moment (`Overdue.wait_s`).
         """
         ...
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        """Keys that somebody of a namespace waits for, and for which nobody was called."""
+    def open_keys(self, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0) -> list[str]:
+        """Keys that somebody of a namespace waits for, and for which nobody was called.
+
+        Those that are free, and whose rate allows a start in at most `ahead_s`.
+        """
         ...
 
 

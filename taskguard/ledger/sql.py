@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
@@ -391,17 +392,29 @@ class SqlLedger:
         statements = self._transactions.statements
         return self._database.twice(lambda: statements.park(request, only_new=only_new))
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
-        """Note that the first in line is called, if the key is free: its message is to be sent."""
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
+        """Note that the first in line is called, if the key is free; see `protocol.py`."""
         statements = self._transactions.statements
         found = self._database.twice(
-            lambda: statements.call_next(key, app=app, expected_s=expected_s)
+            lambda: statements.call_next(
+                key, app=app, expected_s=expected_s, bounds=bounds, ahead_s=ahead_s
+            )
         )
         return None if found is None else outbox.overdue_of(found)
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        """Keys that somebody waits for, and for which nobody was called."""
-        return self._database.twice(lambda: lines.open_keys(self._database, app=app, limit=limit))
+    def open_keys(self, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0) -> list[str]:
+        """Keys that somebody waits for, and for which nobody was called; see `protocol.py`."""
+        return self._database.twice(
+            lambda: lines.open_keys(self._database, app=app, limit=limit, ahead_s=ahead_s)
+        )
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget work that ended so long ago, its messages, and keys whose lease ended before.

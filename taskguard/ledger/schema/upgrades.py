@@ -198,6 +198,37 @@ STEPS: tuple[Step, ...] = (
             ),
         },
     ),
+    Step(
+        to=4,
+        why="several may hold a key at once, and how often it is begun may be limited: how many "
+        "slots it has is in the column `slots`, when the next start is allowed in `next_start`",
+        statements={
+            "postgresql": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+            ),
+            "mariadb": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+            ),
+            "mysql": (
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "slots",
+                    "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                ),
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "next_start",
+                    "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                ),
+            ),
+            "sqlite": (
+                "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+            ),
+        },
+    ),
 )
 
 

@@ -20,10 +20,11 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
+from taskguard.bounds import range_of_slots
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, Waiting
 from taskguard.ledger.records import message_of, new_record, waiting_values
@@ -48,6 +49,7 @@ class Called(NamedTuple):
     attempts: int
     known_retries: int | None
     known_deferrals: int | None
+    wait_us: int = 0
 
 
 def stands(work: Any) -> sa.ColumnElement[bool]:
@@ -60,11 +62,12 @@ def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
 
 
-def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
+def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: int = 1) -> bool:
     """Whether somebody who came before this work waits for its key, or was called just now.
 
     Nobody came before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands behind it.
+    line is that of one message: another one of the same work stands behind it. `room`: for how many
+    the key is free; fewer may have been called.
     """
     own = sa.and_(WORK.c.state == State.NEW.value, WORK.c.message == request.message.name)
     mine = sa.select(
@@ -72,12 +75,13 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     ).where(WORK.c.id == request.work)
     other = WORK.alias()
     before = sa.and_(
-        other.c.key == request.keys[0],
+        other.c.key == request.line,
         stands(other),
         sa.or_(other.c.due.is_(None), expected(other, now_us)),
         other.c.parked < sa.func.coalesce(mine.scalar_subquery(), 2**63 - 1),
     )
-    return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
+    found = db.execute(sa.select(other.c.due).where(before).limit(room)).scalars().all()
+    return None in found or len(found) >= room
 
 
 def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
@@ -119,11 +123,19 @@ def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
     return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None
 
 
-def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
+class Room(Protocol):
+    """Whether somebody may be called: in how many µs his work may begin; None: nobody may be."""
+
+    def __call__(self, db: sa.Connection, key: str, now_us: int) -> int | None: ...
+
+
+def call_next(
+    database: Database, key: str, *, app: str, expected_s: float, room: Room
+) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
     Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` it is overdue.
+    work within `expected_s` of the time at which it may begin it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -137,7 +149,8 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
         first = db.execute(head).first()
         if first is None or json.loads(first.call).get("app", "") != app:
             return None
-        if _is_taken(db, key, now_us):
+        wait_us = room(db, key, now_us)
+        if wait_us is None:
             return None
         changed = db.execute(
             sa.update(WORK)
@@ -147,47 +160,65 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
                 WORK.c.parked == first.parked,
                 WORK.c.due.is_(None),
             )
-            .values(due=now_us + int(expected_s * 1e6))
+            .values(due=now_us + wait_us + int(expected_s * 1e6))
         )
-        return _called(db, first.id) if changed.rowcount == 1 else None
+        return _called(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
-def _called(db: sa.Connection, work: str) -> Called:
+def _called(db: sa.Connection, work: str, wait_us: int) -> Called:
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
         MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
     )
-    return Called(*row, *(db.execute(numbers).first() or (None, None)))
+    found = Called(*row, *(db.execute(numbers).first() or (None, None)))
+    return found._replace(wait_us=wait_us)
 
 
-def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:
+def room(db: sa.Connection, key: str, now_us: int) -> int | None:
+    """Nobody may be called while the key is held, or another one is expected."""
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     called = sa.select(sa.literal(1)).where(WORK.c.key == key, stands(WORK), expected(WORK, now_us))
-    return db.execute(sa.union_all(held, called).limit(1)).first() is not None
+    return 0 if db.execute(sa.union_all(held, called).limit(1)).first() is None else None
 
 
-def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
+def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
-    Of one namespace: its relay alone knows where its messages go.
+    Where a key has slots: for which fewer are held and expected than these. With a rate: which
+    allows a start in at most `ahead_s`. Of one namespace: its relay alone knows where its messages
+    go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called, key = WORK.alias(), _keys_with_lines().c.key
+        by_us = now_us + int(ahead_s * 1e6)
+        key = _keys_with_lines().c.key
         first = sa.select(WORK.c.id).where(
             WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app)
         )
-        waiting = (
-            sa.select(key)
-            .where(
-                first.order_by(WORK.c.parked).limit(1).scalar_subquery().is_not(None),
-                ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
-                ~sa.exists().where(called.c.key == key, stands(called), expected(called, now_us)),
-            )
-            .limit(limit)
+        called, several, early = WORK.alias(), KEYS.alias(), KEYS.alias()
+        of_key = called.c.key == key, stands(called), expected(called, now_us)
+        slots = sa.select(several.c.slots).where(several.c.key == key, several.c.slots > 1)
+        taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
+        taken += holders(key, now_us)
+        waiting = sa.select(key).where(
+            first.order_by(WORK.c.parked).limit(1).scalar_subquery().is_not(None),
+            ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
+            sa.case(
+                (slots.exists(), taken < slots.scalar_subquery()),
+                else_=~sa.exists().where(*of_key),
+            ),
+            ~sa.exists().where(early.c.key == key, early.c.next_start > by_us),
         )
-        return list(db.execute(waiting).scalars())
+        return list(db.execute(waiting.limit(limit)).scalars())
+
+
+def holders(key: Any, now_us: int) -> Any:
+    """How many hold one of a key's slots; a key of a template with a '#' may count as one."""
+    held = KEYS.alias()
+    first, after = range_of_slots(key)
+    slots = held.c.key > first, held.c.key < after, held.c.lease_until > now_us
+    return sa.select(sa.func.count()).select_from(held).where(*slots).scalar_subquery()
 
 
 def _keys_with_lines() -> sa.CTE:
