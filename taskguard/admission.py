@@ -321,6 +321,8 @@ class Admission:
             formerly=delivery.formerly,
             redelivered=delivery.redelivered or delivery.called,
             in_line=delivery.parking is not None,
+            rank=delivery.rank,
+            max_waiting=policy.max_waiting,
         )
 
     def _tracked(

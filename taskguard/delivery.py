@@ -107,6 +107,7 @@ class Delivery:
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         parking: how to park it; None where that is not possible, or not asked for.
         called: it waited in the line of its key, and was called: its turn has come.
+        rank: in that line those of a lower rank go first.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
@@ -130,6 +131,7 @@ class Delivery:
     queue: Queue | None = None
     parking: Parking | None = None
     called: bool = False
+    rank: int = 0
     app: str = ""
     by_message: bool = False
     fingerprint: str | None = None

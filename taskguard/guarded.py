@@ -193,6 +193,7 @@ class GuardedFunction:
         queue: Queue | None = None,
         parking: Parking | None = None,
         called: bool = False,
+        rank: int = 0,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
         orders: tuple[type[Exception], ...] = (),
@@ -201,6 +202,7 @@ class GuardedFunction:
 
         `call` is how its message is sent again, as JSON. The message's id is stored with it, and
         the application's `namespace`, which the keys begin with unless the task has one of its own.
+        `rank` is its place among those who wait for its key: lower ones go first.
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
@@ -224,6 +226,7 @@ class GuardedFunction:
             # Its policy, and one key: a callable may have made several.
             parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
             called=called,
+            rank=rank,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),

@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 Busy = Literal["retry", "park", "wait", "skip", "raise"]
+Order = Literal["fifo", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -39,6 +40,11 @@ class Policy:
             is free: Celery's tasks, with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
             (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
             whose work was started before, is never dropped: that could lose work.
+        order: who goes first of those that are parked for a key: "fifo", who was sent first;
+            "priority", whose message has the higher priority, by the broker's own rule, and of
+            equal ones who was sent first.
+        max_waiting: so many may be parked for a key; a message beyond that fails with
+            LineFullError. None: any number.
         wait_s: how long "wait" waits, in seconds; 0 by default.
         ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
             holder's death its key is taken over within this time.
@@ -56,6 +62,8 @@ class Policy:
     """
 
     busy: Busy = "retry"
+    order: Order = "fifo"
+    max_waiting: int | None = None
     wait_s: float = 0.0
     ttl_s: float = 30.0
     max_hold_s: float | None = None
@@ -68,6 +76,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
+        _one_of("order", self.order, ("fifo", "priority"))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
@@ -75,6 +84,8 @@ class Policy:
         check_number("max_crashes", self.max_crashes, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.max_hold_s is not None:
             check_number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
+        if self.max_waiting is not None:
+            check_number("max_waiting", self.max_waiting, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.busy == "wait" and not self.wait_s:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:

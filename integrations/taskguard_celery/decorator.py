@@ -43,6 +43,7 @@ from taskguard_celery.message import (
     message_of,
     published_at_s,
     put_off_unread,
+    rank_of,
 )
 from taskguard_celery.parking import CeleryParking, take_called
 from taskguard_celery.recognition import (
@@ -231,7 +232,8 @@ def _deliver_once(
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
-    parks = compiled.policy.busy == "park"
+    policy = compiled.policy
+    parks = policy.busy == "park" and queue is not None
     delivery = runtime.delivery(
         compiled,
         args,
@@ -241,10 +243,11 @@ def _deliver_once(
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
-        parking=CeleryParking(task) if parks and queue is not None else None,
+        parking=CeleryParking(task) if parks else None,
         called=called,
+        rank=rank_of(task.app, request) if policy.order == "priority" else 0,
         orders=_ORDERS,
-        call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
+        call=call_in_hand(task) if policy.recoverable and queue is not None else None,
     )
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:

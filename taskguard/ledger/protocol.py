@@ -160,6 +160,8 @@ class ClaimRequest:
         in_line: whether those who came before it, and wait for its one key, go first.
         sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
             when it comes to the ledger.
+        rank: those of a lower rank go first, whenever they were sent.
+        max_waiting: so many may wait for its key; None: any number.
     """
 
     keys: tuple[str, ...]
@@ -177,6 +179,8 @@ class ClaimRequest:
     redelivered: bool = False
     in_line: bool = False
     sent_us: int | None = None
+    rank: int = 0
+    max_waiting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +622,8 @@ class LineLedger(OutboxLedger, Protocol):
     def park(self, request: ClaimRequest) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait.
 
-        Raises CallTooLargeError.
+        Raises CallTooLargeError; LineFullError for work that nobody has begun, where
+        `max_waiting` others wait: it is FAILED then, if it was on record.
         """
         ...
 

@@ -135,6 +135,24 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
 @guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """Stands in line for its key, and takes `seconds`; later attempts take no time."""
+    return _take_a_turn(name, number, seconds, guard)
+
+
+@task(name="shop.by_priority")
+@guarded_task(
+    key="queue:<name>",
+    once_per="message",
+    busy="park",
+    order="priority",
+    max_waiting=9,
+    ttl_s=TTL_S,
+)
+def by_priority(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The same in a line whose order is that of priorities, with nine places."""
+    return _take_a_turn(name, number, seconds, guard)
+
+
+def _take_a_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
     if guard.attempt == 1:
         time.sleep(seconds)

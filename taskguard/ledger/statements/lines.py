@@ -1,7 +1,8 @@
 """Work that waits for its key: NEW, with its message stored, in the order in which it was sent.
 
-A parked message has been acknowledged: the record of its work is what is left of it. `parked` is
-its place in the line of its key: the moment at which it was sent (of a retry, at which it came).
+A parked message has been acknowledged: the record of its work is what is left of it. `rank` and
+`parked` are its place in the line of its key: those of a lower rank go first, then those that were
+sent before (a retry: that came before).
 `due` says whether it was called: NULL while it waits, else until when its message, which was sent
 again then, is expected. After that it is overdue, as any other work is (`outbox.py`).
 
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, Waiting
 from taskguard.ledger.records import message_of, new_record, waiting_values
@@ -34,6 +36,9 @@ __all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "par
 
 
 WRITE_LOCK_S = 5.0
+
+# The place of who stands in no line: behind all of his rank.
+_LAST = 2**63 - 1
 
 
 class Called(NamedTuple):
@@ -50,6 +55,11 @@ class Called(NamedTuple):
     known_deferrals: int | None
 
 
+def _in_order() -> tuple[sa.ColumnElement[Any], ...]:
+    """By what a line is in order."""
+    return WORK.c.rank, WORK.c.parked, WORK.c.id
+
+
 def stands(work: Any) -> sa.ColumnElement[bool]:
     """Whether it stands in the line of its key, called or not."""
     return sa.and_(work.c.parked.is_not(None), work.c.state == State.NEW.value)
@@ -61,54 +71,107 @@ def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
-    """Whether somebody who came before this work waits for its key, or was called just now.
+    """Whether somebody who goes before this work waits for its key, or was called just now.
 
-    Nobody came before work that has begun: its holder is gone, and it is taken over.
+    Nobody goes before work that has begun: its holder is gone, and it is taken over.
     """
-    mine = sa.select(
-        sa.case(
-            (WORK.c.state == State.NEW.value, WORK.c.parked),
-            (WORK.c.state == State.PROCESSING.value, 0),
-        )
-    ).where(WORK.c.id == request.work)
-    other = WORK.alias()
-    before = sa.and_(
-        other.c.key == request.keys[0],
-        stands(other),
-        sa.or_(other.c.due.is_(None), expected(other, now_us)),
-        other.c.parked < sa.func.coalesce(mine.scalar_subquery(), 2**63 - 1),
+    mine = db.execute(
+        sa.select(WORK.c.state, WORK.c.rank, WORK.c.parked).where(WORK.c.id == request.work)
+    ).first()
+    if mine is not None and mine.state == State.PROCESSING.value:
+        return False
+    rank, place = request.rank, _LAST
+    if mine is not None and mine.state == State.NEW.value and mine.parked is not None:
+        rank, place = mine.rank, mine.parked
+    before = (
+        WORK.c.key == request.keys[0],
+        stands(WORK),
+        sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)),
+        sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place)),
     )
-    return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
+    return db.execute(sa.select(sa.literal(1)).where(*before).limit(1)).first() is not None
 
 
 def park(database: Database, request: ClaimRequest) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
     False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result.
+    has its own sender waiting for a result. Raises LineFullError; two who come at once may both get
+    the last place.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        now_us = database.now_us(db)
-        sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-        values = {**waiting_values(request, due=None), "parked": sent_us}
-        new = new_record(request, created_us=now_us, **values)
-        db.execute(database.dialect.insert_missing(WORK, new))
-        waits = WORK.c.state == State.NEW.value
-        own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
-        failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-        later = sa.and_(
-            WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
+        full = request.max_waiting is not None and _is_full(db, request)
+        parked = not full and _park(database, db, request)
+        if full:
+            _refuse(database, db, request)
+    if full:
+        raise LineFullError(
+            f"{request.task} {request.keys[0]}: {request.max_waiting} messages wait for this key, "
+            "which is all that max_waiting= allows. Nothing was run, and this message was not "
+            "stored. Send it again when fewer wait (`taskguard waiting --key …` lists them), or "
+            "allow more.",
+            key=request.keys[0],
         )
-        place = sa.case((waits, sa.func.coalesce(WORK.c.parked, sent_us)), else_=now_us)
-        # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
-        changed = db.execute(
-            sa.update(WORK)
-            .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
-            .ordered_values(
-                (WORK.c.parked, place), *((n, v) for n, v in values.items() if n != "parked")
-            )
+    return parked
+
+
+def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether this is one too many. Who has a place, or has begun, is in no case."""
+    known = sa.or_(WORK.c.parked.is_not(None), WORK.c.attempts > 0)
+    is_known = sa.select(WORK.c.id).where(WORK.c.id == request.work, known)
+    if db.execute(is_known).first() is not None:
+        return False
+    standing = sa.select(sa.literal(1).label("one")).where(
+        WORK.c.key == request.keys[0], stands(WORK)
+    )
+    first = standing.limit(request.max_waiting).subquery()
+    count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
+    return count >= (request.max_waiting or 0)
+
+
+def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+    """NEW -> FAILED, of work that was enqueued with this message: nobody is to send it again."""
+    db.execute(
+        sa.update(WORK)
+        .where(
+            WORK.c.id == request.work,
+            WORK.c.state == State.NEW.value,
+            WORK.c.attempts == 0,
+            WORK.c.parked.is_(None),
+            WORK.c.message == request.message.name,
         )
-        return changed.rowcount == 1
+        .values(
+            state=State.FAILED.value,
+            final=0,
+            error="the line of its key was full",
+            due=None,
+            finished=database.now(),
+        )
+    )
+
+
+def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+    now_us = database.now_us(db)
+    sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
+    values = {**waiting_values(request, due=None), "parked": sent_us, "rank": request.rank}
+    new = new_record(request, created_us=now_us, **values)
+    db.execute(database.dialect.insert_missing(WORK, new))
+    waits = WORK.c.state == State.NEW.value
+    own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    later = sa.and_(
+        WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
+    )
+    place = sa.case((waits, sa.func.coalesce(WORK.c.parked, sent_us)), else_=now_us)
+    # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
+    changed = db.execute(
+        sa.update(WORK)
+        .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
+        .ordered_values(
+            (WORK.c.parked, place), *((n, v) for n, v in values.items() if n != "parked")
+        )
+    )
+    return changed.rowcount == 1
 
 
 def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
@@ -123,7 +186,7 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
         head = (
             sa.select(WORK.c.id, WORK.c.parked, WORK.c.call)
             .where(of_key, WORK.c.due.is_(None))
-            .order_by(WORK.c.parked, WORK.c.id)
+            .order_by(*_in_order())
             .limit(1)
         )
         first = db.execute(head).first()
@@ -194,7 +257,7 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
     select = sa.select(WORK.c.key, WORK.c.id, WORK.c.message, WORK.c.parked, WORK.c.due)
-    select = select.where(stands(WORK)).order_by(WORK.c.key, WORK.c.parked, WORK.c.id).limit(limit)
+    select = select.where(stands(WORK)).order_by(WORK.c.key, *_in_order()).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
     with database.transaction(bounded=False) as db:

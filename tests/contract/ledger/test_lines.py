@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from support.claims import request
 from support.waiting import wait_until
-from taskguard.errors import TransactionRetryError
+from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.states import State
@@ -41,10 +41,10 @@ def delivery(number: int, message: MessageRef | None = None, **values: Any) -> C
     return request(number, message=message, **values)
 
 
-def park(book: Any, number: int, message: MessageRef | None = None) -> bool:
+def park(book: Any, number: int, message: MessageRef | None = None, **values: Any) -> bool:
     asked = delivery(number, message)
     call = json.dumps({"queue": "test", "message": asked.message.name})
-    parked: bool = book.ledger.park(delivery(number, message, call=call))
+    parked: bool = book.ledger.park(delivery(number, message, call=call, **values))
     return parked
 
 
@@ -264,6 +264,88 @@ class TestCall:
         book.ledger.complete(holder.claim, None)
         book.ledger.complete(claimed(book, 2, in_line=False).claim, None)
         assert call(book) == "m4"
+
+
+class TestRanks:
+    """`order="priority"`: those of a lower rank go first."""
+
+    def test_in_which_order_they_are_called(self, book: Any) -> None:
+        """By rank, and of one rank in the order in which they were sent."""
+        holder = claimed(book, 1)
+        sent_us = book.ledger.now_us() - 100
+        for number, rank in ((2, 5), (3, -1), (4, 0), (5, -1)):
+            park(book, number, rank=rank, sent_us=sent_us + number)
+        book.ledger.complete(holder.claim, None)
+        called = []
+        while (message := call(book)) is not None:
+            called.append(message)
+            number = int(message[1:])
+            book.ledger.complete(claimed(book, number).claim, None)
+        assert called == ["m3", "m5", "m4", "m2"]
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_who_may_claim(self, book: Any, redelivered: bool) -> None:
+        """Behind those of its rank or a lower one; before those of a higher one, called or not."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number, rank=5)
+        book.ledger.complete(holder.claim, None)
+        assert call(book) == "m2"
+        for rank in (5, 6):
+            answer = book.ledger.claim(delivery(4, rank=rank, redelivered=redelivered))
+            assert isinstance(answer, Busy)
+        first = claimed(book, 4, rank=4, redelivered=redelivered)
+        book.ledger.complete(first.claim, None)
+        assert isinstance(book.ledger.claim(delivery(3, rank=5)), Busy)
+        claimed(book, 2, rank=5, redelivered=redelivered)
+
+    def test_comes_again_with_another_one(self, book: Any) -> None:
+        """Its message was sent with another priority: that counts."""
+        claimed(book, 1)
+        park(book, 2, rank=3)
+        park(book, 3, rank=2)
+        park(book, 2, rank=1)
+        assert [each.message for each in book.ledger.waiting()] == ["m2", "m3"]
+
+
+class TestMaxWaiting:
+    """So many may wait for a key, and no more."""
+
+    def test_one_too_many(self, book: Any) -> None:
+        """Is refused by an error that names the key, and leaves nothing behind; a place that gets
+        free is the next one's."""
+        claimed(book, 1)
+        for number in (2, 3):
+            assert park(book, number, max_waiting=2)
+        with pytest.raises(LineFullError, match="2 messages wait") as caught:
+            park(book, 4, max_waiting=2)
+        assert caught.value.key == KEY
+        assert book.work(4) is None
+        park(book, 4, keys=("account:2",), max_waiting=2)
+        end_leases(book)
+        claimed(book, 2)
+        assert park(book, 5, max_waiting=2)
+
+    def test_who_has_a_place_or_has_begun(self, book: Any) -> None:
+        """Is never refused: it could be lost."""
+        begun = claimed(book, 1)
+        book.ledger.fail(begun.claim, "boom")
+        claimed(book, 2)
+        assert park(book, 3, max_waiting=1)
+        assert park(book, 3, max_waiting=1)
+        assert park(book, 1, message_of(1, retries=1), max_waiting=1)
+
+    def test_one_that_was_enqueued(self, book: Any) -> None:
+        """Its caller is told: nobody sends it again."""
+        claimed(book, 1)
+        park(book, 2)
+        message = json.dumps({"queue": "test", "message": "m3"})
+        with book.engine.begin() as db:
+            book.ledger.enqueue(db, delivery(3, call=message), due_in_s=0)
+        with pytest.raises(LineFullError):
+            park(book, 3, max_waiting=1)
+        assert (book.work(3).state, book.work(3).due) == ("FAILED", None)
+        assert park(book, 3, max_waiting=2)  # it is not final
 
 
 class TestNamespaces:

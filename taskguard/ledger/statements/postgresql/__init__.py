@@ -222,6 +222,7 @@ class PostgreSQLStatements(Statements):
             "may_create": request.may_create or request.row is not None,
             "fingerprint": request.fingerprint,
             "call": request.call,
+            "rank": request.rank,
         }
 
     def _free_keys(self, request: ClaimRequest) -> None:
@@ -302,6 +303,8 @@ class PostgreSQLStatements(Statements):
     # -- lines --------------------------------------------------------------------------------
 
     def park(self, request: ClaimRequest) -> bool:
+        if request.max_waiting is not None:
+            return super().park(request)
         asked = self._asked(request) | {"sent_us": request.sent_us}
         return bool(self.database.ask(_PARK, asked))
 

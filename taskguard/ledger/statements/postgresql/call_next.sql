@@ -10,7 +10,7 @@ head as materialized (
     select w.id, w.parked
     from taskguard_work w
     where w.key = %(key)s::text and w.parked is not null and w.state = 'NEW' and w.due is null
-    order by w.parked, w.id
+    order by w.rank, w.parked, w.id
     limit 1
 ),
 called as (

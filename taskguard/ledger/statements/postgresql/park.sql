@@ -7,12 +7,13 @@ with asked as materialized (
 )
 insert into taskguard_work as w (
     id, task, key, message, retries, state, final, fence, owner, lease_until,
-    attempts, crashes, crashed_owner, fingerprint, call, parked, created
+    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, created
 )
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
-    0, 0, '', %(fingerprint)s::text, %(call)s::text, least(%(sent_us)s::bigint, now_us), now_us
+    0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
+    least(%(sent_us)s::bigint, now_us), now_us
 from asked
 on conflict (id) do update set
     message = excluded.message,
@@ -22,6 +23,7 @@ on conflict (id) do update set
     lease_until = excluded.lease_until,
     call = excluded.call,
     due = null,
+    rank = excluded.rank,
     parked = case
         when w.state = 'NEW' then coalesce(w.parked, excluded.parked)
         else excluded.created

@@ -1,0 +1,21 @@
+"""A line has ranks, and work may keep its place in it, in columns of their own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+import taskguard_django.operations
+
+
+class Migration(migrations.Migration):
+    """To version 4 of the tables."""
+
+    dependencies: ClassVar[list[Any]] = [("taskguard", "0003_work_in_line_for_its_key")]
+    operations: ClassVar[list[Any]] = [
+        taskguard_django.operations.UpgradeLedger(to=4),
+        # The model's own columns: Django does not manage its table.
+        migrations.AddField("work", "rank", models.IntegerField(null=True)),
+        migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
+    ]
