@@ -321,7 +321,9 @@ class Admission:
             formerly=delivery.formerly,
             redelivered=delivery.redelivered or delivery.called,
             in_line=delivery.parking is not None,
+            sent_us=None if delivery.published_at_s is None else int(delivery.published_at_s * 1e6),
             rank=delivery.rank,
+            strict=delivery.strict,
             max_waiting=policy.max_waiting,
         )
 

@@ -227,6 +227,8 @@ class GuardedFunction:
             parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
             called=called,
             rank=rank,
+            # By its call, for it is to be sent again whoever dies; one key, as for parking.
+            strict=self.policy.order == "strict" and call is not None and len(keys) == 1,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),

@@ -21,16 +21,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from taskguard.delivery import Delivery, stored_call
+from taskguard.delivery import Delivery, Parking, stored_call
 from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Claim, ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, LockProvider
 
 __all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
@@ -62,9 +62,7 @@ class Line:
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
-        sent_s = delivery.published_at_s
-        sent_us = None if sent_s is None else int(sent_s * 1e6)
-        if not self._ledger.park(replace(request, call=text, sent_us=sent_us)):
+        if not self._ledger.park(replace(request, call=text)):
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
@@ -94,11 +92,39 @@ class Line:
         """Call the first in line if its key is free. False if nobody was; never raises."""
         assert delivery.parking is not None  # noqa: S101
         (key,) = delivery.keys
+        return self._call_next(key, delivery.app, delivery.parking)
+
+    def retried(
+        self, claim: Claim, *, call: Mapping[str, Any] | None, app: str, in_s: float
+    ) -> None:
+        """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
+
+        `call`: how to send it once more. Never raises: without an answer it is sent again.
+        """
+        text = None if call is None else stored_call(call, claim.request.message, app)
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
+            self._ledger.keep(claim, call=text, due_in_s=in_s + EXPECTED_S)
+        except TaskguardError as error:
+            logger.warning("%s: its retry is not noted: %s", claim.work, error)
+
+    def gave_up(self, claim: Claim, parking: Parking, *, app: str) -> None:
+        """The message of FAILED work does not come again: the next of its line is called.
+
+        Never raises: without an answer it is sent again, and fails again.
+        """
+        try:
+            self._ledger.leave(claim)
+        except TaskguardError as error:
+            logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
+            return
+        self._call_next(claim.keys[0], app, parking)
+
+    def _call_next(self, key: str, app: str, parking: Parking) -> bool:
+        try:
+            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=app)
             if found is None:
                 return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            return send(found, parking.send, self._events, key=key)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
             return False

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 Busy = Literal["retry", "park", "wait", "skip", "raise"]
-Order = Literal["fifo", "priority"]
+Order = Literal["fifo", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -41,8 +41,9 @@ class Policy:
             (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
             whose work was started before, is never dropped: that could lose work.
         order: who goes first of those that are parked for a key: "fifo", who was sent first;
-            "priority", whose message has the higher priority, by the broker's own rule, and of
-            equal ones who was sent first.
+            "strict", the same, and nobody goes before a message that has begun, or was called,
+            and has not ended, also while it waits for its own retry; "priority", whose message has
+            the higher priority, by the broker's own rule, and of equal ones who was sent first.
         max_waiting: so many may be parked for a key; a message beyond that fails with
             LineFullError. None: any number.
         wait_s: how long "wait" waits, in seconds; 0 by default.
@@ -76,7 +77,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
-        _one_of("order", self.order, ("fifo", "priority"))
+        _one_of("order", self.order, ("fifo", "strict", "priority"))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)

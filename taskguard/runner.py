@@ -143,7 +143,7 @@ class Runner:
             locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
         )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
-        self._line = Line(locks, cast("LineLedger", ledger), self.events)
+        self.line = Line(locks, cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self._line.park(delivery, request, by_lock_server=busy.key is not None):
+            if self.line.park(delivery, request, by_lock_server=busy.key is not None):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -474,7 +474,7 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self._line.call_next(delivery)
+                self.line.call_next(delivery)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -635,6 +635,8 @@ class Runner:
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+                if found == [State.FAILED]:
+                    self._ask_queue(delivery, claim)
 
         self._end_claim(tracked, end)
         self._release(delivery, tracked)
@@ -669,13 +671,25 @@ class Runner:
             return None
         text = _error_text(error)
         ended: list[bool] = []
-        self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            ended.append(ledger.fail(claim, text))
+            if ended[0]:
+                self._ask_queue(delivery, claim)
+
+        self._end_claim(tracked, end)
         if ended == [False] and guard.may_have_committed(error):
             done = self._committed_unheard(delivery, tracked, guard)
             if done is not None:
                 return done
         self._emit_failed(delivery, tracked, error)
         return None
+
+    @staticmethod
+    def _ask_queue(delivery: Delivery, claim: Claim) -> None:
+        """Let the queue say whether FAILED work that keeps its place is to be retried."""
+        if claim.request.strict and delivery.parking is not None:
+            delivery.parking.failed(claim)
 
     def _committed_unheard(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard

@@ -162,6 +162,8 @@ class ClaimRequest:
             when it comes to the ledger.
         rank: those of a lower rank go first, whenever they were sent.
         max_waiting: so many may wait for its key; None: any number.
+        strict: its work has a place in the line of its key from now on, and keeps it until it has
+            ended: `order="strict"`. Wants one key, and a call.
     """
 
     keys: tuple[str, ...]
@@ -181,6 +183,7 @@ class ClaimRequest:
     sent_us: int | None = None
     rank: int = 0
     max_waiting: int | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +331,7 @@ class Waiting:
 
     Attributes:
         expected_until_s: until when its message, which was sent, is expected; None: it waits.
+        failed: it has begun and failed, and keeps its place until its retry has come.
     """
 
     key: str
@@ -335,6 +339,7 @@ class Waiting:
     message: str
     parked_s: float
     expected_until_s: float | None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,6 +637,17 @@ class LineLedger(OutboxLedger, Protocol):
 
         Only one of the namespace `app`.
         """
+        ...
+
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call.
+
+        It is overdue in so many seconds. False if the work is no longer what the claim left.
+        """
+        ...
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again."""
         ...
 
     def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:

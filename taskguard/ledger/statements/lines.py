@@ -6,9 +6,13 @@ sent before (a retry: that came before).
 `due` says whether it was called: NULL while it waits, else until when its message, which was sent
 again then, is expected. After that it is overdue, as any other work is (`outbox.py`).
 
+Work of `strict` requests has such a place from its enqueueing, or its first claim, until it has
+ended: also while it is PROCESSING, and FAILED with a retry to come. `due` then says when its
+message, which somebody else has sent, is overdue.
+
 Guarantees: parking is one transaction, flushed before it returns; work that is parked again keeps
-its place; nobody is called while the key is held, or while another one that was called is expected.
-A claim ends the waiting, whoever makes it.
+its place; nobody is called while the key is held, while another one that was called is expected, or
+behind strict work that has not ended. A claim ends the waiting, whoever makes it.
 
 Does not guarantee that only one is called at a time: two that look at the same moment may call two.
 The claim of the key decides, and who comes second is parked again, in its old place. Nor that
@@ -27,12 +31,24 @@ import sqlalchemy as sa
 
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import ClaimRequest, Waiting
+from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
 from taskguard.ledger.records import message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
-__all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "park", "waiting"]
+__all__ = [
+    "WRITE_LOCK_S",
+    "Called",
+    "call_next",
+    "in_line",
+    "is_behind",
+    "keep",
+    "leave",
+    "open_keys",
+    "park",
+    "place_of",
+    "waiting",
+]
 
 
 WRITE_LOCK_S = 5.0
@@ -65,13 +81,32 @@ def stands(work: Any) -> sa.ColumnElement[bool]:
     return sa.and_(work.c.parked.is_not(None), work.c.state == State.NEW.value)
 
 
+def in_line(work: Any) -> sa.ColumnElement[bool]:
+    """Whether it has a place: it waits, was called, or keeps it."""
+    return sa.or_(stands(work), keeps(work))
+
+
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Whether it was called a short while ago. One that was called again holds up nobody."""
     return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
 
 
+def keeps(work: Any) -> sa.ColumnElement[bool]:
+    """Whether it is strict, and does not wait: it was sent, or has begun, and has not ended.
+
+    It holds up all who are behind it, however late it is.
+    """
+    states = work.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value])
+    placed = sa.and_(work.c.parked.is_not(None), work.c.strict == 1)
+    return sa.and_(placed, work.c.due.is_not(None), states)
+
+
+def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
+    return sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place))
+
+
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
-    """Whether somebody who goes before this work waits for its key, or was called just now.
+    """Whether somebody who goes before this work waits for its key, or has not ended.
 
     Nobody goes before work that has begun: its holder is gone, and it is taken over.
     """
@@ -81,14 +116,10 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     if mine is not None and mine.state == State.PROCESSING.value:
         return False
     rank, place = request.rank, _LAST
-    if mine is not None and mine.state == State.NEW.value and mine.parked is not None:
+    if mine is not None and mine.parked is not None:
         rank, place = mine.rank, mine.parked
-    before = (
-        WORK.c.key == request.keys[0],
-        stands(WORK),
-        sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)),
-        sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place)),
-    )
+    waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
+    before = WORK.c.key == request.keys[0], _before(rank, place), sa.or_(waits, keeps(WORK))
     return db.execute(sa.select(sa.literal(1)).where(*before).limit(1)).first() is not None
 
 
@@ -152,8 +183,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
-    sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-    values = {**waiting_values(request, due=None), "parked": sent_us, "rank": request.rank}
+    values = {**waiting_values(request, due=None), **place_of(request, now_us)}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
     waits = WORK.c.state == State.NEW.value
@@ -162,7 +192,9 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
-    place = sa.case((waits, sa.func.coalesce(WORK.c.parked, sent_us)), else_=now_us)
+    # A retry stands at the end, unless its work has kept its place.
+    anew = sa.case((sa.or_(waits, sa.literal(request.strict)), values["parked"]), else_=now_us)
+    place = sa.func.coalesce(WORK.c.parked, anew)
     # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
     changed = db.execute(
         sa.update(WORK)
@@ -172,6 +204,44 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         )
     )
     return changed.rowcount == 1
+
+
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, int | None]:
+    """The columns of a place in the line of its key, as of the moment at which it was sent.
+
+    By a clock that is ahead it was sent now.
+    """
+    sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
+    return {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+
+
+def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    """FAILED stays FAILED, in its place: its message was sent once more, one retry later.
+
+    Copies of it that are older are superseded by that number, as by its claim.
+    """
+    again: dict[str, Any] = {"retries": claim.request.message.retries + 1}
+    if call is not None:
+        again["call"] = call
+    due = database.now() + int(due_in_s * 1e6)
+    return _change_kept(database, claim, due=due, **again)
+
+
+def leave(database: Database, claim: Claim) -> bool:
+    """FAILED stays FAILED, and holds up nobody any more: its message does not come again."""
+    return _change_kept(database, claim, due=None, parked=None)
+
+
+def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
+    left = sa.and_(
+        WORK.c.id == claim.work,
+        WORK.c.state == State.FAILED.value,
+        WORK.c.fence == claim.fence,
+        WORK.c.owner == str(claim.owner),
+        WORK.c.parked.is_not(None),
+    )
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        return db.execute(sa.update(WORK).where(left).values(**values)).rowcount == 1
 
 
 def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
@@ -184,7 +254,7 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
         now_us = database.now_us(db)
         of_key = sa.and_(WORK.c.key == key, stands(WORK))
         head = (
-            sa.select(WORK.c.id, WORK.c.parked, WORK.c.call)
+            sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call)
             .where(of_key, WORK.c.due.is_(None))
             .order_by(*_in_order())
             .limit(1)
@@ -192,7 +262,7 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
         first = db.execute(head).first()
         if first is None or json.loads(first.call).get("app", "") != app:
             return None
-        if _is_taken(db, key, now_us):
+        if _is_taken(db, key, first, now_us):
             return None
         changed = db.execute(
             sa.update(WORK)
@@ -216,10 +286,12 @@ def _called(db: sa.Connection, work: str) -> Called:
     return Called(*row, *(db.execute(numbers).first() or (None, None)))
 
 
-def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:
+def _is_taken(db: sa.Connection, key: str, first: Any, now_us: int) -> bool:
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
-    called = sa.select(sa.literal(1)).where(WORK.c.key == key, stands(WORK), expected(WORK, now_us))
-    return db.execute(sa.union_all(held, called).limit(1)).first() is not None
+    other = sa.select(sa.literal(1)).where(WORK.c.key == key)
+    called = other.where(stands(WORK), expected(WORK, now_us))
+    kept = other.where(keeps(WORK), _before(first.rank, first.parked))
+    return db.execute(sa.union_all(held, called, kept).limit(1)).first() is not None
 
 
 def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
@@ -240,6 +312,12 @@ def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
                 ~sa.exists().where(
                     called.c.key == WORK.c.key, stands(called), expected(called, now_us)
                 ),
+                ~sa.exists().where(
+                    called.c.key == WORK.c.key,
+                    keeps(called),
+                    sa.tuple_(called.c.rank, called.c.parked)
+                    < sa.tuple_(WORK.c.rank, WORK.c.parked),
+                ),
             )
             .distinct()
             .limit(limit)
@@ -256,12 +334,21 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
-    select = sa.select(WORK.c.key, WORK.c.id, WORK.c.message, WORK.c.parked, WORK.c.due)
-    select = select.where(stands(WORK)).order_by(WORK.c.key, *_in_order()).limit(limit)
+    columns = ("key", "id", "message", "parked", "due", "state")
+    failed = sa.and_(keeps(WORK), WORK.c.state == State.FAILED.value)
+    select = sa.select(*(WORK.c[name] for name in columns)).where(sa.or_(stands(WORK), failed))
+    select = select.order_by(WORK.c.key, *_in_order()).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
     with database.transaction(bounded=False) as db:
         return [
-            Waiting(row.key, row.id, row.message, row.parked / 1e6, row.due and row.due / 1e6)
+            Waiting(
+                row.key,
+                row.id,
+                row.message,
+                row.parked / 1e6,
+                row.due and row.due / 1e6,
+                failed=row.state == State.FAILED.value,
+            )
             for row in db.execute(select)
         ]

@@ -150,7 +150,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if not _is_simple(request):
+        if not _is_simple(request) or request.strict:
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -223,6 +223,7 @@ class PostgreSQLStatements(Statements):
             "fingerprint": request.fingerprint,
             "call": request.call,
             "rank": request.rank,
+            "strict": request.strict,
         }
 
     def _free_keys(self, request: ClaimRequest) -> None:
@@ -269,7 +270,7 @@ class PostgreSQLStatements(Statements):
         return self.database.begins_itself and self.sees_the_end(claim) and claim.row is None
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return _is_simple(claim.request)
+        return _is_simple(claim.request) and not claim.request.strict
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if not self.sees_the_end(claim):

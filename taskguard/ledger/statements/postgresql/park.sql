@@ -7,13 +7,13 @@ with asked as materialized (
 )
 insert into taskguard_work as w (
     id, task, key, message, retries, state, final, fence, owner, lease_until,
-    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, created
+    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, strict, created
 )
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
     0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
-    least(%(sent_us)s::bigint, now_us), now_us
+    least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end, now_us
 from asked
 on conflict (id) do update set
     message = excluded.message,
@@ -24,10 +24,13 @@ on conflict (id) do update set
     call = excluded.call,
     due = null,
     rank = excluded.rank,
-    parked = case
-        when w.state = 'NEW' then coalesce(w.parked, excluded.parked)
-        else excluded.created
-    end,
+    strict = excluded.strict,
+    parked = coalesce(
+        w.parked,
+        -- A retry stands at the end, unless its work has kept its place.
+        case when w.state = 'NEW' or excluded.strict = 1 then excluded.parked
+            else excluded.created end
+    ),
     error = null,
     finished = null
 where (
