@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from taskguard.combinations import refusal
 from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
@@ -152,13 +153,22 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
-        if self.policy.busy == "park" and isinstance(key, list | tuple) and len(key) > 1:
-            raise ConfigurationError(
-                f'{self.name}: busy="park" is for one key: a message that waited for several would '
-                'hold some while it waits for the rest. Say busy="retry", or name one key.'
-            )
+        self._refuse_combination(key, once_per)
         self.row = row
         self._row_of = self._compile_row()
+
+    def _refuse_combination(self, key: Any, once_per: str) -> None:
+        """Refuse options that cannot be together; see `combinations.py`."""
+        policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
+        reason = refusal(
+            keys="several" if several else "one",
+            busy=policy.busy,
+            once_per=once_per if once_per in ("key", "message", "tick") else "template",
+            order=policy.order,
+            max_waiting="none" if policy.max_waiting is None else "given",
+        )
+        if reason is not None:
+            raise ConfigurationError(f"{self.name}: {reason}")
 
     def _compile(self, template: Any) -> KeyFunction:
         return compile_key(template, signature=self._signature, task=self.name)
