@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
-    from taskguard.ledger.protocol import Standing
+    from taskguard.ledger.protocol import Claim, Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
@@ -66,6 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answered": "delivery",
+    "Claim": "ledger.protocol",
     "Codec": "delivery",
     "Completed": "delivery",
     "Configuration": "doctor",
@@ -133,6 +134,7 @@ __all__ = [
     "NOT_BEFORE",
     "UNSET",
     "Answered",
+    "Claim",
     "Codec",
     "Completed",
     "Configuration",

@@ -386,6 +386,10 @@ class Admission:
             redelivered=delivery.redelivered or delivery.called,
             in_line=delivery.parking is not None,
             bounds=delivery.bounds,
+            sent_us=None if delivery.published_at_s is None else int(delivery.published_at_s * 1e6),
+            rank=delivery.rank,
+            strict=delivery.strict,
+            max_waiting=policy.max_waiting,
         )
 
     def _tracked(
@@ -448,6 +452,8 @@ def _refused(held: Held) -> Busy:
     if held.owner == NOBODY:
         return Busy(None, None, same_work=False, started=False, key=held.key)
     return Busy(held.owner, held.remaining_s, same_work=False, started=False, key=held.key)
+
+
 def _comes_soon(found: Busy, left_s: float) -> bool:
     """Whether who was called is to wait: the lock server lags behind the ledger, or he is early."""
     early = found.too_early and (found.retry_after_s or 0.0) <= left_s

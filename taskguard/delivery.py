@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taskguard.bounds import Bounds
-from taskguard.ledger.protocol import MessageRef, RowRef
+from taskguard.ledger.protocol import Claim, MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
@@ -86,6 +86,13 @@ class Parking(Protocol):
         """
         ...
 
+    def failed(self, claim: Claim) -> None:
+        """The work of the message in hand is FAILED, and keeps its place in the line of its key.
+
+        The queue is to say whether the message comes again: `Line.retried()` or `.gave_up()`.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Codec:
@@ -115,6 +122,8 @@ class Delivery:
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         parking: how to park it; None where that is not possible, or not asked for.
         called: it waited in the line of its key, and was called: its turn has come.
+        rank: in that line those of a lower rank go first.
+        strict: its work keeps its place in that line from now on until it has ended.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
@@ -141,6 +150,8 @@ class Delivery:
     queue: Queue | None = None
     parking: Parking | None = None
     called: bool = False
+    rank: int = 0
+    strict: bool = False
     app: str = ""
     by_message: bool = False
     fingerprint: str | None = None

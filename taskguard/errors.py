@@ -9,6 +9,7 @@
   - CallTooLargeError              the call is to be stored, and its database cannot take it
   - AlreadyEnqueuedError           enqueue(duplicate=): the same work is waiting or in progress
   - KeyArgumentError               this call's argument cannot be part of a key
+  - LineFullError                  as many wait for the key as `max_waiting` allows
   - KeyBusyError                   another delivery holds the key, and waiting was not asked for
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
   - LeaseLostError                 the lease ran out or was taken over: stop working
@@ -60,6 +61,7 @@ __all__ = [
     "LeaseLostError",
     "LedgerSchemaError",
     "LedgerUnavailableError",
+    "LineFullError",
     "LockServerUnavailableError",
     "MessageTooOldError",
     "MissingDriverError",
@@ -195,6 +197,13 @@ class KeyBusyError(TaskguardError):
     ) -> None:
         super().__init__(message, key=key)
         self.retry_after_s = retry_after_s
+
+
+class LineFullError(TaskguardError):
+    """As many messages wait for the key as `max_waiting` allows: this one was not stored.
+
+    Nothing was run. Nothing of it is left that would run later: send it again, if it is wanted.
+    """
 
 
 class KeyAlreadyHeldError(TaskguardError):

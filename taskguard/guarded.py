@@ -16,6 +16,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.bounds import Bounds
+from taskguard.combinations import refusal
 from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
@@ -154,21 +155,30 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
-        if self.policy.busy == "park" and isinstance(key, list | tuple) and len(key) > 1:
-            raise ConfigurationError(
-                f'{self.name}: busy="park" is for one key: a message that waited for several would '
-                'hold some while it waits for the rest. Say busy="retry", or name one key.'
-            )
+        self._refuse_combination(key, once_per)
         self.row = row
         self._row_of = self._compile_row()
         refuse_unbounded(
             self.policy,
             task=self.name,
-            keys=len(key) if isinstance(key, list | tuple) else 1,
-            once_per=once_per,
             row=row is not None,
             moved=any(former.key is not None for former in formers_in(formerly, task=self.name)),
         )
+
+    def _refuse_combination(self, key: Any, once_per: str) -> None:
+        """Refuse options that cannot be together; see `combinations.py`."""
+        policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
+        reason = refusal(
+            keys="several" if several else "one",
+            busy=policy.busy,
+            once_per=once_per if once_per in ("key", "message", "tick") else "template",
+            order=policy.order,
+            max_waiting="none" if policy.max_waiting is None else "given",
+            limit="one" if policy.limit == 1 else "several",
+            rate="none" if policy.rate is None else "given",
+        )
+        if reason is not None:
+            raise ConfigurationError(f"{self.name}: {reason}")
 
     def _compile(self, template: Any) -> KeyFunction:
         return compile_key(template, signature=self._signature, task=self.name)
@@ -203,6 +213,7 @@ class GuardedFunction:
         queue: Queue | None = None,
         parking: Parking | None = None,
         called: bool = False,
+        rank: int = 0,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
         orders: tuple[type[Exception], ...] = (),
@@ -211,6 +222,7 @@ class GuardedFunction:
 
         `call` is how its message is sent again, as JSON. The message's id is stored with it, and
         the application's `namespace`, which the keys begin with unless the task has one of its own.
+        `rank` is its place among those who wait for its key: lower ones go first.
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
@@ -235,6 +247,9 @@ class GuardedFunction:
             # Its policy, and one key: a callable may have made several.
             parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
             called=called,
+            rank=rank,
+            # By its call, for it is to be sent again whoever dies; one key, as for parking.
+            strict=self.policy.order == "strict" and call is not None and len(keys) == 1,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),

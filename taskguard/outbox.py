@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from taskguard.api import TaskGuard
+from taskguard.combinations import refusal
 from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.errors import (
     AlreadyEnqueuedError,
@@ -192,11 +193,10 @@ def _refuse_duplicates_of_messages(delivery: Delivery, duplicate: str) -> None:
     known = get_args(Duplicate)
     if duplicate not in known:
         raise ConfigurationError(f"duplicate={duplicate!r}: give one of {', '.join(known)}.")
-    if duplicate != "answer" and delivery.by_message:
-        raise ConfigurationError(
-            f"duplicate={duplicate!r}: of {delivery.task} each message, or tick, is work of its "
-            "own (once_per=), so no two are the same. Name the work by its key, or by a template."
-        )
+    once_per = "message" if delivery.by_message else "key"
+    reason = refusal(once_per=once_per, busy=delivery.policy.busy, duplicate=duplicate)
+    if reason is not None:
+        raise ConfigurationError(f"{delivery.task}: duplicate={duplicate!r}: {reason}")
 
 
 def _found(

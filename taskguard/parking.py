@@ -27,16 +27,17 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from taskguard.delivery import NOT_BEFORE, Delivery, stored_call
+from taskguard.bounds import Bounds
+from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
 from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Busy, ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Busy, Claim, ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line"]
@@ -77,9 +78,7 @@ class Line:
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
-        sent_s = delivery.published_at_s
-        sent_us = None if sent_s is None else int(sent_s * 1e6)
-        request = replace(request, call=text, sent_us=sent_us)
+        request = replace(request, call=text)
         if not self._ledger.park(request, only_new=refused.unread):
             return False
         if self._events.hears(Parked.level):
@@ -126,8 +125,35 @@ class Line:
         Of a bounded key all for whom there is room.
         """
         assert delivery.parking is not None  # noqa: S101
-        (key,), bounds = delivery.keys, delivery.bounds
-        options: dict[str, Any] = {"expected_s": EXPECTED_S, "app": delivery.app}
+        return self._call_next(delivery.keys[0], delivery.app, delivery.parking, delivery.bounds)
+
+    def retried(
+        self, claim: Claim, *, call: Mapping[str, Any] | None, app: str, in_s: float
+    ) -> None:
+        """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
+
+        `call`: how to send it once more. Never raises: without an answer it is sent again.
+        """
+        text = None if call is None else stored_call(call, claim.request.message, app)
+        try:
+            self._ledger.keep(claim, call=text, due_in_s=in_s + EXPECTED_S)
+        except TaskguardError as error:
+            logger.warning("%s: its retry is not noted: %s", claim.work, error)
+
+    def gave_up(self, claim: Claim, parking: Parking, *, app: str) -> None:
+        """The message of FAILED work does not come again: the next of its line is called.
+
+        Never raises: without an answer it is sent again, and fails again.
+        """
+        try:
+            self._ledger.leave(claim)
+        except TaskguardError as error:
+            logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
+            return
+        self._call_next(claim.keys[0], app, parking, None)
+
+    def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
+        options: dict[str, Any] = {"expected_s": EXPECTED_S, "app": app}
         if bounds is not None:
             options |= {"bounds": bounds, "ahead_s": AHEAD_S}
         called = False
@@ -136,7 +162,7 @@ class Line:
                 found = self._ledger.call_next(key, **options)
                 if found is None:
                     break
-                called |= send(found, delivery.parking.send, self._events, key=key)
+                called |= send(found, parking.send, self._events, key=key)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
         return called

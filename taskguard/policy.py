@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 Busy = Literal["retry", "park", "wait", "skip", "raise"]
+Order = Literal["fifo", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -41,6 +42,12 @@ class Policy:
             is free: Celery's tasks, with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
             (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
             whose work was started before, is never dropped: that could lose work.
+        order: who goes first of those that are parked for a key: "fifo", who was sent first;
+            "strict", the same, and nobody goes before a message that has begun, or was called,
+            and has not ended, also while it waits for its own retry; "priority", whose message has
+            the higher priority, by the broker's own rule, and of equal ones who was sent first.
+        max_waiting: so many may be parked for a key; a message beyond that fails with
+            LineFullError. None: any number.
         wait_s: how long "wait" waits, in seconds; 0 by default.
         limit: so many deliveries hold a key at once, each one of its slots, which is a key with a
             fence of its own; 1 by default. With a ledger, and one key.
@@ -65,6 +72,8 @@ class Policy:
     """
 
     busy: Busy = "retry"
+    order: Order = "fifo"
+    max_waiting: int | None = None
     wait_s: float = 0.0
     limit: int = 1
     rate: str | None = None
@@ -80,6 +89,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
+        _one_of("order", self.order, ("fifo", "strict", "priority"))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
@@ -93,6 +103,8 @@ class Policy:
             rate_of(self.rate, self.burst)
         elif self.burst != 1:
             raise ConfigurationError(f"burst={self.burst}: of which rate? Say rate=, too.")
+        if self.max_waiting is not None:
+            check_number("max_waiting", self.max_waiting, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.busy == "wait" and not self.wait_s:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
@@ -164,16 +176,12 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
         raise ConfigurationError(f"{task}: {error}") from None
 
 
-def refuse_unbounded(
-    policy: Policy, *, task: str, keys: int, once_per: str, row: bool, moved: bool
-) -> None:
-    """Raise ConfigurationError for a task whose `limit` or `rate` could not be kept, or is none.
+def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
+    """Raise ConfigurationError for a task whose `limit` or `rate` could not be kept.
 
     Args:
         policy: its options.
         task: its name, for the message.
-        keys: how many keys its `key=` names.
-        once_per: what counts as the same work.
         row: whether it moves a row of the user's own.
         moved: whether it had another key before (`formerly=`).
     """
@@ -181,10 +189,6 @@ def refuse_unbounded(
         return
     name = f"limit={policy.limit}" if policy.limit > 1 else f"rate={policy.rate!r}"
     reasons = {
-        keys > 1: "it is of one key. A delivery that had a part of them would keep others out "
-        "while it waits for the rest",
-        once_per == "key": "the work of a key is done once, so there is never a second one for it "
-        'to bound. Say once_per="message", or name the work by a template',
         row and policy.limit > 1: "of row= one holder at a time moves a row, by a fence that grows "
         "over all of them; each slot has a fence of its own",
         moved: "its former key (formerly=) has neither. Let the deliveries of the former guard "

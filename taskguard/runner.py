@@ -140,14 +140,14 @@ class Runner:
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
-        self._line = Line(locks, cast("LineLedger", ledger), self.events)
+        self.line = Line(locks, cast("LineLedger", ledger), self.events)
         self._admission = Admission(
             locks=locks,
             ledger=ledger,
             events=self.events,
             clock=clock,
             watchdog=self.watchdog,
-            line=self._line,
+            line=self.line,
             rng=self._rng,
         )
 
@@ -271,7 +271,7 @@ class Runner:
             entered = self._defer_blindly(delivery, error)
         finally:
             if delivery.parking is not None and not isinstance(entered, Admitted | Parked):
-                self._line.call_next(delivery)
+                self.line.call_next(delivery)
         return entered
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
@@ -415,7 +415,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self._line.park(delivery, request, busy):
+            if self.line.park(delivery, request, busy):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -478,7 +478,7 @@ class Runner:
         try:
             self.watchdog.track(tracked)
             if delivery.parking is not None and _lets_more_in(delivery):
-                self._line.call_next(delivery)
+                self.line.call_next(delivery)
             if delivery.redelivered:
                 self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
@@ -502,7 +502,7 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self._line.released(delivery, hint=tracked.hint)
+                self.line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -663,6 +663,8 @@ class Runner:
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+                if found == [State.FAILED]:
+                    self._ask_queue(delivery, claim)
 
         self._end_claim(tracked, end)
         self._release(delivery, tracked)
@@ -697,13 +699,25 @@ class Runner:
             return None
         text = _error_text(error)
         ended: list[bool] = []
-        self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            ended.append(ledger.fail(claim, text))
+            if ended[0]:
+                self._ask_queue(delivery, claim)
+
+        self._end_claim(tracked, end)
         if ended == [False] and guard.may_have_committed(error):
             done = self._committed_unheard(delivery, tracked, guard)
             if done is not None:
                 return done
         self._emit_failed(delivery, tracked, error)
         return None
+
+    @staticmethod
+    def _ask_queue(delivery: Delivery, claim: Claim) -> None:
+        """Let the queue say whether FAILED work that keeps its place is to be retried."""
+        if claim.request.strict and delivery.parking is not None:
+            delivery.parking.failed(claim)
 
     def _committed_unheard(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard
@@ -817,7 +831,7 @@ class Runner:
         known = self.watchdog.release_lock(
             tracked,
             handed=tracked.decided_by_ledger,
-            takes_hint=self._line.takes_hint(delivery),
+            takes_hint=self.line.takes_hint(delivery),
         )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)

@@ -23,13 +23,14 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
 from taskguard.ledger.records import UNHARMED, message_of, new_record, waiting_values
-from taskguard.ledger.statements.lines import Called
+from taskguard.ledger.statements.lines import Called, in_line, place_of
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
-_OPEN = (State.NEW.value, State.PROCESSING.value)
+# FAILED work has a time to be due only where it keeps its place in the line of its key.
+_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
 # How often the message was sent, and after how many claims: a claim begins the count anew.
 _COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
@@ -86,6 +87,8 @@ def write(
     now = database.now()
     due = now + int(due_in_s * 1e6)
     fresh = waiting_values(request, due=due)
+    if request.strict:
+        fresh |= place_of(request, database.now_us(db))
     new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
@@ -98,7 +101,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {**fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {"parked": None, **fresh, "final": 1, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
@@ -149,7 +152,7 @@ def overdue(
         else:
             select = select.where(WORK.c.id == work)
         if parked:
-            select = select.where(WORK.c.parked.is_not(None), WORK.c.state == State.NEW.value)
+            select = select.where(in_line(WORK))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -242,7 +245,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 WORK.c.id == work.work,
                 WORK.c.due == work.due_us,
                 WORK.c.attempts == work.attempts,
-                sa.or_(WORK.c.state == State.NEW.value, left),
+                sa.or_(WORK.c.state.in_([State.NEW.value, State.FAILED.value]), left),
             )
             .values(
                 state=State.FAILED.value,
@@ -252,6 +255,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 error=error,
                 call=call,
                 due=None,
+                parked=None,
                 finished=database.now(),
             )
         )

@@ -160,6 +160,10 @@ class ClaimRequest:
         bounds: how many may hold its one key at once, and how often it may be begun; None: one, as
             often as it is free. With slots `keys` is one of them, and a claim is of the one that
             it got.
+        rank: those of a lower rank go first, whenever they were sent.
+        max_waiting: so many may wait for its key; None: any number.
+        strict: its work has a place in the line of its key from now on, and keeps it until it has
+            ended: `order="strict"`. Wants one key, and a call.
     """
 
     keys: tuple[str, ...]
@@ -178,6 +182,9 @@ class ClaimRequest:
     in_line: bool = False
     sent_us: int | None = None
     bounds: Bounds | None = None
+    rank: int = 0
+    max_waiting: int | None = None
+    strict: bool = False
 
     @property
     def line(self) -> str:
@@ -335,6 +342,7 @@ class Waiting:
 
     Attributes:
         expected_until_s: until when its message, which was sent, is expected; None: it waits.
+        failed: it has begun and failed, and keeps its place until its retry has come.
     """
 
     key: str
@@ -342,6 +350,7 @@ class Waiting:
     message: str
     parked_s: float
     expected_until_s: float | None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,7 +640,8 @@ class LineLedger(OutboxLedger, Protocol):
 
         `only_new`: nor if there is a record of it, or of its message.
 
-        Raises CallTooLargeError.
+        Raises CallTooLargeError; LineFullError for work that nobody has begun, where
+        `max_waiting` others wait: it is FAILED then, if it was on record.
         """
         ...
 
@@ -650,6 +660,17 @@ class LineLedger(OutboxLedger, Protocol):
         the caller knows of none, as it was last; and if its rate allows the next start in at most
         so long, then his message is to come at that moment (`Overdue.wait_s`).
         """
+        ...
+
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call.
+
+        It is overdue in so many seconds. False if the work is no longer what the claim left.
+        """
+        ...
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again."""
         ...
 
     def open_keys(self, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0) -> list[str]:

@@ -410,6 +410,15 @@ class SqlLedger:
         )
         return None if found is None else outbox.overdue_of(found)
 
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call."""
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.keep(claim, call=call, due_in_s=due_in_s))
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again."""
+        return self._database.twice(lambda: self._transactions.statements.leave(claim))
+
     def open_keys(self, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0) -> list[str]:
         """Keys that somebody waits for, and for which nobody was called; see `protocol.py`."""
         return self._database.twice(

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from celery import chord, group
 
 from support.waiting import wait_until
+from taskguard.errors import LineFullError
 from taskguard.ledger.tables import WORK
 from taskguard.states import State
 
@@ -76,6 +77,36 @@ def test_on_rabbitmq(rabbit_shop: Any) -> None:
     assert overlaps(shop, "a") == 0
     assert sum(one > other + 1 for one, other in pairwise(numbers_of(shop, "a"))) == 0
     assert waiting(shop) == []
+
+
+def test_by_priority(shop: Any) -> None:
+    """Whom the broker would deliver first goes first, on Redis 0; of equal ones who was sent first.
+
+    Beyond `max_waiting` a message fails with an error that names the key.
+    """
+    take_turns_by_priority(shop, [2, 4, 8, 6, 7, 3, 1, 5, 9])
+
+
+def test_by_priority_on_rabbitmq(rabbit_shop: Any) -> None:
+    """The same there, where the highest priority goes first."""
+    take_turns_by_priority(rabbit_shop, [1, 5, 9, 3, 6, 7, 2, 4, 8])
+
+
+def take_turns_by_priority(shop: Any, order: list[int]) -> None:
+    """Nine of four priorities, and one too many."""
+    with shop.worker(concurrency=2):
+        first = shop.tasks.by_priority.delay("a", 0, 3.0)
+        shop.wait_for_steps("began")
+        later = [
+            shop.tasks.by_priority.apply_async(("a", number), priority=priority)
+            for number, priority in enumerate((9, 0, 5, 0, 9, 3, 3, 0, 9), 1)
+        ]
+        wait_until(lambda: len(waiting(shop)) == 9)
+        with pytest.raises(LineFullError, match="queue:a"):
+            shop.tasks.by_priority.delay("a", 10).get(timeout=60)
+        assert [each.get(timeout=60) for each in (first, *later)] == list(range(10))
+    assert numbers_of(shop, "a") == [0, *order]
+    assert overlaps(shop, "a") == 0
 
 
 def test_nobody_is_held_while_it_waits(shop: Any) -> None:

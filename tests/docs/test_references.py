@@ -14,6 +14,7 @@ import pytest
 
 from support.pages import PAGES, ROOT
 from taskguard import errors, events
+from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
 from taskguard.policy import Policy
 from taskguard.states import BY_ROW, TRANSITIONS, State
 
@@ -78,6 +79,20 @@ def test_the_table_of_options_has_each_option_with_its_default() -> None:
         assert f'"{declared[name]}"' in rows[name]
     assert (rows["retention_s"], declared["retention_s"]) == ("30 days", 30 * 86_400)
     assert rows["recoverable"] == rows["atomic"] == "`False`"
+
+
+def test_the_page_of_combinations_has_each_rule() -> None:
+    """In the order in which they decide, and none that the code does not know."""
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", page("reference/combinations.md"), re.MULTILINE)
+    options = [(f"`{name}`", ", ".join(values)) for name, values in DIMENSIONS.items()]
+    rules = [
+        (
+            "; ".join(f"`{name}` {', '.join(values)}" for name, values in rule.fits.items()),
+            rule.says,
+        )
+        for rule in (*REFUSALS, *DELIVERIES, *ENQUEUES)
+    ]
+    assert rows == [*options, *rules]
 
 
 def test_the_table_of_events_has_each_event() -> None:

@@ -141,8 +141,11 @@ class StoredCalls:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self: _Rows, request: ClaimRequest) -> bool:
+    def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
+        known = (request.message.name, request.work) in self.numbers
+        if only_new and (known or str(request.work) in self.work_items):
+            return False
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         try:
             with self.locking(by, [("work", request.work)]):
@@ -159,7 +162,16 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def call_next(self: _Rows, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self: _Rows,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        bounds: None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
+        """No key has bounds here, so `ahead_s` makes no difference."""
         by = object()
         first = _first(self.work_items.values(), key)
         if first is None:
@@ -177,7 +189,10 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def open_keys(self: _Rows, *, app: str = "", limit: int = 1000) -> list[str]:
+    def open_keys(
+        self: _Rows, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0
+    ) -> list[str]:
+        """`ahead_s` makes no difference: no key has a rate here."""
         now_us = self.now_us()
         waiting = {
             row.key

@@ -23,7 +23,7 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
 )
-from taskguard.ledger.statements.lines import is_behind
+from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
@@ -71,7 +71,7 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         return
     if not put_off:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None))
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, parked=None))
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -311,6 +311,8 @@ class LockedClaim:
             claim["fingerprint"] = request.fingerprint
         for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
             values = dict(claim)
+            if request.strict and work == request.work:
+                values |= self._kept_place(known)
             if call is not None and work == request.work:
                 values["due"] = until_us
                 if known is None or known.call != call:
@@ -321,6 +323,13 @@ class LockedClaim:
                 self._insert(decision, str(work), values)
             else:
                 self._update(decision, known, values)
+
+    def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
+        """The place that it has, or gets, and keeps until it has ended."""
+        place: dict[str, Any] = place_of(self.request, self.now_us)
+        if known is not None:
+            place["parked"] = sa.func.coalesce(WORK.c.parked, place["parked"])
+        return place
 
     def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
@@ -389,6 +398,7 @@ class LockedClaim:
                 crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
+                parked=None,
                 finished=self.now_us,
             )
         )

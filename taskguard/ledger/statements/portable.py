@@ -75,7 +75,7 @@ class Statements:
         if claim.row is not None:
             rows.complete(db, claim)
         held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
-        end_key, end_work = self.database.once(_completing)
+        end_key, end_work = self.database.once(_completing, claim.request.strict)
         if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
             return False
         done = {"json": result_json, **held_by}
@@ -151,6 +151,14 @@ class Statements:
             room = functools.partial(bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6))
         return lines.call_next(self.database, key, app=app, expected_s=expected_s, room=room)
 
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more."""
+        return lines.keep(self.database, claim, call=call, due_in_s=due_in_s)
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up."""
+        return lines.leave(self.database, claim)
+
     # -- leases -------------------------------------------------------------------------------
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
@@ -162,7 +170,7 @@ def _seeing(database: Database) -> Prepared:
     return Prepared(sa.select(WORK.c.id).where(of_claim()), database.engine.dialect)
 
 
-def _completing(database: Database) -> tuple[Prepared, Prepared]:
+def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
     """The UPDATEs of a key and of the work. Parameters cannot have the names of columns in SET.
 
     Two statements also where one UPDATE could do both: MariaDB then keeps the second row in a
@@ -180,5 +188,7 @@ def _completing(database: Database) -> tuple[Prepared, Prepared]:
         due=None,
         finished=database.now(),
     )
+    if strict:
+        done = done.values(parked=None)
     dialect = database.engine.dialect
     return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

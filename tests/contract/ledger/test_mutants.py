@@ -363,6 +363,29 @@ def with_the_last_first(made: Mutation) -> None:
     made.edit(postgresql, "_CALL_NEXT", ("order by w.parked, w.id", "order by w.parked desc"))
 
 
+def without_ranks(made: Mutation) -> None:
+    """Who was sent first is called first, whatever his rank."""
+    made.replace(lines, "_in_order", lambda: (WORK.c.parked, WORK.c.id))
+    made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
+
+
+def without_ranks_of_newcomers(made: Mutation) -> None:
+    """Who comes is of the lowest rank, whatever his message says."""
+    is_behind = lines.is_behind
+
+    def lowest(db: Any, request: Any, now_us: int) -> bool:
+        return is_behind(db, replace(request, rank=-9), now_us)
+
+    made.replace(portable_claims, "is_behind", lowest)
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        made.edit(postgresql, name, ("else %(rank)s::integer end", "else -9 end"))
+
+
+def with_any_number(made: Mutation) -> None:
+    """A line is never full."""
+    made.replace(lines, "_is_full", lambda *_: False)
+
+
 def of_any_application(made: Mutation) -> None:
     """Another application's messages are called, too."""
     made.edit(
@@ -405,6 +428,10 @@ def claim_before_the_former_guard(book: Any) -> None:
 def pass_the_message_that_waits(book: Any) -> None:
     """Another one of its work is put off."""
     in_line.TestClaim().test_behind_the_message_that_waits_for_it(book, True)
+
+
+def claim_by_rank(book: Any) -> None:
+    in_line.TestRanks().test_who_may_claim(book, redelivered=False)
 
 
 def claim_what_is_done(book: Any) -> None:
@@ -464,6 +491,9 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (with_those_called_for_ever, in_line.TestCall().test_lost),
     (with_any_messages_place, pass_the_message_that_waits),
     (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
+    (without_ranks, in_line.TestRanks().test_in_which_order_they_are_called),
+    (without_ranks_of_newcomers, claim_by_rank),
+    (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
     (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
 ]
 

@@ -98,7 +98,7 @@ class MariaDBStatements(Statements):
         return found == [(1,)]
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return len(claim.keys) == 1 and not claim.formerly
+        return len(claim.keys) == 1 and not claim.formerly and not claim.request.strict
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if claim.row is not None or not self.sees_the_end(claim):

@@ -151,7 +151,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if request.bounds is not None or not _is_simple(request):
+        if request.bounds is not None or request.strict or not _is_simple(request):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -223,6 +223,8 @@ class PostgreSQLStatements(Statements):
             "may_create": request.may_create or request.row is not None,
             "fingerprint": request.fingerprint,
             "call": request.call,
+            "rank": request.rank,
+            "strict": request.strict,
         }
 
     def _free_keys(self, request: ClaimRequest) -> None:
@@ -269,7 +271,7 @@ class PostgreSQLStatements(Statements):
         return self.database.begins_itself and self.sees_the_end(claim) and claim.row is None
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return _is_simple(claim.request)
+        return _is_simple(claim.request) and not claim.request.strict
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if not self.sees_the_end(claim):
@@ -303,6 +305,8 @@ class PostgreSQLStatements(Statements):
     # -- lines --------------------------------------------------------------------------------
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
+        if request.max_waiting is not None:
+            return super().park(request, only_new=only_new)
         asked = self._asked(request) | {
             "key": request.line,
             "sent_us": request.sent_us,

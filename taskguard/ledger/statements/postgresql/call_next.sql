@@ -7,10 +7,10 @@ with asked as materialized (
         set_config('synchronous_commit', 'off', true)
 ),
 head as materialized (
-    select w.id, w.parked
+    select w.id, w.rank, w.parked
     from taskguard_work w
     where w.key = %(key)s::text and w.parked is not null and w.state = 'NEW' and w.due is null
-    order by w.parked, w.id
+    order by w.rank, w.parked, w.id
     limit 1
 ),
 called as (
@@ -26,6 +26,13 @@ called as (
             select from taskguard_work o
             where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
                 and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
+        )
+        -- Nor who keeps his place before him until his work has ended.
+        and not exists (
+            select from taskguard_work o
+            where o.key = %(key)s::text and o.parked is not null and o.strict = 1
+                and o.due is not null and o.state in ('NEW', 'PROCESSING', 'FAILED')
+                and (o.rank, o.parked) < (head.rank, head.parked)
         )
     returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts
 )
