@@ -338,8 +338,13 @@ def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> li
             .where(WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app))
             .order_by(WORK.c.rank, WORK.c.parked)
             .limit(1)
+            .correlate(key.table)
         )
-        called, several, early = WORK.alias(), KEYS.alias(), KEYS.alias()
+        place = [
+            first.with_only_columns(column).scalar_subquery()
+            for column in (WORK.c.rank, WORK.c.parked)
+        ]
+        called, kept, several, early = WORK.alias(), WORK.alias(), KEYS.alias(), KEYS.alias()
         of_key = called.c.key == key, stands(called), expected(called, now_us)
         slots = sa.select(several.c.slots).where(several.c.key == key, several.c.slots > 1)
         taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
@@ -350,6 +355,11 @@ def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> li
             sa.case(
                 (slots.exists(), taken < slots.scalar_subquery()),
                 else_=~sa.exists().where(*of_key),
+            ),
+            ~sa.exists().where(
+                kept.c.key == key,
+                keeps(kept),
+                sa.tuple_(kept.c.rank, kept.c.parked) < sa.tuple_(*place),
             ),
             ~sa.exists().where(early.c.key == key, early.c.next_start > by_us),
         )
