@@ -21,6 +21,7 @@ where not %(only_new)s::boolean or not exists (
     select from taskguard_messages where message = %(message)s::text and work = %(work)s::text
 )
 on conflict (id) do update set
+    key = excluded.key,
     message = excluded.message,
     retries = excluded.retries,
     state = excluded.state,
