@@ -139,16 +139,11 @@ class Runner:
         self._rng = rng or random.SystemRandom()
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
+        self._admission = Admission(
+            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
+        )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
         self._line = Line(locks, cast("LineLedger", ledger), self.events)
-        self._admission = Admission(
-            locks=locks,
-            ledger=ledger,
-            events=self.events,
-            clock=clock,
-            watchdog=self.watchdog,
-            line=self._line,
-        )
 
     # -- the way of one delivery --------------------------------------------------------------
 

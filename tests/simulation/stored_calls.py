@@ -141,12 +141,15 @@ class StoredCalls:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self: _Rows, request: ClaimRequest) -> bool:
+    def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         try:
             with self.locking(by, [("work", request.work)]):
                 row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return False
                 if row is not None and not _may_park(row, request):
                     return False
                 before = self.new_work(request) if row is None else row
