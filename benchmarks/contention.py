@@ -129,6 +129,15 @@ class Rig:
             )
             db.execute(sa.delete(WORK).where(WORK.c.id == asked.work))
 
+    def flushes(self) -> int:
+        """How often sessions of the database have flushed; some may have shared one."""
+        with self.ledger.database.engine.connect() as db:
+            db.execute(sa.text("select pg_stat_force_next_flush()"))
+            select = "select sum(fsyncs) from pg_stat_io where object = 'wal'"
+            return int(
+                db.execute(sa.text(f"{select} and backend_type = 'client backend'")).scalar_one()
+            )
+
     def analyze(self) -> None:
         """What autovacuum does within a minute."""
         engine = self.ledger.database.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -227,7 +236,7 @@ def hot(rig: Rig, count: int, rounds: int) -> None:
     columns = {
         "took_s": "s", "ratio": "ratio", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms",
         "inversions": "inversions", "overlaps": "overlaps", "worker_us": "worker µs",
-        "servers_us": "servers µs",
+        "servers_us": "servers µs", "flushes": "flushes",
     }  # fmt: skip
     for each in found.values():
         for mine, other in zip(each, found[REFERENCE], strict=True):
@@ -242,7 +251,7 @@ def _hot(rig: Rig, task: str, count: int) -> dict[str, float]:
         with _frozen(workers):
             rig.publish(task, "a b", count)
         clocks = [family(each.pid) for each in workers], rig.servers
-        before = [sum(clock() for clock in each) for each in clocks]
+        before, flushed = [sum(clock() for clock in each) for each in clocks], rig.flushes()
         began_s = time.monotonic()
         bodies = rig.wait("a b", count)
         used = [
@@ -252,6 +261,7 @@ def _hot(rig: Rig, task: str, count: int) -> dict[str, float]:
         "took_s": max(each.ended_s for each in bodies) - began_s,
         "worker_us": used[0] / count * 1e6,
         "servers_us": used[1] / count * 1e6,
+        "flushes": (rig.flushes() - flushed) / count,
         **_order(bodies),
     }
 

@@ -36,7 +36,6 @@ from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
 from taskguard.locks.base import NOBODY, Granted, Held, LockProvider
-from taskguard.parking import Line
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -75,7 +74,6 @@ class Admission:
         events: Events,
         clock: Clock,
         watchdog: Watchdog,
-        line: Line,
         rng: random.Random,
     ) -> None:
         self._rng = rng
@@ -84,7 +82,6 @@ class Admission:
         self.events = events
         self.clock = clock
         self.watchdog = watchdog
-        self._line = line
         # Claims that may have been granted, and whose answer never arrived.
         self._unsettled: deque[ClaimRequest] = deque(maxlen=_MOST_UNSETTLED)
 
@@ -275,10 +272,7 @@ class Admission:
             self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
             return found
         answered_by_record = not tracked.at_lock_server
-        takes_hint = self._line.takes_hint(delivery)
-        self.watchdog.release_lock(tracked, takes_hint=takes_hint)
-        if tracked.hint:  # somebody was parked behind this lease, under which nothing is done
-            self._line.call_next(delivery)
+        self.watchdog.release_lock(tracked)
         if answered_by_record and isinstance(found, Answer):
             return _until_body_ends(found, lease.ttl_s)
         return found

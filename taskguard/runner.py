@@ -139,17 +139,16 @@ class Runner:
         self._rng = rng or random.SystemRandom()
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
-        # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
-        self.line = Line(locks, cast("LineLedger", ledger), self.events)
         self._admission = Admission(
             locks=locks,
             ledger=ledger,
             events=self.events,
             clock=clock,
             watchdog=self.watchdog,
-            line=self.line,
             rng=self._rng,
         )
+        # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
+        self.line = Line(locks, cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 

@@ -169,23 +169,6 @@ def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
     assert office.calls.sent == ["m2"]
 
 
-def test_behind_a_lease_under_which_nothing_runs(office: Office) -> None:
-    """Somebody held the key for a moment only, to be told that its work is done: those who were
-    parked meanwhile are called all the same."""
-    office.deliver(1)
-    claim = office.ledger.claim
-
-    def late(request: Any) -> Any:
-        answer = claim(request)
-        if request.work == "book 1":
-            assert isinstance(office.deliver(2), Parked)
-        return answer
-
-    office.runner.ledger.claim = late  # type: ignore[union-attr,method-assign]
-    assert isinstance(office.deliver(1), Answered)
-    assert office.calls.sent == ["m2"]
-
-
 def test_a_second_message_of_the_work(office: Office) -> None:
     """What is parked unread is new: of work that is waiting, or done, the record speaks."""
     office.deliver(1)

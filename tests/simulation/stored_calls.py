@@ -150,6 +150,9 @@ class StoredCalls:
         try:
             with self.locking(by, [("work", request.work)]):
                 row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return False
                 if row is not None and not _may_park(row, request):
                     return False
                 before = self.new_work(request) if row is None else row

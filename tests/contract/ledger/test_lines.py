@@ -157,6 +157,22 @@ class TestPark:
         assert book.work(1).parked > book.work(2).parked
         assert (book.work(1).state, book.work(1).retries) == ("NEW", 1)
 
+    def test_only_what_is_new(self, book: Any) -> None:
+        """What nobody has read is parked if there is no record of it, nor of its message."""
+
+        def park_new(number: int) -> bool:
+            call_of = json.dumps({"queue": "test", "message": f"m{number}"})
+            parked: bool = book.ledger.park(delivery(number, call=call_of), only_new=True)
+            return parked
+
+        book.ledger.fail(claimed(book, 1).claim, "boom")
+        assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
+        before = book.work(1)
+        assert [park_new(number) for number in (1, 2, 3, 3)] == [False, False, True, False]
+        assert book.work(1) == before
+        assert book.work(2) is None
+        assert [each.message for each in book.ledger.waiting()] == ["m3"]
+
     @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "retried"])
     def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
         """What runs, has ended for good, or is a later message's is not parked, and not touched."""
