@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulation.stored_calls import SUPERSEDED, StoredCalls
+from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
@@ -45,6 +47,8 @@ class KeyRow:
     fence: int = 0
     owner: str = FREE
     lease_until: int = 0
+    slots: int | None = None
+    next_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Work:
     owner: str
     lease_until: int
     created: int
-    started: int
+    started: int | None
     final: bool = False
     attempts: int = 1
     crashes: int = 0
@@ -72,6 +76,8 @@ class Work:
     result: str | None = None
     error: str | None = None
     call: str | None = None
+    due: int | None = None
+    parked: int | None = None
     finished: int | None = None
 
 
@@ -85,6 +91,7 @@ class MemoryTransaction:
     ledger: MemoryLedger
     work_items: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
+    numbers: dict[tuple[str, str | None], tuple[int, int]] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
     committed: bool = False
 
@@ -102,6 +109,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
+            done |= {"call": None, "due": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -120,8 +128,8 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger:
-    """A `Ledger` without a database."""
+class MemoryLedger(StoredCalls):
+    """A `LineLedger` without a database."""
 
     def __init__(
         self,
@@ -138,7 +146,7 @@ class MemoryLedger:
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
-        self._lock_timeout_s = lock_timeout_s
+        self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
         # Held for moments, never while somebody waits or publishes.
@@ -157,6 +165,7 @@ class MemoryLedger:
                 for key, row in self.keys.items()
                 if row.lease_until < now_us
                 and row.fence < now_us
+                and (row.next_start or 0) < now_us
                 and ("key", key) not in self._locked
             ]
             for key in gone:
@@ -186,6 +195,15 @@ class MemoryLedger:
         with self._mutex:
             self._locked = {row: who for row, who in self._locked.items() if who is not by}
 
+    def is_locked(self, row: tuple[str, str | None]) -> bool:
+        """Whether an open transaction has locked it."""
+        return row in self._locked
+
+    def is_held(self, key: str) -> bool:
+        """Whether somebody's lease on the key stands."""
+        row = self.keys.get(key)
+        return row is not None and row.lease_until > self.now_us()
+
     @contextmanager
     def _at_once(
         self, rows: Sequence[tuple[str, str | None]], timeout_s: float = _PUBLISH_LOCK_S
@@ -200,7 +218,10 @@ class MemoryLedger:
 
     @staticmethod
     def rows_of(claim: Claim | ClaimRequest) -> list[tuple[str, str | None]]:
-        rows: list[tuple[str, str | None]] = [("key", key) for key in claim.keys]
+        names = set(claim.keys)
+        if isinstance(claim, ClaimRequest) and claim.bounds is not None:
+            names.add(claim.bounds.key)
+        rows: list[tuple[str, str | None]] = [("key", key) for key in sorted(names)]
         return rows if claim.work is None else rows + records_of((claim.work, *claim.formerly))
 
     def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
@@ -261,7 +282,10 @@ class MemoryLedger:
             if decision not in CLAIMABLE and decision is not Decision.BURY:
                 self._catch_up(records, decision)
                 return records.answer(request, decision)
-            with self._at_once(self.rows_of(request), self._lock_timeout_s):
+            request = self._of_one_slot(request)
+            with self._at_once(self.rows_of(request), self.lock_timeout_s):
+                if self._of_one_slot(request) != request:
+                    return self._busy(records.speaking)  # while this waited for its rows
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
@@ -270,10 +294,60 @@ class MemoryLedger:
         """What a worker with a former guard has done stands under the work's own id, too."""
         mine, row = records.own, records.speaking
         if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
-            with self._at_once(records_of([mine.id]), self._lock_timeout_s):
+            with self._at_once(records_of([mine.id]), self.lock_timeout_s):
                 if self.work_items[mine.id] == mine:
                     same = {"id": mine.id, "task": mine.task, "key": mine.key}
                     self.work_items[mine.id] = replace(row, created=mine.created, **same)
+
+    def _others(self, request: ClaimRequest) -> list[KeyRow]:
+        """Who else holds its key, or one of the slots."""
+        assert request.bounds is not None
+        key, owner = request.bounds.key, str(request.owner)
+        return [
+            row
+            for name, row in self.keys.items()
+            if (name == key or is_slot(name, of=key)) and row.owner != owner and self.is_held(name)
+        ]
+
+    def _of_one_slot(self, request: ClaimRequest) -> ClaimRequest:
+        """Of the slot that it has, or of the first that is free, or of the first."""
+        if request.bounds is None or not request.bounds.slots:
+            return request
+        slots, owner = request.bounds.slots, str(request.owner)
+        mine = [slot for slot, row in self.keys.items() if row.owner == owner]
+        free = [slot for slot in slots if not self.is_held(slot)]
+        return replace(request, keys=([*mine, *free, *slots][0],))
+
+    @staticmethod
+    def _busy(row: Work | None, after_us: int | None = None, *, too_early: bool = False) -> Busy:
+        after_s = None if after_us is None else after_us / 1e6
+        started = row is not None and row.attempts > 0
+        return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
+
+    def _held_up(self, request: ClaimRequest, row: Work | None, now_us: int) -> Busy | None:
+        """What keeps it from a key that is free; if nothing does, its start is charged."""
+        bounds, others = request.bounds, []
+        if bounds is not None and bounds.slots:
+            others = self._others(request)
+            if len(others) >= bounds.limit:
+                return self._busy(row, min(each.lease_until for each in others) - now_us)
+        room = 1 if bounds is None else bounds.limit - len(others)
+        if request.in_line and self.is_behind(request, room=room):
+            return self._busy(row)
+        if bounds is None:
+            return None
+        base = self.keys.get(bounds.key, KeyRow())
+        early_us = 0
+        if bounds.rate is not None:
+            opens_us = bounds.rate.opens_us(base.next_start, now_us)
+            early_us = opens_us - now_us
+            noted = opens_us if early_us > 0 else bounds.rate.charged_us(opens_us, now_us)
+            base = replace(base, next_start=noted)
+        if early_us <= 0:
+            fence = max(base.fence, now_us) if bounds.slots and base.owner == FREE else base.fence
+            base = replace(base, slots=bounds.limit if bounds.slots else None, fence=fence)
+        self.keys[bounds.key] = base
+        return self._busy(row, early_us, too_early=True) if early_us > 0 else None
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
@@ -286,12 +360,19 @@ class MemoryLedger:
         live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
         if live:
             last = max(live, key=lambda key: key.lease_until)
+            if request.bounds is not None and len(request.bounds.slots) > 1:
+                first_us = min(row.lease_until for row in self._others(request))
+                return self._busy(records.speaking, first_us - records.now_us)
             return busy_key(last.owner, last.lease_until, records.speaking, records.now_us)
         if all(key.owner == owner for key in keys) and (
             decision is Decision.SAME or request.work is None
         ):
             return records.claimed(request, keys[0].fence, decision)
-        return self._grant(request, records, decision, keys)
+        held_up = None
+        if decision is not Decision.SAME:
+            held_up = self._held_up(request, records.speaking, records.now_us)
+        keys = [self.keys.get(key, KeyRow()) for key in request.keys]
+        return held_up or self._grant(request, records, decision, keys)
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
         row = records.speaking
@@ -303,6 +384,7 @@ class MemoryLedger:
                     state=State.DEAD,
                     crashes=each.crashes + 1,
                     owner=FREE,
+                    due=None,
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
@@ -318,8 +400,9 @@ class MemoryLedger:
     ) -> Claimed:
         fence = self.next_fence(keys, records.now_us)
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
-        granted = KeyRow(fence, str(request.owner), until_us)
-        self.keys.update(dict.fromkeys(request.keys, granted))
+        values = {"fence": fence, "owner": str(request.owner), "lease_until": until_us}
+        for key, row in zip(request.keys, keys, strict=True):
+            granted = self.keys[key] = replace(row, **values)
         if request.work is not None:
             self._write(request, records, decision, granted)
         return records.claimed(request, fence, decision)
@@ -329,20 +412,21 @@ class MemoryLedger:
     ) -> None:
         """The work's own record, and a copy under each former id."""
         row = records.speaking
+        calls = [request.call, *(each.call for each in (records.own, row) if each is not None)]
+        call = next((each for each in calls if each is not None), None)
         for work, known in zip((request.work, *request.formerly), records.rows, strict=True):
-            fresh = Work(
+            stored = call is not None and work == request.work
+            fresh = replace(
+                self.new_work(request),
                 id=str(work),
-                task=request.task,
-                key=",".join(request.keys),
-                message=request.message.name,
-                retries=request.message.retries,
+                attempts=1,
                 state=State.PROCESSING,
                 fence=granted.fence,
                 owner=granted.owner,
                 lease_until=granted.lease_until,
-                created=records.now_us,
                 started=records.now_us,
-                fingerprint=request.fingerprint,
+                call=call if stored else None,
+                due=granted.lease_until if stored else None,
             )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
@@ -358,6 +442,25 @@ class MemoryLedger:
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             self.work_items[fresh.id] = fresh
+
+    def new_work(self, request: ClaimRequest, **values: Any) -> Work:
+        """The record of work that nobody has claimed."""
+        return Work(
+            id=str(request.work),
+            task=request.task,
+            key=request.line,
+            message=request.message.name,
+            retries=request.message.retries,
+            state=State.NEW,
+            fence=0,
+            owner=FREE,
+            lease_until=0,
+            created=self.now_us(),
+            started=None,
+            attempts=0,
+            fingerprint=request.fingerprint,
+            **values,
+        )
 
     @staticmethod
     def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
@@ -385,11 +488,16 @@ class MemoryLedger:
         )
         return MemoryTransaction(self)
 
+    def begin_plain(self) -> MemoryTransaction:
+        """A transaction that is no holder's."""
+        return MemoryTransaction(self)
+
     def commit(self, tx: MemoryTransaction) -> None:
         """Everything at one moment."""
         with self._mutex:
             self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
+            self.numbers.update(tx.numbers)
             self.effects.extend(tx.effects)
             tx.committed = True
             self.unlock(tx)
@@ -416,7 +524,13 @@ class MemoryLedger:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
         return self._end(
-            claim, state=State.FAILED, error=error, rounds=0, lease_until=0, finished=now_us
+            claim,
+            state=State.FAILED,
+            error=error,
+            rounds=0,
+            lease_until=0,
+            finished=now_us,
+            due=None,
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -438,7 +552,9 @@ class MemoryLedger:
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
 
     def crash(self, claim: Claim, error: str) -> bool:
-        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0)
+        row, now_us = self.work_items.get(claim.work or ""), self.now_us()
+        due = None if row is None or row.call is None else now_us
+        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0, due=due)
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
@@ -482,6 +598,7 @@ class MemoryLedger:
                 owner=FREE,
                 lease_until=0,
                 error="revoked",
+                due=None,
                 finished=self.now_us(),
             )
             return True
@@ -502,7 +619,8 @@ class MemoryLedger:
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
         for work in standing:
-            self.work_items[work.id] = replace(work, lease_until=until_us)
+            due = None if work.due is None else until_us
+            self.work_items[work.id] = replace(work, lease_until=until_us, due=due)
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
@@ -538,11 +656,15 @@ class MemoryLedger:
                 crashed_owner="",
                 rounds=0,
                 fingerprint=None,
+                due=None if row.call is None else self.now_us(),
+                parked=None,
                 error=f"requeued: {reason}",
                 finished=None,
             )
             self.numbers = {
-                each: number for each, number in self.numbers.items() if each[1] != work
+                each: number
+                for each, number in self.numbers.items()
+                if each[1] != work or number == SUPERSEDED
             }
             return True
 
