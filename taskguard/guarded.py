@@ -158,6 +158,7 @@ class GuardedFunction:
         self._refuse_combination(key, once_per)
         self.row = row
         self._row_of = self._compile_row()
+        self._is_bounded = self.policy.bounded
         refuse_unbounded(
             self.policy,
             task=self.name,
@@ -233,7 +234,7 @@ class GuardedFunction:
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
         return Delivery(
-            bounds=self._bounds(keys) if self.policy.bounded else None,
+            bounds=self._bounds(keys) if self._is_bounded else None,
             keys=keys,
             work=work,
             formerly=formerly,

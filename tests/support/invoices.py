@@ -84,6 +84,23 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
         effect(db, invoice, guard)
 
 
+@guarded_job(key="account:<account>", once_per="message", limit=2, ttl_s=TTL_S)
+def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> int:
+    """Two at a time for each account. Returns how many were at work when it began."""
+    step(account, "began")
+    with engine().connect() as db:
+        count = sa.text("select count(*) from steps where item = :item and name = :name")
+        began, ended = (
+            db.execute(count, {"item": account, "name": name}).scalar_one()
+            for name in ("began", "ended")
+        )
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, f"{account} {number}", guard)
+    step(account, "ended")
+    return int(began - ended)
+
+
 @guarded_job(**deploys.guard_of("invoice:<invoice>"), ttl_s=TTL_S)
 def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
