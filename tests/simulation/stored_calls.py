@@ -233,7 +233,11 @@ class StoredCalls:
         return any(
             row.key == request.keys[0]
             and stands(row)
-            and (row.due is None or is_expected(row, now_us))
+            and (
+                row.due is None
+                or is_expected(row, now_us)
+                or (row.id == request.work and not (row.call or "").startswith(_SENT))
+            )
             and (row.parked or 0) < place
             for row in self.work_items.values()
         )

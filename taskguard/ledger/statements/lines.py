@@ -90,7 +90,11 @@ def in_line(work: Any) -> sa.ColumnElement[bool]:
 
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Whether it was called a short while ago. One that was called again holds up nobody."""
-    return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
+    return sa.and_(work.c.due > now_us, _called_once(work))
+
+
+def _called_once(work: Any) -> sa.ColumnElement[bool]:
+    return sa.func.substr(work.c.call, 1, 8) != '{"sent":'
 
 
 def keeps(work: Any) -> sa.ColumnElement[bool]:
@@ -111,17 +115,20 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: in
     """Whether somebody who goes before this work waits for its key, or has not ended.
 
     Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands at the end. `room`: for how
-    many the key is free; fewer may have been called.
+    line is that of one message: another one of the same work stands behind it, until it was sent
+    again. `room`: for how many the key is free; fewer may have been called.
     """
     columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
-    mine = db.execute(sa.select(*columns).where(WORK.c.id == request.work)).first()
+    sent_again = sa.and_(WORK.c.due.is_not(None), ~_called_once(WORK)).label("sent_again")
+    mine = db.execute(sa.select(*columns, sent_again).where(WORK.c.id == request.work)).first()
+    rank, place = request.rank, _LAST
     if mine is not None and mine.state == State.PROCESSING.value:
         return False
-    rank, place = request.rank, _LAST
-    own = mine is not None and mine.message == request.message.name
-    if mine is not None and own and mine.parked is not None:
-        rank, place = mine.rank, mine.parked
+    if mine is not None and mine.parked is not None:
+        if mine.message == request.message.name:
+            rank, place = mine.rank, mine.parked
+        elif mine.state == State.NEW.value and not mine.sent_again:
+            return True  # nothing else would answer that message
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
     before = WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))
     found = db.execute(sa.select(WORK.c.due).where(*before).limit(room)).scalars().all()

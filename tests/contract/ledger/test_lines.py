@@ -650,7 +650,7 @@ class TestClaim:
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
         """Another one of the same work: who waits has been acknowledged, and gets no answer but by
-        running. One that was called and got lost holds it up no longer."""
+        coming. It is on its way for certain only when it was sent again."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -660,9 +660,10 @@ class TestClaim:
             assert calls is None or call(book) == calls
             assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         book.make_due()
-        park(book, 3)
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:

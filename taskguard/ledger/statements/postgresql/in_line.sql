@@ -7,10 +7,13 @@ and (
         and case
             when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')
             when o.state <> 'NEW' then false
-            else o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":')
+            -- Of this very work the message that waits is expected until it was sent again:
+            -- nothing else answers it.
+            else o.due is null
+                or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
         end
         -- Work that has begun is taken over before anybody's turn. A place in the line is that of
-        -- one message: another one of its work stands at the end.
+        -- one message: another one of its work stands behind it.
         and (o.rank, o.parked) < (
             coalesce(
                 (
