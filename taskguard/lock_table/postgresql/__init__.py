@@ -91,12 +91,11 @@ class PostgreSQLSteps(Steps):
             )
         self._database = database
         self._answer_s = answer_s
-        self._keeps_tokens = False  # where the last lock had one, the next to be freed has, too
+        self._keeps_tokens = False  # where the last row had one, the next to be freed has, too
 
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
     ) -> Found:
-        self._keeps_tokens = fenced
         [row] = self._ask(
             _TAKE,
             keys=array(keys),
@@ -105,7 +104,10 @@ class PostgreSQLSteps(Steps):
             fenced=fenced,
             waits_us=waits_us,
         )
-        return Found(*row)
+        found = Found(*row)
+        if found.taken is None:
+            self._keeps_tokens = bool(found.token)
+        return found
 
     def free(self, keys: list[str], owner: str) -> int:
         if len(keys) == 1:
