@@ -21,21 +21,27 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from taskguard.delivery import Delivery, stored_call
-from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
+from taskguard.errors import (
+    CallWithdrawnError,
+    LockServerUnavailableError,
+    StoredCallError,
+    TaskguardError,
+)
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import ClaimRequest, LineLedger
+from taskguard.ledger.protocol import ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
 
 logger = logging.getLogger("taskguard")
+
+Send = Callable[[dict[str, Any], MessageRef], None]
 
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
@@ -92,30 +98,42 @@ class Line:
 
     def call_next(self, delivery: Delivery) -> bool:
         """Call the first in line if its key is free. False if nobody was; never raises."""
-        assert delivery.parking is not None  # noqa: S101
+        parking = delivery.parking
+        assert parking is not None  # noqa: S101
         (key,) = delivery.keys
+        senders = {parking.queue: parking.send}
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
-            if found is None:
-                return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            return call_next(self._ledger, key, senders, self._events, app=delivery.app)
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
             return False
 
 
-def send(
-    work: Overdue, to: Callable[[dict[str, Any], Any], None], events: Events, *, key: str
+def call_next(
+    ledger: LineLedger, key: str, senders: Mapping[str, Send], events: Events, *, app: str
 ) -> bool:
-    """Send a call that the ledger has noted; a relay sends it again if that fails."""
-    try:
-        to(json.loads(work.call), work.message)
-    except StoredCallError as error:
-        logger.debug("%s: its call is left to the relay: %s", work.work, error)
-        return False
-    except Exception as error:  # noqa: BLE001  # whatever a broker raises
-        logger.warning("%s: called, and not sent yet; a relay will: %s", work.work, error)
-        return False
-    if events.hears(Called.level):
-        events.emit(Called(key=key, task=work.task, message=work.message.id))
-    return True
+    """Call the first in line whose call can be sent, if the key is free. False if nobody was.
+
+    Nor is anybody if the first one's queue is none of those that there are senders for: its own
+    relay calls it. Whose call was withdrawn leaves the line, FAILED. Raises what the ledger does.
+    """
+    queues = list(senders)
+    while found := ledger.call_next(key, expected_s=EXPECTED_S, app=app, queues=queues):
+        call = json.loads(found.call)
+        try:
+            senders[call["queue"]](call, found.message)
+        except CallWithdrawnError as error:
+            logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
+            ledger.abandon(found, error=str(error))
+            continue
+        except StoredCallError as error:
+            # Perhaps by this process, which may be of an older deploy: a relay has the last word.
+            logger.debug("%s: its call is left to the relay: %s", found.work, error)
+            return False
+        except Exception as error:  # noqa: BLE001  # whatever a broker raises
+            logger.warning("%s: called, and not sent yet; a relay will: %s", found.work, error)
+            return False
+        if events.hears(Called.level):
+            events.emit(Called(key=key, task=found.task, message=found.message.id))
+        return True
+    return False

@@ -27,7 +27,7 @@ from celery import Celery, Task
 from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
 from kombu.common import Broadcast
 
-from taskguard import MessageRef, Relay, errors
+from taskguard import MessageRef, Relay
 from taskguard_celery.calls import CALLED_HEADER, NAME, CelerySender, call_in_hand, hand_off_of
 from taskguard_celery.runtime import runtime_of
 
@@ -44,6 +44,8 @@ _relays: list[tuple[Relay, threading.Thread]] = []
 class CeleryParking:
     """How the message that `task` is handling is parked."""
 
+    queue = NAME
+
     def __init__(self, task: Task) -> None:
         self._task = task
 
@@ -55,8 +57,6 @@ class CeleryParking:
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Publish a stored call; raises unless the broker took it."""
-        if call.get("queue") != NAME:
-            raise errors.StoredCallError(f"it is a call of {call.get('queue')}, not of Celery")
         CelerySender(self._task.app).hand_off(dict(call), message)
 
 

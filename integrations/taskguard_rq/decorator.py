@@ -31,12 +31,14 @@ from taskguard import (
     GuardedFunction,
     MessageRef,
     Outcome,
-    errors,
+    Parked,
 )
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
+from taskguard_rq.parking import ParkedJob, RQParking, refuse_rate_limit, take_called
 from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
+from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import TICK_META, name_ticks
@@ -88,12 +90,6 @@ def guarded_job(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    if options.get("busy") == "park":
-        raise errors.ConfigurationError(
-            'busy="park" is for Celery: an RQ job that finds its key taken is put off '
-            '(busy="retry"), which keeps it in its queue\'s schedule.'
-        )
-
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = GuardedJobFunction(
             function,
@@ -108,6 +104,8 @@ def guarded_job(
         )
         if once_per == "tick":
             name_ticks()
+        if compiled.policy.busy == "park":
+            note_parking()
 
         is_async = inspect.iscoroutinefunction(function)
 
@@ -221,7 +219,11 @@ def _deliver(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    queue = RQQueue(job)
+    queue, parking = RQQueue(job), None
+    called = take_called(job)
+    if compiled.policy.busy == "park":
+        refuse_rate_limit(job, compiled.name)
+        parking = RQParking(job)
     here = runtime()
     delivery = here.delivery(
         compiled,
@@ -229,8 +231,10 @@ def _deliver(
         kwargs,
         message=message,
         published_at_s=job.created_at.timestamp(),
-        redelivered=is_redelivered(job),
+        redelivered=not called and is_redelivered(job),
         queue=queue,
+        parking=parking,
+        called=called,
         orders=(BaseTimeoutException,),
         call=call_of(job) if compiled.policy.recoverable else None,
     )
@@ -241,4 +245,6 @@ def _deliver(
 def _told(queue: RQQueue, outcome: Outcome) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
+    if isinstance(outcome, Parked):
+        return ParkedJob()
     return None if isinstance(outcome, Dropped) else queue.deferred()

@@ -622,15 +622,27 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+    ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 
-        Only one of the namespace `app`.
+        Only one of the namespace `app`, and whose call is for one of `queues`; None: for any.
         """
         ...
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        """Keys that somebody of a namespace waits for, and for which nobody was called."""
+    def open_keys(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[str]:
+        """Keys that somebody of a namespace waits for, and for which nobody was called.
+
+        Somebody whose call is for one of `queues`; None: for any.
+        """
         ...
 
 

@@ -390,17 +390,28 @@ class SqlLedger:
         self._check_call(request)
         return self._database.twice(lambda: self._transactions.statements.park(request))
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+    ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent."""
         statements = self._transactions.statements
         found = self._database.twice(
-            lambda: statements.call_next(key, app=app, expected_s=expected_s)
+            lambda: statements.call_next(key, app=app, queues=queues, expected_s=expected_s)
         )
         return None if found is None else outbox.overdue_of(found)
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
+    def open_keys(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[str]:
         """Keys that somebody waits for, and for which nobody was called."""
-        return self._database.twice(lambda: lines.open_keys(self._database, app=app, limit=limit))
+        return self._database.twice(
+            lambda: lines.open_keys(self._database, app=app, queues=queues, limit=limit)
+        )
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget work that ended so long ago, its messages, and keys whose lease ended before.

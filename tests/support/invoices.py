@@ -172,6 +172,18 @@ def book(account: int, guard: Guard) -> None:
         effect(db, account, guard)
 
 
+@guarded_job(key="account:<account>", once_per="message", busy="park", ttl_s=TTL_S)
+def queue_up(account: str, number: int, waits: bool = False, *, guard: Guard) -> int:
+    """One of many of its account, one after the other. The first attempt may wait for "go"."""
+    item = f"{account} {number}"
+    step(item, "began")
+    while waits and guard.attempt == 1 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
 @guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])
 def report(day: str, guard: Guard) -> None:
     """Messages told apart by what their sender says."""

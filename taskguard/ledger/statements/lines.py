@@ -20,6 +20,7 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -111,11 +112,14 @@ def park(database: Database, request: ClaimRequest) -> bool:
         return changed.rowcount == 1
 
 
-def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
+def call_next(
+    database: Database, key: str, *, app: str, queues: Sequence[str] | None, expected_s: float
+) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` it is overdue.
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -127,7 +131,7 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or json.loads(first.call).get("app", "") != app:
+        if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
         if _is_taken(db, key, now_us):
             return None
@@ -153,16 +157,22 @@ def _called(db: sa.Connection, work: str) -> Called:
     return Called(*row, *(db.execute(numbers).first() or (None, None)))
 
 
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
+
+
 def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     called = sa.select(sa.literal(1)).where(WORK.c.key == key, stands(WORK), expected(WORK, now_us))
     return db.execute(sa.union_all(held, called).limit(1)).first() is not None
 
 
-def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
+def open_keys(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int
+) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
-    Of one namespace: its relay alone knows where its messages go.
+    Of one namespace, and of these queues: their relay alone knows where their messages go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
@@ -173,6 +183,7 @@ def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
                 stands(WORK),
                 WORK.c.due.is_(None),
                 _of_app(app),
+                _of_queues(queues),
                 ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
                 ~sa.exists().where(
                     called.c.key == WORK.c.key, stands(called), expected(called, now_us)
@@ -189,6 +200,14 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
     if app:
         return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
     return WORK.c.call.not_like('%, "app": "%"}')
+
+
+def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """By the beginning of the call, which no integration writes otherwise."""
+    if queues is None:
+        return sa.true()
+    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
+    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

@@ -133,9 +133,11 @@ class Statements:
         """Store the work with its call in the line of its key; False if it is not to wait."""
         return lines.park(self.database, request)
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> lines.Called | None:
+    def call_next(
+        self, key: str, *, app: str, queues: Sequence[str] | None, expected_s: float
+    ) -> lines.Called | None:
         """Note that the first in line is called, if the key is free."""
-        return lines.call_next(self.database, key, app=app, expected_s=expected_s)
+        return lines.call_next(self.database, key, app=app, queues=queues, expected_s=expected_s)
 
     # -- leases -------------------------------------------------------------------------------
 

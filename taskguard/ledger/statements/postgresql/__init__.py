@@ -305,10 +305,13 @@ class PostgreSQLStatements(Statements):
         asked = self._asked(request) | {"sent_us": request.sent_us}
         return bool(self.database.ask(_PARK, asked))
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
+    def call_next(
+        self, key: str, *, app: str, queues: Sequence[str] | None, expected_s: float
+    ) -> Called | None:
         values = {
             "key": key,
             "app": app,
+            "queues": None if queues is None else list(queues),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }
