@@ -10,6 +10,7 @@ each that waits Redis has a note beside its record, which it loses only together
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import time
@@ -43,6 +44,7 @@ PARKED_KEY = "taskguard:parked"
 
 # Where a job may stand that waits for its key, or was put off or given up before its turn.
 _REGISTRIES = (DeferredJobRegistry, ScheduledJobRegistry, FailedJobRegistry)
+_WAITING = JobStatus.DEFERRED
 _Calls = list[tuple[dict[str, Any], MessageRef]]
 # Fields about executions are not the call's; its dependencies have been met before.
 _PASSING = frozenset(
@@ -114,9 +116,25 @@ class RQSender:
         Not twice, if it is there. What it depends on has been met before.
         """
         del message  # without numbers: all executions of a job share one record
+        self._put_at_front(call, lambda: self._standing(call))
 
+    def send_waiting(self, call: dict[str, Any]) -> None:
+        """The same for a job that waits for its key, before its turn; nothing for any other."""
+
+        def waiting() -> Job | None:
+            with contextlib.suppress(NoSuchJobError):
+                job = Job.fetch(call["id"], self.connection, serializer=call.get("serializer"))
+                if job.meta.get(LINE_META) == WAITS and job.get_status(refresh=False) is _WAITING:
+                    return job
+            return None
+
+        self._put_at_front(call, waiting)
+
+    def _put_at_front(self, call: dict[str, Any], find: Callable[[], Job | None]) -> None:
         def put(pipeline: Pipeline) -> None:
-            job = self._standing(call)
+            job = find()
+            if job is None:
+                return
             queue = self._queue_of(job)
             status = job.get_status(refresh=False)
             if status is JobStatus.QUEUED and queue.get_job_position(job) is not None:

@@ -21,9 +21,10 @@ from rq.exceptions import DuplicateJobError
 from rq.job import Job
 from rq.registry import clean_registries
 
-from support.invoices import queue_up
+from support.invoices import index_in_line, queue_up
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
+from taskguard_rq import enqueue
 
 
 def records(office: Any, state: str = "NEW") -> list[Any]:
@@ -217,12 +218,12 @@ def test_a_relay_that_died_is_started_again(office: Any) -> None:
 
 
 def test_what_cannot_be_parked_is_put_off(office: Any) -> None:
-    """By a stock worker each, and a job with a ttl by any: it does not overtake, and runs."""
+    """A job with a ttl, which RQ drops when that is over: it overtakes nobody, and runs."""
+    office.worker()
     office.worker()
     first, later = line_up(office, 1)
     with_ttl = put(office, "a", [2], ttl=600)[0]
     wait_until(lambda: with_ttl.get_status(refresh=True) == "scheduled", timeout_s=60)
-    office.worker("rq.Worker", "--with-scheduler", "--name", "stock")
     let_go(office)
     wait_for_all(office, [first, *later, with_ttl])
     assert numbers_of(office, "a") == [0, 1, 2]
@@ -267,3 +268,43 @@ def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
     wait_for_all(office, [first, after, waits])
     assert numbers_of(office, "a") == [0, 1, 1]
     assert waits.retries_left is None
+
+
+@pytest.mark.usefixtures("producer")
+def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
+    """The older job comes and does nothing, the newer one stands in line; others get the newest."""
+
+    def index(words: str, duplicate: Any) -> Any:
+        return enqueue(office.queue, index_in_line, (1, words), duplicate=duplicate)
+
+    office.worker()
+    office.worker()
+    with office.holding("newest:1"):
+        older = index("older", "replace")
+        wait_for_line(office, [older.job])
+        attached = index("ignored", "attach")
+        assert (attached.outcome, attached.job.id) == ("attached", older.job.id)
+        newer = index("newer", "replace")
+        assert newer.outcome == "replaced"
+        wait_for_line(office, [newer.job])
+        wait_for_all(office, [older.job])
+        assert older.job.return_value() is None
+    wait_for_all(office, [newer.job])
+    assert newer.job.return_value() == "newer"
+    assert office.effects() == {"1 newer": 1}
+
+
+def test_the_command_relays_lines(office: Any) -> None:
+    """`taskguard relay --rq`, where no worker of this package is left to do so."""
+    worker = office.worker()
+    with office.holding("queue:a"):
+        jobs = put(office, "a", [0, 1])
+        wait_for_line(office, jobs)
+        worker.kill()
+    office.worker("rq.SimpleWorker", "--with-scheduler")
+    command = [sys.executable, "-m", "taskguard", "relay", "--rq", office.broker]
+    with subprocess.Popen(command, env={**os.environ, **office.environment}) as relay:
+        wait_for_all(office, jobs)
+        relay.terminate()
+        assert relay.wait(60) == 0
+    assert numbers_of(office, "a") == [0, 1]
