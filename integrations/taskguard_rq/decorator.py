@@ -225,10 +225,10 @@ def _deliver(
         refuse_rate_limit(job, compiled.name)
         parking = RQParking(job)
     here = runtime()
-    delivery = here.delivery(
-        compiled,
+    delivery = compiled.delivery(
         args,
         kwargs,
+        namespace=here.namespace,
         message=message,
         published_at_s=job.created_at.timestamp(),
         redelivered=not called and is_redelivered(job),
