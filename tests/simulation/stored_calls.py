@@ -159,7 +159,14 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def call_next(self: _Rows, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self: _Rows,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+    ) -> Overdue | None:
         by = object()
         first = _first(self.work_items.values(), key)
         if first is None:
@@ -169,7 +176,7 @@ class StoredCalls:
                 now_us = self.now_us()
                 if self.work_items.get(first.id) != first or not is_open(self, key, now_us):
                     return None
-                if json.loads(first.call or "{}").get("app", "") != app:
+                if not _is_for(first, app, queues):
                     return None
                 called = replace(first, due=now_us + int(expected_s * 1e6))
                 self.work_items[first.id] = called
@@ -177,14 +184,16 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def open_keys(self: _Rows, *, app: str = "", limit: int = 1000) -> list[str]:
+    def open_keys(
+        self: _Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[str]:
         now_us = self.now_us()
         waiting = {
             row.key
             for row in self.work_items.values()
             if stands(row)
             and row.due is None
-            and json.loads(row.call or "{}").get("app", "") == app
+            and _is_for(row, app, queues)
             and is_open(self, row.key, now_us)
         }
         return sorted(waiting)[:limit]
@@ -245,6 +254,11 @@ def stands(row: Work) -> bool:
 def _first(rows: Iterable[Work], key: str) -> Work | None:
     waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
     return min(waiting, key=lambda row: (row.parked or 0, row.id), default=None)
+
+
+def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
+    call = json.loads(row.call or "{}")
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
 def _may_park(row: Work, request: ClaimRequest) -> bool:
