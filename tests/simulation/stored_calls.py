@@ -171,6 +171,7 @@ class StoredCalls:
         *,
         expected_s: float,
         app: str = "",
+        queues: Sequence[str] | None = None,
         bounds: None = None,
         ahead_s: float | None = None,
     ) -> Overdue | None:
@@ -184,7 +185,7 @@ class StoredCalls:
                 now_us = self.now_us()
                 if self.work_items.get(first.id) != first or not is_open(self, key, now_us):
                     return None
-                if json.loads(first.call or "{}").get("app", "") != app:
+                if not _is_for(first, app, queues):
                     return None
                 called = replace(first, due=now_us + int(expected_s * 1e6))
                 self.work_items[first.id] = called
@@ -193,7 +194,12 @@ class StoredCalls:
             self.unlock(by)
 
     def open_keys(
-        self: _Rows, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0
+        self: _Rows,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
     ) -> list[str]:
         """`ahead_s` makes no difference: no key has a rate here."""
         now_us = self.now_us()
@@ -202,7 +208,7 @@ class StoredCalls:
             for row in self.work_items.values()
             if stands(row)
             and row.due is None
-            and json.loads(row.call or "{}").get("app", "") == app
+            and _is_for(row, app, queues)
             and is_open(self, row.key, now_us)
         }
         return sorted(waiting)[:limit]
@@ -267,6 +273,11 @@ def stands(row: Work) -> bool:
 def _first(rows: Iterable[Work], key: str) -> Work | None:
     waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
     return min(waiting, key=lambda row: (row.parked or 0, row.id), default=None)
+
+
+def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
+    call = json.loads(row.call or "{}")
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
 def _may_park(row: Work, request: ClaimRequest) -> bool:

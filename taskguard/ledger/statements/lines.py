@@ -25,6 +25,7 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
@@ -271,12 +272,19 @@ class Room(Protocol):
 
 
 def call_next(
-    database: Database, key: str, *, app: str, expected_s: float, room: Room
+    database: Database,
+    key: str,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    expected_s: float,
+    room: Room,
 ) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` of the time at which it may begin it is overdue.
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    of the time at which it may begin it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -288,7 +296,7 @@ def call_next(
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or json.loads(first.call).get("app", "") != app:
+        if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
         wait_us = room(db, key, now_us)
         if wait_us is None or _is_held_up(db, key, first):
@@ -316,6 +324,10 @@ def _called(db: sa.Connection, work: str, wait_us: int) -> Called:
     return found._replace(wait_us=wait_us)
 
 
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
+
+
 def room(db: sa.Connection, key: str, now_us: int) -> int | None:
     """Nobody may be called while the key is held, or another one is expected."""
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
@@ -329,12 +341,14 @@ def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
 
 
-def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> list[str]:
+def open_keys(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int, ahead_s: float
+) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
     Where a key has slots: for which fewer are held and expected than these. With a rate: which
-    allows a start in at most `ahead_s`. Of one namespace: its relay alone knows where its messages
-    go.
+    allows a start in at most `ahead_s`. Of one namespace, and of these queues: their relay alone
+    knows where their messages go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
@@ -342,7 +356,13 @@ def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> li
         key = _keys_with_lines().c.key
         first = (
             sa.select(WORK.c.id)
-            .where(WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app))
+            .where(
+                WORK.c.key == key,
+                stands(WORK),
+                WORK.c.due.is_(None),
+                _of_app(app),
+                _of_queues(queues),
+            )
             .order_by(WORK.c.rank, WORK.c.parked)
             .limit(1)
             .correlate(key.table)
@@ -394,6 +414,14 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
     if app:
         return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
     return WORK.c.call.not_like('%, "app": "%"}')
+
+
+def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """By the beginning of the call, which no integration writes otherwise."""
+    if queues is None:
+        return sa.true()
+    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
+    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

@@ -271,6 +271,29 @@ class TestCall:
         assert call(book) == "m4"
 
 
+class TestQueues:
+    """Two kinds of queues in the line of one key: each has its own senders."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        for number, queue in ((1, "celery"), (2, "rq")):
+            call = json.dumps({"queue": queue, "message": f"m{number}"})
+            assert book.ledger.park(delivery(number, call=call))
+
+    def test_the_first_is_called_by_his_own(self, book: Any) -> None:
+        """Who cannot send to him calls nobody, not even one behind him, and notes nothing."""
+        for queues in (["rq"], ["r%"], []):
+            assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
+        found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
+        assert found.message.id == "m1"
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        """Those in whose lines somebody of these queues stands."""
+        assert book.ledger.open_keys(queues=["rq"]) == [KEY]
+        assert book.ledger.open_keys(queues=["other", "celery"]) == [KEY]
+        assert book.ledger.open_keys(queues=["r%", "r_"]) == []
+
+
 @pytest.fixture
 def _in_a_database(book: Any) -> None:
     if book.kind == "memory":

@@ -319,17 +319,24 @@ class PostgreSQLStatements(Statements):
         key: str,
         *,
         app: str,
+        queues: Sequence[str] | None,
         expected_s: float,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
     ) -> Called | None:
         if ahead_s is not None:
             return super().call_next(
-                key, app=app, expected_s=expected_s, bounds=bounds, ahead_s=ahead_s
+                key,
+                app=app,
+                queues=queues,
+                expected_s=expected_s,
+                bounds=bounds,
+                ahead_s=ahead_s,
             )
         values = {
             "key": key,
             "app": app,
+            "queues": None if queues is None else list(queues),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }
