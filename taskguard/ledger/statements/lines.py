@@ -102,7 +102,10 @@ def keeps(work: Any) -> sa.ColumnElement[bool]:
 
 
 def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
-    return sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place))
+    """Whether it goes before that place. Said twice: databases use an index for one of the two."""
+    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
+    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
+    return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
@@ -120,7 +123,9 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
         rank, place = mine.rank, mine.parked
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
     before = WORK.c.key == request.keys[0], _before(rank, place), sa.or_(waits, keeps(WORK))
-    return db.execute(sa.select(sa.literal(1)).where(*before).limit(1)).first() is not None
+    # In order, for the first is mostly one who waits.
+    first = sa.select(WORK.c.id).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(1)
+    return db.execute(first).first() is not None
 
 
 def park(database: Database, request: ClaimRequest) -> bool:
