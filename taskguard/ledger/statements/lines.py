@@ -225,15 +225,16 @@ def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float)
 
     Copies of it that are older are superseded by that number, as by its claim.
     """
-    again: dict[str, Any] = {"retries": claim.request.message.retries + 1}
-    if call is not None:
-        again["call"] = call
+    again: dict[str, Any] = {} if call is None else {"call": call}
     due = database.now() + int(due_in_s * 1e6)
     return _change_kept(database, claim, due=due, **again)
 
 
 def leave(database: Database, claim: Claim) -> bool:
-    """FAILED stays FAILED, and holds up nobody any more: its message does not come again."""
+    """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
+
+    A copy of it that comes all the same is superseded: it has failed, and its place is another's.
+    """
     return _change_kept(database, claim, due=None, parked=None)
 
 
@@ -245,8 +246,10 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         WORK.c.owner == str(claim.owner),
         WORK.c.parked.is_not(None),
     )
+    later = claim.request.message.retries + 1
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        return db.execute(sa.update(WORK).where(left).values(**values)).rowcount == 1
+        changed = db.execute(sa.update(WORK).where(left).values(retries=later, **values))
+        return changed.rowcount == 1
 
 
 def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
 from taskguard.ledger.tables import KEYS, WORK
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
@@ -421,7 +421,7 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_failed_for_good(self, book: Any) -> None:
-        """The place is free; whoever claims the work later has it anew."""
+        """The place is free; a copy of its message does nothing, and another one has it anew."""
         head = self.fail(book)
         assert book.ledger.leave(head.claim) is True
         row = book.work(1)
@@ -429,6 +429,14 @@ class TestStrict:
         assert book.ledger.leave(head.claim) is False
         assert book.ledger.open_keys() == [KEY]
         assert call(book) == "m2"
+        for again in (strict(1), delivery(1, redelivered=True)):
+            answer = book.ledger.claim(again)
+            assert isinstance(answer, Answer)
+            assert answer.decision is Decision.SUPERSEDED
+        pass_time(book)
+        for number in (2, 3):
+            book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+        self.begin(book, message=MessageRef("another"))
 
     def test_a_retry_that_was_faster(self, book: Any) -> None:
         """It has claimed the work before it was known that it comes: nothing of it changes."""

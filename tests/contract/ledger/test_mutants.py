@@ -336,7 +336,7 @@ def without_ranks_of_newcomers(made: Mutation) -> None:
 
     made.replace(portable_claims, "is_behind", lowest)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
-        made.edit(postgresql, name, ("else %(rank)s::integer end", "else -9 end"))
+        made.edit(postgresql, name, ("    %(rank)s::integer\n", "    -9\n"))
 
 
 def without_keeping(made: Mutation) -> None:
