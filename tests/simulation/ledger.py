@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulation.stored_calls import SUPERSEDED, StoredCalls
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.endings import UNDECIDED_S
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -29,6 +31,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     WorkView,
 )
+from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
@@ -61,7 +64,7 @@ class Work:
     owner: str
     lease_until: int
     created: int
-    started: int
+    started: int | None
     final: bool = False
     attempts: int = 1
     crashes: int = 0
@@ -72,6 +75,10 @@ class Work:
     result: str | None = None
     error: str | None = None
     call: str | None = None
+    due: int | None = None
+    rank: int | None = None
+    parked: int | None = None
+    strict: int | None = None
     finished: int | None = None
 
 
@@ -85,6 +92,7 @@ class MemoryTransaction:
     ledger: MemoryLedger
     work_items: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
+    numbers: dict[tuple[str, str | None], tuple[int, int]] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
     committed: bool = False
 
@@ -102,6 +110,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
+            done |= {"call": None, "due": None, "parked": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -120,8 +129,8 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger:
-    """A `Ledger` without a database."""
+class MemoryLedger(StoredCalls):
+    """A `LineLedger` without a database."""
 
     def __init__(
         self,
@@ -138,7 +147,7 @@ class MemoryLedger:
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
-        self._lock_timeout_s = lock_timeout_s
+        self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
         # Held for moments, never while somebody waits or publishes.
@@ -185,6 +194,15 @@ class MemoryLedger:
         """The transaction `by` has ended."""
         with self._mutex:
             self._locked = {row: who for row, who in self._locked.items() if who is not by}
+
+    def is_locked(self, row: tuple[str, str | None]) -> bool:
+        """Whether an open transaction has locked it."""
+        return row in self._locked
+
+    def is_held(self, key: str) -> bool:
+        """Whether somebody's lease on the key stands."""
+        row = self.keys.get(key)
+        return row is not None and row.lease_until > self.now_us()
 
     @contextmanager
     def _at_once(
@@ -261,7 +279,7 @@ class MemoryLedger:
             if decision not in CLAIMABLE and decision is not Decision.BURY:
                 self._catch_up(records, decision)
                 return records.answer(request, decision)
-            with self._at_once(self.rows_of(request), self._lock_timeout_s):
+            with self._at_once(self.rows_of(request), self.lock_timeout_s):
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
@@ -270,7 +288,7 @@ class MemoryLedger:
         """What a worker with a former guard has done stands under the work's own id, too."""
         mine, row = records.own, records.speaking
         if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
-            with self._at_once(records_of([mine.id]), self._lock_timeout_s):
+            with self._at_once(records_of([mine.id]), self.lock_timeout_s):
                 if self.work_items[mine.id] == mine:
                     same = {"id": mine.id, "task": mine.task, "key": mine.key}
                     self.work_items[mine.id] = replace(row, created=mine.created, **same)
@@ -291,6 +309,10 @@ class MemoryLedger:
             decision is Decision.SAME or request.work is None
         ):
             return records.claimed(request, keys[0].fence, decision)
+        if request.in_line and self.is_behind(request):
+            row = records.speaking
+            started = row is not None and row.attempts > 0
+            return Busy(None, None, same_work=False, started=started)
         return self._grant(request, records, decision, keys)
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
@@ -303,6 +325,8 @@ class MemoryLedger:
                     state=State.DEAD,
                     crashes=each.crashes + 1,
                     owner=FREE,
+                    due=None,
+                    parked=None,
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
@@ -329,20 +353,21 @@ class MemoryLedger:
     ) -> None:
         """The work's own record, and a copy under each former id."""
         row = records.speaking
+        calls = [request.call, *(each.call for each in (records.own, row) if each is not None)]
+        call = next((each for each in calls if each is not None), None)
         for work, known in zip((request.work, *request.formerly), records.rows, strict=True):
-            fresh = Work(
+            stored = call is not None and work == request.work
+            fresh = replace(
+                self.new_work(request),
                 id=str(work),
-                task=request.task,
-                key=",".join(request.keys),
-                message=request.message.name,
-                retries=request.message.retries,
+                attempts=1,
                 state=State.PROCESSING,
                 fence=granted.fence,
                 owner=granted.owner,
                 lease_until=granted.lease_until,
-                created=records.now_us,
                 started=records.now_us,
-                fingerprint=request.fingerprint,
+                call=call if stored else None,
+                due=granted.lease_until if stored else None,
             )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
@@ -357,7 +382,31 @@ class MemoryLedger:
                 )
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
+            if request.strict and work == request.work:
+                place = place_of(request, records.now_us)
+                if known is not None and known.parked is not None:
+                    place["parked"] = known.parked
+                fresh = replace(fresh, **place)
             self.work_items[fresh.id] = fresh
+
+    def new_work(self, request: ClaimRequest, **values: Any) -> Work:
+        """The record of work that nobody has claimed."""
+        return Work(
+            id=str(request.work),
+            task=request.task,
+            key=",".join(request.keys),
+            message=request.message.name,
+            retries=request.message.retries,
+            state=State.NEW,
+            fence=0,
+            owner=FREE,
+            lease_until=0,
+            created=self.now_us(),
+            started=None,
+            attempts=0,
+            fingerprint=request.fingerprint,
+            **values,
+        )
 
     @staticmethod
     def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
@@ -385,11 +434,16 @@ class MemoryLedger:
         )
         return MemoryTransaction(self)
 
+    def begin_plain(self) -> MemoryTransaction:
+        """A transaction that is no holder's."""
+        return MemoryTransaction(self)
+
     def commit(self, tx: MemoryTransaction) -> None:
         """Everything at one moment."""
         with self._mutex:
             self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
+            self.numbers.update(tx.numbers)
             self.effects.extend(tx.effects)
             tx.committed = True
             self.unlock(tx)
@@ -416,7 +470,13 @@ class MemoryLedger:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
         return self._end(
-            claim, state=State.FAILED, error=error, rounds=0, lease_until=0, finished=now_us
+            claim,
+            state=State.FAILED,
+            error=error,
+            rounds=0,
+            lease_until=0,
+            finished=now_us,
+            due=now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None,
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -438,7 +498,9 @@ class MemoryLedger:
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
 
     def crash(self, claim: Claim, error: str) -> bool:
-        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0)
+        row, now_us = self.work_items.get(claim.work or ""), self.now_us()
+        due = None if row is None or row.call is None else now_us
+        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0, due=due)
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
@@ -482,6 +544,8 @@ class MemoryLedger:
                 owner=FREE,
                 lease_until=0,
                 error="revoked",
+                due=None,
+                parked=None,
                 finished=self.now_us(),
             )
             return True
@@ -502,7 +566,8 @@ class MemoryLedger:
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
         for work in standing:
-            self.work_items[work.id] = replace(work, lease_until=until_us)
+            due = None if work.due is None else until_us
+            self.work_items[work.id] = replace(work, lease_until=until_us, due=due)
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
@@ -538,11 +603,15 @@ class MemoryLedger:
                 crashed_owner="",
                 rounds=0,
                 fingerprint=None,
+                due=None if row.call is None else self.now_us(),
+                parked=None,
                 error=f"requeued: {reason}",
                 finished=None,
             )
             self.numbers = {
-                each: number for each, number in self.numbers.items() if each[1] != work
+                each: number
+                for each, number in self.numbers.items()
+                if each[1] != work or number == SUPERSEDED
             }
             return True
 

@@ -111,15 +111,15 @@ def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
     """Whether somebody who goes before this work waits for its key, or has not ended.
 
-    Nobody goes before work that has begun: its holder is gone, and it is taken over.
+    Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
+    line is that of one message: another one of the same work stands behind it.
     """
-    mine = db.execute(
-        sa.select(WORK.c.state, WORK.c.rank, WORK.c.parked).where(WORK.c.id == request.work)
-    ).first()
+    columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
+    mine = db.execute(sa.select(*columns).where(WORK.c.id == request.work)).first()
     if mine is not None and mine.state == State.PROCESSING.value:
         return False
     rank, place = request.rank, _LAST
-    if mine is not None and mine.parked is not None:
+    if mine is not None and mine.parked is not None and mine.message == request.message.name:
         rank, place = mine.rank, mine.parked
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
     before = WORK.c.key == request.keys[0], _before(rank, place), sa.or_(waits, keeps(WORK))
@@ -194,6 +194,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     waits = WORK.c.state == State.NEW.value
     own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    # A place that was kept is its message's.
+    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
@@ -211,13 +213,14 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     return changed.rowcount == 1
 
 
-def place_of(request: ClaimRequest, now_us: int) -> dict[str, int | None]:
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     """The columns of a place in the line of its key, as of the moment at which it was sent.
 
     By a clock that is ahead it was sent now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-    return {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.keys[0], **place}
 
 
 def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:

@@ -11,23 +11,15 @@ from collections import deque
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.ledger.tables import KEYS, WORK
 from taskguard.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def _in_a_database(book: Any) -> None:
-    if book.kind == "memory":
-        pytest.skip("the simulation's ledger stores no calls")
 
 
 def message_of(number: int, retries: int = 0, deferrals: int = 0) -> MessageRef:
@@ -60,18 +52,6 @@ def call(book: Any, expected_s: float = EXPECTED_S) -> str | None:
     return None if found is None else found.message.id
 
 
-def end_leases(book: Any) -> None:
-    with book.engine.begin() as db:
-        for table in (KEYS, WORK):
-            db.execute(sa.update(table).values(lease_until=1))
-
-
-def pass_time(book: Any) -> None:
-    """Who is expected some time is overdue now."""
-    with book.engine.begin() as db:
-        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
-
-
 class TestPark:
     def test_stands_in_the_ledger(self, book: Any) -> None:
         """NEW, with its call, not overdue: nobody sends it until its turn has come."""
@@ -93,7 +73,7 @@ class TestPark:
         before = book.work(2).parked
         assert park(book, 2) is True
         assert book.work(2).parked == before
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         assert park(book, 2) is True
         assert book.work(2).parked == before
@@ -120,13 +100,13 @@ class TestPark:
         """In a transaction of the user's, or to be sent by a sweep: its own message parks it."""
         claimed(book, 1)
         message = json.dumps({"queue": "test", "message": "m2"})
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, delivery(2, call=message), due_in_s=0)
         assert len(book.ledger.overdue()) == 1
         assert park(book, 2, MessageRef("other")) is False
         assert park(book, 2) is True
         assert book.ledger.overdue() == []
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
 
     def test_enqueued_again(self, book: Any) -> None:
@@ -135,7 +115,7 @@ class TestPark:
         park(book, 2)
         before = book.work(2)
         again = delivery(2, MessageRef("again"), call='{"queue": "test", "message": "again"}')
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, again, due_in_s=0)
         assert book.work(2) == before
         assert book.ledger.overdue() == []
@@ -147,16 +127,25 @@ class TestPark:
             park(book, number)
         newer = json.dumps({"queue": "test", "message": "newer"})
         instead = delivery(2, MessageRef("newer"), call=newer)
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             once = Once(lambda found: instead, replaces=True)
             book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         assert park(book, 2) is False
         assert json.loads(book.work(2).call)["message"] == "newer"
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
         assert isinstance(book.ledger.claim(delivery(2)), Answer)
         assert isinstance(book.ledger.claim(instead), Claimed)
+
+    def test_under_another_key(self, book: Any) -> None:
+        """The line is that of the key which this delivery asks for, whatever it was before."""
+        book.ledger.fail(claimed(book, 2, keys=("account:2",)).claim, "boom")
+        claimed(book, 1)
+        assert park(book, 2, message_of(2, retries=1)) is True
+        assert [each.work for each in book.ledger.waiting(KEY)] == ["ship order:2"]
+        book.expire_all()
+        assert call(book) == "m2"
 
     def test_a_retry_stands_at_the_end(self, book: Any) -> None:
         """It failed, and comes again: those who waited meanwhile go first."""
@@ -175,7 +164,7 @@ class TestPark:
         if state == "done":
             book.ledger.complete(holder.claim, None)
         elif state == "dead":
-            end_leases(book)
+            book.expire_all()
             book.ledger.claim(delivery(1, MessageRef("x"), max_crashes=1))
         elif state == "revoked":
             book.ledger.revoke("ship order:1", message="m1")
@@ -193,7 +182,7 @@ class TestCall:
         claimed(book, 1)
         for number in (4, 2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         for number in (4, 2, 3):
             assert call(book) == f"m{number}"
             assert call(book) is None
@@ -216,7 +205,7 @@ class TestCall:
         """The stored call, with the highest numbers that are known of its message."""
         claimed(book, 1)
         park(book, 2, message_of(2, retries=1, deferrals=3))
-        end_leases(book)
+        book.expire_all()
         found = book.ledger.call_next(KEY, expected_s=EXPECTED_S)
         assert (found.work, found.task) == ("ship order:2", "ship")
         assert json.loads(found.call)["message"] == "m2"
@@ -227,10 +216,10 @@ class TestCall:
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         assert book.ledger.overdue(parked=True) == []
-        pass_time(book)
+        book.make_due()
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m2"]
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
@@ -239,7 +228,7 @@ class TestCall:
         """By the database's clock."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         assert call(book, expected_s=0.2) == "m2"
         wait_until(lambda: book.ledger.overdue(parked=True))
 
@@ -248,9 +237,9 @@ class TestCall:
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         call(book)
-        pass_time(book)
+        book.make_due()
         assert book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0) == 1
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
@@ -360,7 +349,7 @@ class TestStrict:
                 assert isinstance(book.ledger.claim(request_of(number)), Busy)
         assert isinstance(book.ledger.claim(delivery(4, redelivered=True)), Busy)
         assert book.work(4) is None
-        pass_time(book)  # however late it is
+        book.make_due()  # however late it is
         assert call(book) is None
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert [each.message for each in book.ledger.waiting()] == ["m1", "m2", "m3"]
@@ -388,7 +377,7 @@ class TestStrict:
         newer = json.dumps({"queue": "test", "message": "m1", "args": "newer"})
         assert book.ledger.keep(head.claim, call=newer, due_in_s=600.0) is True
         assert book.ledger.overdue(parked=True) == []
-        pass_time(book)
+        book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
         assert (overdue.message.id, overdue.message.retries) == ("m1", 1)
         assert json.loads(overdue.call)["args"] == "newer"
@@ -405,7 +394,7 @@ class TestStrict:
         due = book.work(1).due
         assert due is not None
         assert due > book.ledger.now_us()
-        pass_time(book)
+        book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
         assert (overdue.message.id, overdue.message.retries) == ("m1", 0)
         assert self.begin(book).attempt == 2
@@ -413,7 +402,7 @@ class TestStrict:
     def test_sent_in_vain(self, book: Any) -> None:
         """A retry that never comes frees the place in the end."""
         self.fail(book)
-        pass_time(book)
+        book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
         assert book.ledger.abandon(overdue, error="in vain") is True
         assert (book.work(1).state, book.work(1).parked) == ("FAILED", None)
@@ -433,10 +422,20 @@ class TestStrict:
             answer = book.ledger.claim(again)
             assert isinstance(answer, Answer)
             assert answer.decision is Decision.SUPERSEDED
-        pass_time(book)
+        book.make_due()
         for number in (2, 3):
             book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
         self.begin(book, message=MessageRef("another"))
+
+    def test_another_message_of_the_work(self, book: Any) -> None:
+        """The place is that of the message which is to be retried: another one does not take it."""
+        self.fail(book)
+        before = book.work(1)
+        again = MessageRef("again")
+        for redelivered in (False, True):
+            assert isinstance(book.ledger.claim(strict(1, again, redelivered=redelivered)), Busy)
+        assert book.ledger.park(strict(1, again)) is False
+        assert book.work(1) == before
 
     def test_a_retry_that_was_faster(self, book: Any) -> None:
         """It has claimed the work before it was known that it comes: nothing of it changes."""
@@ -456,13 +455,13 @@ class TestStrict:
             book.ledger.revoke("ship order:1", message="m1")
         elif ending == "dead":
             self.begin(book, message=message_of(1, retries=1), max_crashes=1)
-            end_leases(book)
+            book.expire_all()
             answer = book.ledger.claim(strict(1, message_of(1, retries=1), max_crashes=1))
             assert isinstance(answer, Answer)
         elif ending == "replaced":
             newer = json.dumps({"queue": "test", "message": "newer"})
             instead = delivery(1, MessageRef("newer"), call=newer)
-            with book.engine.begin() as db:
+            with book.transaction() as db:
                 once = Once(lambda found: instead, replaces=True)
                 book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         else:
@@ -476,8 +475,8 @@ class TestStrict:
         self.begin(book)
         assert book.ledger.park(strict(2))
         assert book.ledger.overdue(parked=True) == []
-        end_leases(book)
-        pass_time(book)
+        book.expire_all()
+        book.make_due()
         assert call(book) is None
         assert book.ledger.open_keys() == []
         assert isinstance(book.ledger.claim(strict(2)), Busy)
@@ -491,7 +490,7 @@ class TestStrict:
         assert book.ledger.give_back(head.claim)
         assert call(book) is None
         assert isinstance(book.ledger.claim(strict(2)), Busy)
-        pass_time(book)
+        book.make_due()
         assert call(book) is None
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m1"]
         self.begin(book)
@@ -503,7 +502,7 @@ class TestStrict:
             assert book.ledger.park(strict(number))
         book.ledger.complete(head.claim, None)
         assert call(book) == "m2"
-        pass_time(book)
+        book.make_due()
         overdue = book.ledger.overdue(parked=True)
         assert book.ledger.sent(overdue, again_after_s=600.0) == 1
         assert call(book) is None
@@ -523,11 +522,10 @@ class TestStrict:
         """In a transaction: whoever is sent after its COMMIT stands behind it; rolled back it is
         in no line."""
         now_us = book.ledger.now_us()
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, strict(1, sent_us=now_us - 5), due_in_s=600.0)
-        with book.engine.connect() as db:
+        with book.transaction(commits=False) as db:
             book.ledger.enqueue(db, strict(7, sent_us=now_us - 9), due_in_s=600.0)
-            db.rollback()
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert book.ledger.park(strict(2))
         assert call(book) is None
@@ -550,7 +548,7 @@ class TestMaxWaiting:
         assert caught.value.key == KEY
         assert book.work(4) is None
         park(book, 4, keys=("account:2",), max_waiting=2)
-        end_leases(book)
+        book.expire_all()
         claimed(book, 2)
         assert park(book, 5, max_waiting=2)
 
@@ -568,7 +566,7 @@ class TestMaxWaiting:
         claimed(book, 1)
         park(book, 2)
         message = json.dumps({"queue": "test", "message": "m3"})
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, delivery(3, call=message), due_in_s=0)
         with pytest.raises(LineFullError):
             park(book, 3, max_waiting=1)
@@ -630,18 +628,36 @@ class TestClaim:
         call(book)
         for number in (3, 4):
             assert isinstance(book.ledger.claim(delivery(number)), Busy)
-        pass_time(book)
+        book.make_due()
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
     def test_work_that_has_begun_goes_first(self, book: Any) -> None:
         """Its holder died: it stands in no line, and is taken over before those who wait."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         found = book.ledger.claim(delivery(1, redelivered=True))
         assert isinstance(found, Claimed)
         assert found.takeover
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
+        """Another one of the same work: who waits has been acknowledged, and gets no answer but by
+        running. One that was called and got lost holds it up no longer."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        book.ledger.complete(holder.claim, None)
+        again = {"message": MessageRef("again"), "redelivered": redelivered}
+        for calls in (None, "m2"):
+            assert calls is None or call(book) == calls
+            assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.make_due()
+        park(book, 3)
+        assert call(book) == "m3"
+        book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:
         """The same by the full statement."""
@@ -662,7 +678,7 @@ class TestClaim:
         """The record is that of any other work then."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         call(book)
         found = claimed(book, 2)
         row = book.work(2)
@@ -675,7 +691,7 @@ class TestClaim:
         """Its retry comes as that of work that never waited."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         book.ledger.fail(claimed(book, 2).claim, "boom")
         assert book.work(2).state == State.FAILED.value
         assert claimed(book, 2, message=message_of(2, retries=1)).attempt == 2
@@ -710,7 +726,7 @@ class TestPeople:
         assert book.ledger.waiting() == []
         assert book.ledger.requeue("ship order:2", reason="after all") is True
         assert book.ledger.waiting() == []
-        end_leases(book)
+        book.expire_all()
         assert call(book) is None
 
 

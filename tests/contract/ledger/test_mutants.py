@@ -290,7 +290,7 @@ def with_a_held_key(made: Mutation) -> None:
 
 def with_any_state(made: Mutation) -> None:
     """Whatever a message finds is parked."""
-    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0)", "or true"))
+    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
 
 
 def with_any_message(made: Mutation) -> None:

@@ -12,10 +12,12 @@ and (
         and (o.rank, o.parked) < (
             coalesce(
                 (
-                    -- Work that has begun is taken over before anybody's turn.
+                    -- Work that has begun is taken over before anybody's turn. A place in the line is
+                    -- that of one message: another one of its work stands behind it.
                     select case
                         when mine.state = 'PROCESSING' then -2147483648
-                        when mine.parked is not null then mine.rank
+                        when mine.parked is not null and mine.message = %(message)s::text
+                            then mine.rank
                     end
                     from taskguard_work mine
                     where mine.id = %(work)s::text
@@ -23,7 +25,10 @@ and (
                 %(rank)s::integer
             ),
             coalesce(
-                (select mine.parked from taskguard_work mine where mine.id = %(work)s::text),
+                (
+                    select mine.parked from taskguard_work mine
+                    where mine.id = %(work)s::text and mine.message = %(message)s::text
+                ),
                 9223372036854775807
             )
         )

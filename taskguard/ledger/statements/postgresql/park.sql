@@ -16,6 +16,7 @@ select
     least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end, now_us
 from asked
 on conflict (id) do update set
+    key = excluded.key,
     message = excluded.message,
     retries = excluded.retries,
     state = excluded.state,
@@ -35,7 +36,8 @@ on conflict (id) do update set
     finished = null
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
-        or (w.state = 'FAILED' and w.final = 0)
+        -- A place that was kept is its message's.
+        or (w.state = 'FAILED' and w.final = 0 and (w.parked is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)
 returning 1

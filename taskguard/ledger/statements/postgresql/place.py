@@ -19,6 +19,7 @@ VALUES = (
 )
 
 KEPT = """
+        key = excluded.key,
         rank = excluded.rank,
         parked = coalesce(w.parked, excluded.parked),
         strict = excluded.strict,
