@@ -93,6 +93,10 @@ class CrashRig:
     def struck(self, item: str) -> bool:
         return (self.folder / f"struck {item}").exists()
 
+    def began(self, line: str) -> list[str]:
+        """Which bodies of a line began, one after the other."""
+        return (self.folder / f"order {line}").read_text().split()
+
     def effects(self) -> Counter[str]:
         with self.engine.connect() as db:
             return Counter(db.execute(sa.text("select item from effects")).scalars())

@@ -144,6 +144,28 @@ def _take_turn(item: str, seconds: float, guard: Guard) -> None:
             _write(db, item)
 
 
+@app.task(shared=False, autoretry_for=(Boom,), default_retry_delay=1, max_retries=1)
+@crashing
+@taskguard_celery.guarded_task(
+    key="line:<kind>",
+    once_per="item:<item>",
+    busy="park",
+    order="strict",
+    ttl_s=TTL_S,
+    max_crashes=20,
+)
+def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """Of the line `kind`. Its first one fails once, the second one for good."""
+    del at
+    with (FOLDER / f"order {kind}").open("a") as file:
+        file.write(f"{item}\n")
+    with crashes.around("body"):
+        if item.endswith("second") or (item.endswith("first") and guard.attempt == 1):
+            raise Boom(item)
+        with guard.transaction() as db:
+            _write(db, item)
+
+
 @crashing
 @taskguard_rq.guarded_job(key="item:<item>", ttl_s=TTL_S)
 def by_rq(item: str, kind: str, at: str | None, guard: Guard) -> str:

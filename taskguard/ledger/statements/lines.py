@@ -109,7 +109,10 @@ def keeps(work: Any) -> sa.ColumnElement[bool]:
 
 
 def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
-    return sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place))
+    """Whether it goes before that place. Said twice: databases use an index for one of the two."""
+    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
+    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
+    return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: int = 1) -> bool:
@@ -132,7 +135,9 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: in
             return True  # nothing else would answer that message
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
     before = WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))
-    found = db.execute(sa.select(WORK.c.due).where(*before).limit(room)).scalars().all()
+    # In order, for the first is mostly one who waits.
+    first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
+    found = db.execute(first).scalars().all()
     return None in found or len(found) >= room
 
 
@@ -203,6 +208,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     waits = WORK.c.state == State.NEW.value
     own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    # A place that was kept is its message's.
+    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
@@ -220,13 +227,14 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     return changed.rowcount == 1
 
 
-def place_of(request: ClaimRequest, now_us: int) -> dict[str, int | None]:
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     """The columns of a place in the line of its key, as of the moment at which it was sent.
 
     By a clock that is ahead it was sent now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-    return {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.keys[0], **place}
 
 
 def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
@@ -234,15 +242,16 @@ def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float)
 
     Copies of it that are older are superseded by that number, as by its claim.
     """
-    again: dict[str, Any] = {"retries": claim.request.message.retries + 1}
-    if call is not None:
-        again["call"] = call
+    again: dict[str, Any] = {} if call is None else {"call": call}
     due = database.now() + int(due_in_s * 1e6)
     return _change_kept(database, claim, due=due, **again)
 
 
 def leave(database: Database, claim: Claim) -> bool:
-    """FAILED stays FAILED, and holds up nobody any more: its message does not come again."""
+    """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
+
+    A copy of it that comes all the same is superseded: it has failed, and its place is another's.
+    """
     return _change_kept(database, claim, due=None, parked=None)
 
 
@@ -254,8 +263,10 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         WORK.c.owner == str(claim.owner),
         WORK.c.parked.is_not(None),
     )
+    later = claim.request.message.retries + 1
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        return db.execute(sa.update(WORK).where(left).values(**values)).rowcount == 1
+        changed = db.execute(sa.update(WORK).where(left).values(retries=later, **values))
+        return changed.rowcount == 1
 
 
 def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:

@@ -16,7 +16,7 @@ from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
@@ -294,13 +294,6 @@ class TestQueues:
         assert book.ledger.open_keys(queues=["r%", "r_"]) == []
 
 
-@pytest.fixture
-def _in_a_database(book: Any) -> None:
-    if book.kind == "memory":
-        pytest.skip("the simulation's lines have the order of sending, and any length")
-
-
-@pytest.mark.usefixtures("_in_a_database")
 class TestRanks:
     """`order="priority"`: those of a lower rank go first."""
 
@@ -350,7 +343,6 @@ def strict(number: int, message: MessageRef | None = None, **values: Any) -> Cla
     return delivery(number, message, strict=True, call=call_of, **values)
 
 
-@pytest.mark.usefixtures("_in_a_database")
 class TestStrict:
     """`order="strict"`: who has begun keeps his place until his work has ended."""
 
@@ -438,7 +430,9 @@ class TestStrict:
     def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
         """The process died that was to: its message is sent again after a while."""
         self.fail(book)
-        assert book.work(1).due > book.ledger.now_us()
+        due = book.work(1).due
+        assert due is not None
+        assert due > book.ledger.now_us()
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
         assert (overdue.message.id, overdue.message.retries) == ("m1", 0)
@@ -455,7 +449,7 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_failed_for_good(self, book: Any) -> None:
-        """The place is free; whoever claims the work later has it anew."""
+        """The place is free; a copy of its message does nothing, and another one has it anew."""
         head = self.fail(book)
         assert book.ledger.leave(head.claim) is True
         row = book.work(1)
@@ -463,6 +457,24 @@ class TestStrict:
         assert book.ledger.leave(head.claim) is False
         assert book.ledger.open_keys() == [KEY]
         assert call(book) == "m2"
+        for again in (strict(1), delivery(1, redelivered=True)):
+            answer = book.ledger.claim(again)
+            assert isinstance(answer, Answer)
+            assert answer.decision is Decision.SUPERSEDED
+        book.make_due()
+        for number in (2, 3):
+            book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+        self.begin(book, message=MessageRef("another"))
+
+    def test_another_message_of_the_work(self, book: Any) -> None:
+        """The place is that of the message which is to be retried: another one does not take it."""
+        self.fail(book)
+        before = book.work(1)
+        again = MessageRef("again")
+        for redelivered in (False, True):
+            assert isinstance(book.ledger.claim(strict(1, again, redelivered=redelivered)), Busy)
+        assert book.ledger.park(strict(1, again)) is False
+        assert book.work(1) == before
 
     def test_a_retry_that_was_faster(self, book: Any) -> None:
         """It has claimed the work before it was known that it comes: nothing of it changes."""
@@ -488,7 +500,7 @@ class TestStrict:
         elif ending == "replaced":
             newer = json.dumps({"queue": "test", "message": "newer"})
             instead = delivery(1, MessageRef("newer"), call=newer)
-            with book.engine.begin() as db:
+            with book.transaction() as db:
                 once = Once(lambda found: instead, replaces=True)
                 book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         else:
@@ -549,11 +561,10 @@ class TestStrict:
         """In a transaction: whoever is sent after its COMMIT stands behind it; rolled back it is
         in no line."""
         now_us = book.ledger.now_us()
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, strict(1, sent_us=now_us - 5), due_in_s=600.0)
-        with book.engine.connect() as db:
+        with book.transaction(commits=False) as db:
             book.ledger.enqueue(db, strict(7, sent_us=now_us - 9), due_in_s=600.0)
-            db.rollback()
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert book.ledger.park(strict(2))
         assert call(book) is None
@@ -562,7 +573,6 @@ class TestStrict:
         assert call(book) == "m2"
 
 
-@pytest.mark.usefixtures("_in_a_database")
 class TestMaxWaiting:
     """So many may wait for a key, and no more."""
 
@@ -595,7 +605,7 @@ class TestMaxWaiting:
         claimed(book, 1)
         park(book, 2)
         message = json.dumps({"queue": "test", "message": "m3"})
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, delivery(3, call=message), due_in_s=0)
         with pytest.raises(LineFullError):
             park(book, 3, max_waiting=1)
