@@ -276,7 +276,7 @@ def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
 
 
 def _is_awaited(row: Work, work: str | None, now_us: int) -> bool:
-    """Whether it waits, or is expected: by another message of its own work until it was sent again."""
+    """Whether it waits, or is expected; of this very work, until it was sent again."""
     called_once = not (row.call or "").startswith(_SENT)
     mine = row.id == work and called_once
     return stands(row) and (row.due is None or mine or is_expected(row, now_us))
