@@ -43,8 +43,9 @@ from taskguard_celery.message import (
     message_of,
     published_at_s,
     put_off_unread,
+    rank_of,
 )
-from taskguard_celery.parking import CeleryParking, take_called
+from taskguard_celery.parking import CeleryParking, gave_up, take_called
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -55,7 +56,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.replacing import replaces_itself
-from taskguard_celery.runtime import runtime_of
+from taskguard_celery.runtime import KEPT, runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -225,32 +226,40 @@ def _deliver_once(
     called: bool,
 ) -> Any:
     try:
-        runtime = runtime_of(task.app)
+        runtime = vars(task.app).get(KEPT) or runtime_of(task.app)
     except errors.ConfigurationError as error:
         if queue is None:
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
-    parks = compiled.policy.busy == "park"
-    delivery = runtime.delivery(
-        compiled,
+    policy = compiled.policy
+    parks = policy.busy == "park" and queue is not None
+    # What keeps its place is sent again whoever dies; not what expires, of whose end nobody hears.
+    stored = policy.recoverable or (policy.order == "strict" and request.expires is None)
+    delivery = compiled.delivery(
         args,
         kwargs,
+        namespace=runtime.namespace,
         task=task.name,
         message=message_of(request, published_s),
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
-        parking=CeleryParking(task) if parks and queue is not None else None,
+        parking=CeleryParking(task) if parks else None,
         called=called,
+        rank=rank_of(task.app, request) if policy.order == "priority" else 0,
         orders=_ORDERS,
-        call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
+        call=call_in_hand(task) if stored and queue is not None else None,
     )
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:
         outcome = runtime.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:
         _expect(task, errors.WorkStillDeadError)
+        raise
+    except Reject as rejected:
+        if not rejected.requeue:  # of this Celery says nothing later
+            gave_up(task, request)
         raise
     if body.ignored is not None and isinstance(outcome, Completed):
         raise body.ignored
