@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.bounds import Bounds, is_slot
 from taskguard.ledger.outbox import Overdue, overdue_of
 from taskguard.ledger.protocol import ClaimRequest, Once, Standing, Waiting
 from taskguard.ledger.records import message_of, waiting_values
@@ -20,7 +21,7 @@ from taskguard.ledger.statements.lines import Called
 from taskguard.states import State
 
 if TYPE_CHECKING:
-    from simulation.ledger import MemoryTransaction, Work
+    from simulation.ledger import KeyRow, MemoryTransaction, Work
 
 __all__ = ["SUPERSEDED", "StoredCalls", "is_expected", "is_open", "stands"]
 
@@ -35,6 +36,7 @@ _SENT = '{"sent":'
 class _Rows(Protocol):
     """What is asked of the ledger that these calls are stored in."""
 
+    keys: dict[str, KeyRow]
     work_items: dict[str, Work]
     numbers: dict[tuple[str, str | None], tuple[int, int]]
 
@@ -160,7 +162,7 @@ class StoredCalls:
                 if before.state is State.NEW:
                     place = sent_us if before.parked is None else before.parked
                 waits = _waiting(before, request, due=None)
-                self.work_items[before.id] = replace(waits, key=request.keys[0], parked=place)
+                self.work_items[before.id] = replace(waits, key=request.line, parked=place)
                 return True
         finally:
             self.unlock(by)
@@ -171,39 +173,43 @@ class StoredCalls:
         *,
         expected_s: float,
         app: str = "",
-        bounds: None = None,
+        bounds: Bounds | None = None,
         ahead_s: float | None = None,
     ) -> Overdue | None:
-        """No key has bounds here, so `ahead_s` makes no difference."""
-        by = object()
+        by, ahead_us = object(), int((ahead_s or 0.0) * 1e6)
         first = _first(self.work_items.values(), key)
         if first is None:
             return None
         try:
             with self.locking(by, [("work", first.id)]):
                 now_us = self.now_us()
-                if self.work_items.get(first.id) != first or not is_open(self, key, now_us):
+                wait_us = room(self, key, now_us, bounds)
+                if self.work_items.get(first.id) != first or wait_us is None or wait_us > ahead_us:
                     return None
                 if json.loads(first.call or "{}").get("app", "") != app:
                     return None
-                called = replace(first, due=now_us + int(expected_s * 1e6))
+                called = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
                 self.work_items[first.id] = called
-                return overdue_of(_called(self, called))
+                return overdue_of(_called(self, called)._replace(wait_us=wait_us))
         finally:
             self.unlock(by)
 
     def open_keys(
         self: _Rows, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0
     ) -> list[str]:
-        """`ahead_s` makes no difference: no key has a rate here."""
         now_us = self.now_us()
+
+        def has_room(key: str) -> bool:
+            wait_us = room(self, key, now_us, None)
+            return wait_us is not None and wait_us <= ahead_s * 1e6
+
         waiting = {
             row.key
             for row in self.work_items.values()
             if stands(row)
             and row.due is None
             and json.loads(row.call or "{}").get("app", "") == app
-            and is_open(self, row.key, now_us)
+            and has_room(row.key)
         }
         return sorted(waiting)[:limit]
 
@@ -222,16 +228,18 @@ class StoredCalls:
             for row in rows[:limit]
         ]
 
-    def is_behind(self: _Rows, request: ClaimRequest) -> bool:
-        """Whether somebody who came before this work waits, or was called just now."""
+    def is_behind(self: _Rows, request: ClaimRequest, *, room: int = 1) -> bool:
+        """Whether somebody who came before this work waits, or as many as that were called."""
         now_us, mine = self.now_us(), self.work_items.get(str(request.work))
         place = _LAST
         if mine is not None and mine.state is State.PROCESSING:
             place = 0
         elif mine is not None and stands(mine) and mine.message == request.message.name:
             place = mine.parked or 0
-        return any(
-            row.key == request.keys[0]
+        before = [
+            row.due
+            for row in self.work_items.values()
+            if row.key == request.line
             and stands(row)
             and (
                 row.due is None
@@ -239,8 +247,8 @@ class StoredCalls:
                 or (row.id == request.work and not (row.call or "").startswith(_SENT))
             )
             and (row.parked or 0) < place
-            for row in self.work_items.values()
-        )
+        ]
+        return None in before or len(before) >= room
 
 
 def is_open(ledger: _Rows, key: str, now_us: int) -> bool:
@@ -250,6 +258,30 @@ def is_open(ledger: _Rows, key: str, now_us: int) -> bool:
     return not any(
         row.key == key and is_expected(row, now_us) for row in ledger.work_items.values()
     )
+
+
+def room(ledger: _Rows, key: str, now_us: int, bounds: Bounds | None) -> int | None:
+    """In how many µs one who is called now may begin; None: nobody may be called."""
+    noted = ledger.keys.get(key)
+    slots, next_start = (None, None) if noted is None else (noted.slots, noted.next_start)
+    limit = bounds.limit if bounds is not None else slots or 1
+    if limit == 1 and not is_open(ledger, key, now_us):
+        return None
+    expected = sum(
+        row.key == key and is_expected(row, now_us) for row in ledger.work_items.values()
+    )
+    if limit > 1:
+        held = sum(is_slot(each, of=key) and ledger.is_held(each) for each in ledger.keys)
+        if ledger.is_held(key) or expected + held >= limit:
+            return None
+    opens_us = next_start or 0
+    if bounds is not None and bounds.rate is not None:
+        opens_us = bounds.rate.opens_us(next_start, now_us)
+        for _ in range(expected):
+            opens_us = bounds.rate.charged_us(opens_us, max(opens_us, now_us))
+    elif expected and next_start is not None:
+        return None
+    return max(0, opens_us - now_us)
 
 
 def is_expected(row: Work, now_us: int) -> bool:
