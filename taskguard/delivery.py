@@ -73,7 +73,13 @@ class Queue(Protocol):
 
 
 class Parking(Protocol):
-    """How a message leaves its queue for the ledger, and comes back: `busy="park"`."""
+    """How a message leaves its queue for the ledger, and comes back: `busy="park"`.
+
+    Attributes:
+        queue: the name that the calls carry which it can send.
+    """
+
+    queue: str
 
     def call(self) -> Mapping[str, Any] | None:
         """How the message in hand is sent again, as JSON; None: it cannot be, and is put off."""
@@ -82,7 +88,8 @@ class Parking(Protocol):
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Send a call, with these numbers; raises unless the broker took it.
 
-        Raises StoredCallError for a call that is another queue's.
+        Raises CallWithdrawnError for a call that nobody is to send any more, StoredCallError for
+        one that cannot be sent.
         """
         ...
 

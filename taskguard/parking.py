@@ -24,6 +24,7 @@ Read next: `ledger/statements/lines.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -33,16 +34,23 @@ from typing import Any, cast
 
 from taskguard.bounds import Bounds
 from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
-from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
+from taskguard.errors import (
+    CallWithdrawnError,
+    LockServerUnavailableError,
+    StoredCallError,
+    TaskguardError,
+)
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Busy, Claim, ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Busy, Claim, ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
 
 logger = logging.getLogger("taskguard")
+
+Send = Callable[[dict[str, Any], MessageRef], None]
 
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
@@ -153,36 +161,71 @@ class Line:
         self._call_next(claim.keys[0], app, parking, None)
 
     def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
-        options: dict[str, Any] = {"expected_s": EXPECTED_S, "app": app}
+        senders = {parking.queue: parking.send}
+        options: dict[str, Any] = {}
         if bounds is not None:
-            options |= {"bounds": bounds, "ahead_s": AHEAD_S}
-        called = False
+            options = {"bounds": bounds, "ahead_s": AHEAD_S, "most": bounds.limit}
         try:
-            for _ in range(1 if bounds is None else bounds.limit):
-                found = self._ledger.call_next(key, **options)
-                if found is None:
-                    break
-                called |= send(found, parking.send, self._events, key=key)
+            return call_next(self._ledger, key, senders, self._events, app=app, **options) > 0
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
-        return called
+            return False
 
 
-def send(
-    work: Overdue, to: Callable[[dict[str, Any], Any], None], events: Events, *, key: str
-) -> bool:
-    """Send a call that the ledger has noted; a relay sends it again if that fails."""
-    try:
-        call = json.loads(work.call)
-        if work.wait_s > 0.0:
-            call[NOT_BEFORE] = time.time() + work.wait_s
-        to(call, work.message)
-    except StoredCallError as error:
-        logger.debug("%s: its call is left to the relay: %s", work.work, error)
-        return False
-    except Exception as error:  # noqa: BLE001  # whatever a broker raises
-        logger.warning("%s: called, and not sent yet; a relay will: %s", work.work, error)
-        return False
-    if events.hears(Called.level):
-        events.emit(Called(key=key, task=work.task, message=work.message.id))
-    return True
+def call_next(
+    ledger: LineLedger,
+    key: str,
+    senders: Mapping[str, Send],
+    events: Events,
+    *,
+    app: str,
+    bounds: Bounds | None = None,
+    ahead_s: float | None = None,
+    most: int = 1,
+) -> int:
+    """Call the first in line, or `most` of them as there is room: how many were called.
+
+    Nobody if the first one's queue is none of those that there are senders for: its own relay calls
+    it. Whose call was withdrawn leaves the line, FAILED. Raises what the ledger does.
+
+    Args:
+        ledger: it notes who is called.
+        key: whose line it is.
+        senders: how to send, by the name of the queue that a stored call carries.
+        events: who hears of it.
+        app: the application's namespace.
+        bounds: how many may hold the key, and how often it may be begun, if that is known.
+        ahead_s: so long before its rate allows the start one is called, to come then; None: the key
+            has no bounds.
+        most: how many are called at most.
+    """
+    queues, called = list(senders), 0
+    ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
+    while called < most:
+        found = ask(bounds=bounds, ahead_s=ahead_s)
+        if found is None:
+            break
+        try:
+            _send(found, senders)
+        except CallWithdrawnError as error:
+            logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
+            ledger.abandon(found, error=str(error))
+            continue
+        except StoredCallError as error:
+            # Perhaps by this process, which may be of an older deploy: a relay has the last word.
+            logger.debug("%s: its call is left to the relay: %s", found.work, error)
+            break
+        except Exception as error:  # noqa: BLE001  # whatever a broker raises
+            logger.warning("%s: called, and not sent yet; a relay will: %s", found.work, error)
+            break
+        called += 1
+        if events.hears(Called.level):
+            events.emit(Called(key=key, task=found.task, message=found.message.id))
+    return called
+
+
+def _send(found: Overdue, senders: Mapping[str, Send]) -> None:
+    call = json.loads(found.call)
+    if found.wait_s > 0.0:
+        call[NOT_BEFORE] = time.time() + found.wait_s
+    senders[call["queue"]](call, found.message)

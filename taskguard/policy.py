@@ -39,7 +39,7 @@ class Policy:
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
             (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
-            is free: Celery's tasks, with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
+            is free; with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
             (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
             whose work was started before, is never dropped: that could lose work.
         order: who goes first of those that are parked for a key: "fifo", who was sent first;

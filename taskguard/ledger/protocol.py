@@ -651,14 +651,16 @@ class LineLedger(OutboxLedger, Protocol):
         *,
         expected_s: float,
         app: str = "",
+        queues: Sequence[str] | None = None,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
     ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 
-        Only one of the namespace `app`. With `ahead_s` the key may be bounded, by `bounds` or, if
-        the caller knows of none, as it was last; and if its rate allows the next start in at most
-        so long, then his message is to come at that moment (`Overdue.wait_s`).
+        Only one of the namespace `app`, and whose call is for one of `queues`; None: for any. With
+        `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
+        last; and if its rate allows the next start in at most so long, then his message is to come
+        at that moment (`Overdue.wait_s`).
         """
         ...
 
@@ -673,10 +675,18 @@ class LineLedger(OutboxLedger, Protocol):
         """FAILED work that keeps its place gives it up: its message does not come again."""
         ...
 
-    def open_keys(self, *, app: str = "", limit: int = 1000, ahead_s: float = 0.0) -> list[str]:
+    def open_keys(
+        self,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
+    ) -> list[str]:
         """Keys that somebody of a namespace waits for, and for which nobody was called.
 
-        Those that are free, and whose rate allows a start in at most `ahead_s`.
+        Somebody whose call is for one of `queues`; None: for any. Keys that are free, and whose
+        rate allows a start in at most `ahead_s`.
         """
         ...
 

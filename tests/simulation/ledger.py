@@ -22,6 +22,7 @@ from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.endings import UNDECIDED_S
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -31,6 +32,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     WorkView,
 )
+from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
@@ -77,7 +79,9 @@ class Work:
     error: str | None = None
     call: str | None = None
     due: int | None = None
+    rank: int | None = None
     parked: int | None = None
+    strict: int | None = None
     finished: int | None = None
 
 
@@ -109,7 +113,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
-            done |= {"call": None, "due": None}
+            done |= {"call": None, "due": None, "parked": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -385,6 +389,7 @@ class MemoryLedger(StoredCalls):
                     crashes=each.crashes + 1,
                     owner=FREE,
                     due=None,
+                    parked=None,
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
@@ -441,6 +446,11 @@ class MemoryLedger(StoredCalls):
                 )
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
+            if request.strict and work == request.work:
+                place = place_of(request, records.now_us)
+                if known is not None and known.parked is not None:
+                    place["parked"] = known.parked
+                fresh = replace(fresh, **place)
             self.work_items[fresh.id] = fresh
 
     def new_work(self, request: ClaimRequest, **values: Any) -> Work:
@@ -530,7 +540,7 @@ class MemoryLedger(StoredCalls):
             rounds=0,
             lease_until=0,
             finished=now_us,
-            due=None,
+            due=now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None,
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -599,6 +609,7 @@ class MemoryLedger(StoredCalls):
                 lease_until=0,
                 error="revoked",
                 due=None,
+                parked=None,
                 finished=self.now_us(),
             )
             return True

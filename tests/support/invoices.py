@@ -189,6 +189,24 @@ def book(account: int, guard: Guard) -> None:
         effect(db, account, guard)
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> int:
+    """Stands in line for its key; the first attempt may wait for a step "go"."""
+    item = f"{name} {number}"
+    step(item, "began")
+    while waits and guard.attempt == 1 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
+@guarded_job(key="newest:<invoice>", busy="park", ttl_s=TTL_S)
+def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
+    """As `index`, in line behind who holds its key."""
+    return index.__wrapped__(invoice, words, waits, guard=guard)  # type: ignore[no-any-return]
+
+
 @guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])
 def report(day: str, guard: Guard) -> None:
     """Messages told apart by what their sender says."""

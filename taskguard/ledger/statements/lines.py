@@ -25,6 +25,7 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
@@ -108,7 +109,10 @@ def keeps(work: Any) -> sa.ColumnElement[bool]:
 
 
 def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
-    return sa.or_(WORK.c.rank < rank, sa.and_(WORK.c.rank == rank, WORK.c.parked < place))
+    """Whether it goes before that place. Said twice: databases use an index for one of the two."""
+    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
+    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
+    return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
 def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: int = 1) -> bool:
@@ -131,7 +135,9 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: in
             return True  # nothing else would answer that message
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
     before = WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))
-    found = db.execute(sa.select(WORK.c.due).where(*before).limit(room)).scalars().all()
+    # In order, for the first is mostly one who waits.
+    first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
+    found = db.execute(first).scalars().all()
     return None in found or len(found) >= room
 
 
@@ -202,6 +208,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     waits = WORK.c.state == State.NEW.value
     own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    # A place that was kept is its message's.
+    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
@@ -219,13 +227,14 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     return changed.rowcount == 1
 
 
-def place_of(request: ClaimRequest, now_us: int) -> dict[str, int | None]:
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     """The columns of a place in the line of its key, as of the moment at which it was sent.
 
     By a clock that is ahead it was sent now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-    return {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.keys[0], **place}
 
 
 def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
@@ -233,15 +242,16 @@ def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float)
 
     Copies of it that are older are superseded by that number, as by its claim.
     """
-    again: dict[str, Any] = {"retries": claim.request.message.retries + 1}
-    if call is not None:
-        again["call"] = call
+    again: dict[str, Any] = {} if call is None else {"call": call}
     due = database.now() + int(due_in_s * 1e6)
     return _change_kept(database, claim, due=due, **again)
 
 
 def leave(database: Database, claim: Claim) -> bool:
-    """FAILED stays FAILED, and holds up nobody any more: its message does not come again."""
+    """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
+
+    A copy of it that comes all the same is superseded: it has failed, and its place is another's.
+    """
     return _change_kept(database, claim, due=None, parked=None)
 
 
@@ -253,8 +263,10 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         WORK.c.owner == str(claim.owner),
         WORK.c.parked.is_not(None),
     )
+    later = claim.request.message.retries + 1
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        return db.execute(sa.update(WORK).where(left).values(**values)).rowcount == 1
+        changed = db.execute(sa.update(WORK).where(left).values(retries=later, **values))
+        return changed.rowcount == 1
 
 
 def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
@@ -271,12 +283,19 @@ class Room(Protocol):
 
 
 def call_next(
-    database: Database, key: str, *, app: str, expected_s: float, room: Room
+    database: Database,
+    key: str,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    expected_s: float,
+    room: Room,
 ) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` of the time at which it may begin it is overdue.
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    of the time at which it may begin it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -288,7 +307,7 @@ def call_next(
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or json.loads(first.call).get("app", "") != app:
+        if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
         wait_us = room(db, key, now_us)
         if wait_us is None or _is_held_up(db, key, first):
@@ -316,6 +335,10 @@ def _called(db: sa.Connection, work: str, wait_us: int) -> Called:
     return found._replace(wait_us=wait_us)
 
 
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
+
+
 def room(db: sa.Connection, key: str, now_us: int) -> int | None:
     """Nobody may be called while the key is held, or another one is expected."""
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
@@ -329,12 +352,14 @@ def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
 
 
-def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> list[str]:
+def open_keys(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int, ahead_s: float
+) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
     Where a key has slots: for which fewer are held and expected than these. With a rate: which
-    allows a start in at most `ahead_s`. Of one namespace: its relay alone knows where its messages
-    go.
+    allows a start in at most `ahead_s`. Of one namespace, and of these queues: their relay alone
+    knows where their messages go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
@@ -342,7 +367,13 @@ def open_keys(database: Database, *, app: str, limit: int, ahead_s: float) -> li
         key = _keys_with_lines().c.key
         first = (
             sa.select(WORK.c.id)
-            .where(WORK.c.key == key, stands(WORK), WORK.c.due.is_(None), _of_app(app))
+            .where(
+                WORK.c.key == key,
+                stands(WORK),
+                WORK.c.due.is_(None),
+                _of_app(app),
+                _of_queues(queues),
+            )
             .order_by(WORK.c.rank, WORK.c.parked)
             .limit(1)
             .correlate(key.table)
@@ -394,6 +425,14 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
     if app:
         return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
     return WORK.c.call.not_like('%, "app": "%"}')
+
+
+def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """By the beginning of the call, which no integration writes otherwise."""
+    if queues is None:
+        return sa.true()
+    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
+    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

@@ -141,6 +141,7 @@ class Statements:
         key: str,
         *,
         app: str,
+        queues: Sequence[str] | None,
         expected_s: float,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
@@ -149,7 +150,9 @@ class Statements:
         room: lines.Room = lines.room
         if ahead_s is not None:
             room = functools.partial(bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6))
-        return lines.call_next(self.database, key, app=app, expected_s=expected_s, room=room)
+        return lines.call_next(
+            self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
+        )
 
     def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more."""

@@ -16,7 +16,7 @@ from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
@@ -271,13 +271,29 @@ class TestCall:
         assert call(book) == "m4"
 
 
-@pytest.fixture
-def _in_a_database(book: Any) -> None:
-    if book.kind == "memory":
-        pytest.skip("the simulation's lines have the order of sending, and any length")
+class TestQueues:
+    """Two kinds of queues in the line of one key: each has its own senders."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        for number, queue in ((1, "celery"), (2, "rq")):
+            call = json.dumps({"queue": queue, "message": f"m{number}"})
+            assert book.ledger.park(delivery(number, call=call))
+
+    def test_the_first_is_called_by_his_own(self, book: Any) -> None:
+        """Who cannot send to him calls nobody, not even one behind him, and notes nothing."""
+        for queues in (["rq"], ["r%"], []):
+            assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
+        found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
+        assert found.message.id == "m1"
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        """Those in whose lines somebody of these queues stands."""
+        assert book.ledger.open_keys(queues=["rq"]) == [KEY]
+        assert book.ledger.open_keys(queues=["other", "celery"]) == [KEY]
+        assert book.ledger.open_keys(queues=["r%", "r_"]) == []
 
 
-@pytest.mark.usefixtures("_in_a_database")
 class TestRanks:
     """`order="priority"`: those of a lower rank go first."""
 
@@ -327,7 +343,6 @@ def strict(number: int, message: MessageRef | None = None, **values: Any) -> Cla
     return delivery(number, message, strict=True, call=call_of, **values)
 
 
-@pytest.mark.usefixtures("_in_a_database")
 class TestStrict:
     """`order="strict"`: who has begun keeps his place until his work has ended."""
 
@@ -415,7 +430,9 @@ class TestStrict:
     def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
         """The process died that was to: its message is sent again after a while."""
         self.fail(book)
-        assert book.work(1).due > book.ledger.now_us()
+        due = book.work(1).due
+        assert due is not None
+        assert due > book.ledger.now_us()
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
         assert (overdue.message.id, overdue.message.retries) == ("m1", 0)
@@ -432,7 +449,7 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_failed_for_good(self, book: Any) -> None:
-        """The place is free; whoever claims the work later has it anew."""
+        """The place is free; a copy of its message does nothing, and another one has it anew."""
         head = self.fail(book)
         assert book.ledger.leave(head.claim) is True
         row = book.work(1)
@@ -440,6 +457,24 @@ class TestStrict:
         assert book.ledger.leave(head.claim) is False
         assert book.ledger.open_keys() == [KEY]
         assert call(book) == "m2"
+        for again in (strict(1), delivery(1, redelivered=True)):
+            answer = book.ledger.claim(again)
+            assert isinstance(answer, Answer)
+            assert answer.decision is Decision.SUPERSEDED
+        book.make_due()
+        for number in (2, 3):
+            book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+        self.begin(book, message=MessageRef("another"))
+
+    def test_another_message_of_the_work(self, book: Any) -> None:
+        """The place is that of the message which is to be retried: another one does not take it."""
+        self.fail(book)
+        before = book.work(1)
+        again = MessageRef("again")
+        for redelivered in (False, True):
+            assert isinstance(book.ledger.claim(strict(1, again, redelivered=redelivered)), Busy)
+        assert book.ledger.park(strict(1, again)) is False
+        assert book.work(1) == before
 
     def test_a_retry_that_was_faster(self, book: Any) -> None:
         """It has claimed the work before it was known that it comes: nothing of it changes."""
@@ -465,7 +500,7 @@ class TestStrict:
         elif ending == "replaced":
             newer = json.dumps({"queue": "test", "message": "newer"})
             instead = delivery(1, MessageRef("newer"), call=newer)
-            with book.engine.begin() as db:
+            with book.transaction() as db:
                 once = Once(lambda found: instead, replaces=True)
                 book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         else:
@@ -526,11 +561,10 @@ class TestStrict:
         """In a transaction: whoever is sent after its COMMIT stands behind it; rolled back it is
         in no line."""
         now_us = book.ledger.now_us()
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, strict(1, sent_us=now_us - 5), due_in_s=600.0)
-        with book.engine.connect() as db:
+        with book.transaction(commits=False) as db:
             book.ledger.enqueue(db, strict(7, sent_us=now_us - 9), due_in_s=600.0)
-            db.rollback()
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert book.ledger.park(strict(2))
         assert call(book) is None
@@ -539,7 +573,6 @@ class TestStrict:
         assert call(book) == "m2"
 
 
-@pytest.mark.usefixtures("_in_a_database")
 class TestMaxWaiting:
     """So many may wait for a key, and no more."""
 
@@ -572,7 +605,7 @@ class TestMaxWaiting:
         claimed(book, 1)
         park(book, 2)
         message = json.dumps({"queue": "test", "message": "m3"})
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, delivery(3, call=message), due_in_s=0)
         with pytest.raises(LineFullError):
             park(book, 3, max_waiting=1)

@@ -332,7 +332,7 @@ def with_a_held_key(made: Mutation) -> None:
 
 def with_any_state(made: Mutation) -> None:
     """Whatever a message finds is parked."""
-    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0)", "or true"))
+    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
 
 
 def with_any_message(made: Mutation) -> None:
@@ -343,7 +343,7 @@ def with_any_message(made: Mutation) -> None:
 
 def with_a_new_place(made: Mutation) -> None:
     """Who comes again stands at the end."""
-    made.edit(postgresql, "_PARK", ("coalesce(w.parked, excluded.parked)", "excluded.parked"))
+    made.edit(postgresql, "_PARK", ("        w.parked,\n", "        null,\n"))
 
 
 def without_waiting_again(made: Mutation) -> None:
@@ -378,7 +378,48 @@ def without_ranks_of_newcomers(made: Mutation) -> None:
 
     made.replace(portable_claims, "is_behind", lowest)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
-        made.edit(postgresql, name, ("else %(rank)s::integer end", "else -9 end"))
+        made.edit(postgresql, name, ("    %(rank)s::integer\n", "    -9\n"))
+
+
+def without_keeping(made: Mutation) -> None:
+    """Who has begun, and failed, or was called and is late, holds up nobody."""
+    made.replace(lines, "keeps", lambda *_: sa.false())
+    made.edit(postgresql, "_CALL_NEXT", ("and o.strict = 1", "and false"))
+
+
+def without_keeping_in_claims(made: Mutation) -> None:
+    """Nor does he hold up whoever is not strict."""
+    made.edit(
+        postgresql,
+        "_CLAIM_IN_LINE",
+        (
+            "when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')",
+            "when false then true",
+        ),
+    )
+
+
+def without_taking_a_place(made: Mutation) -> None:
+    """Work that never waited has none to keep."""
+    made.replace(portable_claims._Claim, "_kept_place", lambda self, known: {"parked": None})
+    values = "::bigint), 1", "::bigint) + null, 1"
+    made.edit(postgresql, "_CLAIM_STRICT", values)
+
+
+def without_giving_a_place_up(made: Mutation) -> None:
+    """What has failed for good keeps its place."""
+    made.replace(lines, "leave", lambda *_: True)
+
+
+def without_an_end_of_retries(made: Mutation) -> None:
+    """A retry that got lost is never due."""
+    made.replace(ending_statements, "_undecided", lambda *_: None)
+
+
+def at_the_end(made: Mutation) -> None:
+    """A retry that finds the key taken stands behind all."""
+    kept = "        w.parked,\n"
+    made.edit(postgresql, "_PARK", (kept, "        case when w.state = 'NEW' then w.parked end,\n"))
 
 
 def with_any_number(made: Mutation) -> None:
@@ -428,6 +469,15 @@ def claim_before_the_former_guard(book: Any) -> None:
 def pass_the_message_that_waits(book: Any) -> None:
     """Another one of its work is put off."""
     in_line.TestClaim().test_behind_the_message_that_waits_for_it(book, True)
+
+
+def claim_behind_a_retry(book: Any) -> None:
+    """By a task that is not strict, of the same key."""
+    in_line.TestStrict().fail(book)
+    for number in (2, 3):
+        book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+    found = book.ledger.claim(in_line.delivery(4, redelivered=True))
+    assert not isinstance(found, Claimed)
 
 
 def claim_by_rank(book: Any) -> None:
@@ -494,6 +544,11 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_ranks, in_line.TestRanks().test_in_which_order_they_are_called),
     (without_ranks_of_newcomers, claim_by_rank),
     (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
+    (without_keeping, in_line.TestStrict().test_nobody_goes_before_a_retry),
+    (without_keeping, in_line.TestStrict().test_one_that_was_called_and_got_lost),
+    (without_taking_a_place, in_line.TestStrict().test_whose_holder_died),
+    (without_giving_a_place_up, in_line.TestStrict().test_failed_for_good),
+    (without_an_end_of_retries, in_line.TestStrict().test_nobody_says_whether_it_is_retried),
     (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
 ]
 
@@ -528,6 +583,8 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (with_a_new_place, in_line.TestPark().test_again),
     (with_the_former_key, in_line.TestPark().test_under_another_key),
     (without_waiting_again, in_line.TestPark().test_again),
+    (at_the_end, in_line.TestStrict().test_a_retry_that_finds_the_key_taken),
+    (without_keeping_in_claims, claim_behind_a_retry),
     (without_leaving_the_line, in_line.TestClaim().test_ends_the_waiting),
     (with_the_last_first, in_line.TestCall().test_in_the_order_in_which_they_came),
     (of_any_application, call_in_namespaces),

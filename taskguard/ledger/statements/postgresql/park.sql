@@ -42,7 +42,8 @@ on conflict (id) do update set
     finished = null
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
-        or (w.state = 'FAILED' and w.final = 0)
+        -- A place that was kept is its message's.
+        or (w.state = 'FAILED' and w.final = 0 and (w.parked is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)
 returning 1
