@@ -142,18 +142,19 @@ def _place_lost(world: LineWorld) -> None:
 
 def _claim_ignores_the_line(world: LineWorld) -> None:
     """Who comes while the key is free has it."""
-    world.ledger.is_behind = lambda request: False  # type: ignore[method-assign]
+    world.ledger.is_behind = lambda request, **_: False  # type: ignore[method-assign]
 
 
 def _work_has_the_place(world: LineWorld) -> None:
     """Any message of a work has the place of the one that waits."""
     right = world.ledger.is_behind
 
-    def is_behind(request: ClaimRequest) -> bool:
+    def is_behind(request: ClaimRequest, *, room: int = 1) -> bool:
         mine = world.ledger.work_items.get(str(request.work))
         if mine is None or mine.state is not State.NEW:
-            return right(request)
-        return right(replace(request, message=replace(request.message, id=mine.message)))
+            return right(request, room=room)
+        in_place = replace(request.message, id=mine.message)
+        return right(replace(request, message=in_place), room=room)
 
     world.ledger.is_behind = is_behind  # type: ignore[method-assign]
 
@@ -175,9 +176,9 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
 def _all_are_called(world: LineWorld) -> None:
     """The next one is called while another one is on his way."""
 
-    def is_open(ledger: Any, key: str, now_us: int) -> bool:
+    def is_open(ledger: Any, first: Any, now_us: int) -> bool:
         del now_us
-        return not ledger.is_held(key)
+        return not ledger.is_held(first.key)
 
     world.patch(stored_calls, "is_open", is_open)
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.bounds import Bounds, is_slot
 from taskguard.errors import LineFullError
 from taskguard.ledger.outbox import Overdue, overdue_of
 from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
@@ -21,7 +22,7 @@ from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 
 if TYPE_CHECKING:
-    from simulation.ledger import MemoryTransaction, Work
+    from simulation.ledger import KeyRow, MemoryTransaction, Work
 
 __all__ = ["SUPERSEDED", "StoredCalls", "is_expected", "is_open", "keeps", "stands"]
 
@@ -38,6 +39,7 @@ _SENT = '{"sent":'
 class _Rows(Protocol):
     """What is asked of the ledger that these calls are stored in."""
 
+    keys: dict[str, KeyRow]
     work_items: dict[str, Work]
     numbers: dict[tuple[str, str | None], tuple[int, int]]
 
@@ -167,7 +169,7 @@ class StoredCalls:
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
                 waits = _waiting(before, request, due=None)
-                self.work_items[before.id] = replace(waits, key=request.keys[0], **place)
+                self.work_items[before.id] = replace(waits, **place)
                 return True
         finally:
             self.unlock(by)
@@ -186,24 +188,24 @@ class StoredCalls:
         expected_s: float,
         app: str = "",
         queues: Sequence[str] | None = None,
-        bounds: None = None,
+        bounds: Bounds | None = None,
         ahead_s: float | None = None,
     ) -> Overdue | None:
-        """No key has bounds here, so `ahead_s` makes no difference."""
-        by = object()
+        by, ahead_us = object(), int((ahead_s or 0.0) * 1e6)
         first = _first(self.work_items.values(), key)
         if first is None:
             return None
         try:
             with self.locking(by, [("work", first.id)]):
                 now_us = self.now_us()
-                if self.work_items.get(first.id) != first or not is_open(self, first, now_us):
+                wait_us = room(self, first, now_us, bounds)
+                if self.work_items.get(first.id) != first or wait_us is None or wait_us > ahead_us:
                     return None
                 if not _is_for(first, app, queues):
                     return None
-                called = replace(first, due=now_us + int(expected_s * 1e6))
+                called = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
                 self.work_items[first.id] = called
-                return overdue_of(_called(self, called))
+                return overdue_of(_called(self, called)._replace(wait_us=wait_us))
         finally:
             self.unlock(by)
 
@@ -215,15 +217,16 @@ class StoredCalls:
         limit: int = 1000,
         ahead_s: float = 0.0,
     ) -> list[str]:
-        """`ahead_s` makes no difference: no key has a rate here."""
         now_us = self.now_us()
+
+        def has_room(row: Work) -> bool:
+            wait_us = room(self, row, now_us, None)
+            return wait_us is not None and wait_us <= ahead_s * 1e6
+
         waiting = {
             row.key
             for row in self.work_items.values()
-            if stands(row)
-            and row.due is None
-            and _is_for(row, app, queues)
-            and is_open(self, row, now_us)
+            if stands(row) and row.due is None and _is_for(row, app, queues) and has_room(row)
         }
         return sorted(waiting)[:limit]
 
@@ -247,8 +250,11 @@ class StoredCalls:
             for row in rows[:limit]
         ]
 
-    def is_behind(self: _Rows, request: ClaimRequest) -> bool:
-        """Whether somebody who goes before this work waits, or has not ended."""
+    def is_behind(self: _Rows, request: ClaimRequest, *, room: int = 1) -> bool:
+        """Whether somebody who goes before this work waits, or has not ended.
+
+        Or as many as there is room for, if they were called.
+        """
         now_us, mine = self.now_us(), self.work_items.get(str(request.work))
         place = request.rank, _LAST
         if mine is not None and mine.state is State.PROCESSING:
@@ -256,12 +262,14 @@ class StoredCalls:
         placed = mine is not None and mine.parked is not None
         if mine is not None and placed and mine.message == request.message.name:
             place = _place(mine)
-        return any(
-            row.key == request.keys[0]
+        before = [
+            None if keeps(row) else row.due
+            for row in self.work_items.values()
+            if row.key == request.line
             and _place(row) < place
             and (keeps(row) or _is_awaited(row, request.work, now_us))
-            for row in self.work_items.values()
-        )
+        ]
+        return None in before or len(before) >= room
 
 
 def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
@@ -273,6 +281,31 @@ def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
         and (is_expected(row, now_us) or (keeps(row) and _place(row) < _place(first)))
         for row in ledger.work_items.values()
     )
+
+
+def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int | None:
+    """In how many µs this one may begin if it is called now; None: nobody may be called."""
+    key = first.key
+    noted = ledger.keys.get(key)
+    slots, next_start = (None, None) if noted is None else (noted.slots, noted.next_start)
+    limit = bounds.limit if bounds is not None else slots or 1
+    if limit == 1 and not is_open(ledger, first, now_us):
+        return None
+    expected = sum(
+        row.key == key and is_expected(row, now_us) for row in ledger.work_items.values()
+    )
+    if limit > 1:
+        held = sum(is_slot(each, of=key) and ledger.is_held(each) for each in ledger.keys)
+        if ledger.is_held(key) or expected + held >= limit:
+            return None
+    opens_us = next_start or 0
+    if bounds is not None and bounds.rate is not None:
+        opens_us = bounds.rate.opens_us(next_start, now_us)
+        for _ in range(expected):
+            opens_us = bounds.rate.charged_us(opens_us, max(opens_us, now_us))
+    elif expected and next_start is not None:
+        return None
+    return max(0, opens_us - now_us)
 
 
 def _is_awaited(row: Work, work: str | None, now_us: int) -> bool:
@@ -295,7 +328,7 @@ def _place(row: Work) -> tuple[int, int]:
 def _is_full(ledger: _Rows, row: Work | None, request: ClaimRequest) -> bool:
     if request.max_waiting is None or (row is not None and (row.parked or row.attempts)):
         return False
-    of_key = [each for each in ledger.work_items.values() if each.key == request.keys[0]]
+    of_key = [each for each in ledger.work_items.values() if each.key == request.line]
     return sum(map(stands, of_key)) >= request.max_waiting
 
 

@@ -234,7 +234,7 @@ def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
     place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
-    return {"key": request.keys[0], **place}
+    return {"key": request.line, **place}
 
 
 def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
