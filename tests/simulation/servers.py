@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.ledger import MemoryTransaction
@@ -125,9 +126,17 @@ class PortLocks(Boundary):
         locks = self.world.locks
         self.world.scheduler.block(lambda: locks._is_turn(key, owner), min(timeout_s, 1.0))
 
+    def leave_hint(self, key: str) -> bool:
+        return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        return self._ask(
+            "release_and_take_hint", lambda: self.world.release_and_take_hint(key, owner)
+        )
+
     @property
     def traits(self) -> Traits:
-        return self.world.locks.traits
+        return replace(self.world.locks.traits, hints=self.world.hints)
 
     def check(self) -> list[Finding]:
         return []
@@ -300,14 +309,14 @@ class PortLedger(Boundary):
 
     # -- stored calls -------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
-        return self._ask("park", lambda: self.world.park(request))
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
+        return self._ask("park", lambda: self.world.park(request, only_new=only_new))
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
-        return self._ask("call_next", lambda: self.world.call_next(key, expected_s, app))
+    def call_next(self, key: str, **asked: Any) -> Overdue | None:
+        return self._ask("call_next", lambda: self.world.call_next(key, **asked))
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        return self._ask("open_keys", lambda: self.world.ledger.open_keys(app=app, limit=limit))
+    def open_keys(self, **asked: Any) -> list[str]:
+        return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
 
     def overdue(self, **asked: Any) -> list[Overdue]:
         return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))

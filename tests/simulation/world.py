@@ -371,6 +371,7 @@ class World:
         self.has_faults = True
         self.open: dict[int, OpenTransaction] = {}
         self.has_locks = not choices.one_in(5)
+        self.hints = True
         self.deploys = choices.one_in(2)
         self.visibility_s = (60.0, 2.0)[choices.pick((3, 1))]
         self.broker = Broker(self, self.visibility_s)
@@ -605,6 +606,12 @@ class World:
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         before = self.locks.held()
         released = self.locks.release(keys, owner)
+        self.history.released(owner, before, self.locks.held())
+        return released
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        before = self.locks.held()
+        released = self.locks.release_and_take_hint(key, owner)
         self.history.released(owner, before, self.locks.held())
         return released
 
