@@ -118,7 +118,7 @@ def _hint_before_it_is_free(world: LineWorld) -> None:
     def taken_first(key: str, owner: Owner) -> tuple[bool, bool]:
         hint = key in world.locks._hints
         world.locks._hints.discard(key)
-        world.scheduler.step()
+        world.scheduler.sleep(0.5)
         return world.release((key,), owner), hint
 
     world.release_and_take_hint = taken_first  # type: ignore[method-assign]
