@@ -22,6 +22,8 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "once_per": ("key", "template", "message", "tick"),
     "order": ("fifo", "strict", "priority"),
     "max_waiting": ("none", "given"),
+    "limit": ("one", "several"),
+    "rate": ("none", "given"),
     "duplicate": ("answer", "attach", "skip", "replace", "raise"),
 }
 """The values that each option may have, as far as they differ here."""
@@ -47,6 +49,7 @@ class Rule:
 _NOT_PARKED = ("retry", "wait", "skip", "raise")
 _BY_WORK = ("key", "template")
 _BY_MESSAGE = ("message", "tick")
+_BOUNDS = {"limit": ("several",), "rate": ("given",)}
 
 REFUSALS: tuple[Rule, ...] = (
     Rule(
@@ -63,6 +66,30 @@ REFUSALS: tuple[Rule, ...] = (
         'max_waiting= counts who waits in line, and only busy="park" has one. Say it, too, or '
         "leave max_waiting= away.",
         {"max_waiting": ("given",), "busy": _NOT_PARKED},
+    ),
+    *(
+        Rule(
+            f"{name}= is of one key: a delivery that had a part of several would keep others out "
+            "while it waits for the rest. Name one key.",
+            {"keys": ("several",), name: bound},
+        )
+        for name, bound in _BOUNDS.items()
+    ),
+    *(
+        Rule(
+            f"the work of a key is done once, so there is never a second one for {name}= to bound. "
+            'Say once_per="message", or name the work by a template.',
+            {"once_per": ("key",), name: bound},
+        )
+        for name, bound in _BOUNDS.items()
+    ),
+    *(
+        Rule(
+            'order="strict" lets one message of a key begin after another has ended, as soon as '
+            f"that has; {name}= has another rule of when they begin. Leave one of them away.",
+            {"order": ("strict",), name: bound},
+        )
+        for name, bound in _BOUNDS.items()
     ),
     Rule(
         "each message, or tick, is work of its own (once_per=), so no two are the same. Name the "
@@ -81,6 +108,15 @@ DELIVERIES: tuple[Rule, ...] = (
         "The same; where as many wait as are allowed, a message that has not begun fails with "
         "`LineFullError`.",
         {"busy": ("park",), "order": ("strict",), "max_waiting": ("given",)},
+    ),
+    Rule(
+        "Waits in the ledger until one of the key's slots is free, and its rate allows a start. "
+        "They begin in the order of their line, and end in any.",
+        {"busy": ("park",), "limit": ("several",)},
+    ),
+    Rule(
+        "Waits in the ledger, in the order of its line, until its rate allows the next start.",
+        {"busy": ("park",), "rate": ("given",)},
     ),
     Rule(
         "Waits in the ledger. The message that its broker would deliver first goes first, of equal "

@@ -27,6 +27,7 @@
   - RowMissingError                the row that the task is to move does not exist
   - RowIneligibleError             the row is in a state that is not this task's
   - StoredCallError                a stored call cannot be read, or does not fit its task any more
+    + CallWithdrawnError           its message was cancelled, or deleted, in its queue
   - WorkDeadError                  this work has killed its workers too often
     + WorkStillDeadError           it was DEAD before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
@@ -49,6 +50,7 @@ __all__ = [
     "AlreadyEnqueuedError",
     "BodyCancelledError",
     "CallTooLargeError",
+    "CallWithdrawnError",
     "CommandTargetError",
     "CommitUnknownError",
     "ConfigurationError",
@@ -300,6 +302,10 @@ class RowIneligibleError(TaskguardError):
 
 class StoredCallError(TaskguardError):
     """A stored call that nobody can send: it cannot be read, or does not fit its task any more."""
+
+
+class CallWithdrawnError(StoredCallError):
+    """A stored call that nobody is to send: its message was cancelled, or deleted, in its queue."""
 
 
 class WorkDeadError(TaskguardError):

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from taskguard.bounds import Bounds
 from taskguard.combinations import refusal
 from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
-from taskguard.policy import Policy, make_policy
+from taskguard.policy import Policy, make_policy, refuse_unbounded
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import RowId
@@ -157,6 +158,13 @@ class GuardedFunction:
         self._refuse_combination(key, once_per)
         self.row = row
         self._row_of = self._compile_row()
+        self._is_bounded = self.policy.bounded
+        refuse_unbounded(
+            self.policy,
+            task=self.name,
+            row=row is not None,
+            moved=any(former.key is not None for former in formers_in(formerly, task=self.name)),
+        )
 
     def _refuse_combination(self, key: Any, once_per: str) -> None:
         """Refuse options that cannot be together; see `combinations.py`."""
@@ -167,6 +175,8 @@ class GuardedFunction:
             once_per=once_per if once_per in ("key", "message", "tick") else "template",
             order=policy.order,
             max_waiting="none" if policy.max_waiting is None else "given",
+            limit="one" if policy.limit == 1 else "several",
+            rate="none" if policy.rate is None else "given",
         )
         if reason is not None:
             raise ConfigurationError(f"{self.name}: {reason}")
@@ -224,6 +234,7 @@ class GuardedFunction:
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
         return Delivery(
+            bounds=self._bounds(keys) if self._is_bounded else None,
             keys=keys,
             work=work,
             formerly=formerly,
@@ -246,6 +257,14 @@ class GuardedFunction:
             call=None if call is None else stored_call(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
+
+    def _bounds(self, keys: tuple[str, ...]) -> Bounds:
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"{self.name}: limit= and rate= are of one key, and its key= made {len(keys)} for "
+                f"this call: {', '.join(keys)}."
+            )
+        return Bounds(keys[0], self.policy.limit, self.policy.starts)
 
     def _former_ids(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], **values: Any

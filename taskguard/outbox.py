@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from taskguard.api import TaskGuard
 from taskguard.combinations import refusal
-from taskguard.delivery import Delivery, MessageRef
+from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.errors import (
     AlreadyEnqueuedError,
     ConfigurationError,
@@ -36,7 +36,6 @@ from taskguard.policy import DAY_S, check_number
 
 __all__ = [
     "AGAIN_AFTER_S",
-    "NOT_BEFORE",
     "Duplicate",
     "OutcomeOfEnqueue",
     "Placed",
@@ -54,9 +53,6 @@ Send = Callable[[dict[str, Any], MessageRef], None]
 
 AGAIN_AFTER_S = 3_600.0
 """After so long without a claim a message that was sent counts as lost, in seconds."""
-
-NOT_BEFORE = "not_before_s"
-"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
 """What `enqueue()` does where the same work is waiting or in progress."""

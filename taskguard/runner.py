@@ -140,7 +140,12 @@ class Runner:
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
         self._admission = Admission(
-            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
+            locks=locks,
+            ledger=ledger,
+            events=self.events,
+            clock=clock,
+            watchdog=self.watchdog,
+            rng=self._rng,
         )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
         self.line = Line(locks, cast("LineLedger", ledger), self.events)
@@ -165,6 +170,11 @@ class Runner:
             raise ConfigurationError(
                 f'{delivery.task} has busy="park", and there is no ledger to wait in. Configure '
                 'one (TASKGUARD_LEDGER_URL), or say busy="retry".'
+            )
+        if delivery.bounds is not None and self.ledger is None:
+            raise ConfigurationError(
+                f"{delivery.task} has limit= or rate=, and there is no ledger to count in. "
+                "Configure one (TASKGUARD_LEDGER_URL), or take tg.lock(…, limit=…) in the body."
             )
         self._report_late()
         entered = self._enter_or_look(delivery)
@@ -265,8 +275,9 @@ class Runner:
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         found = self._admission.ask(delivery, wait_s=_wait_s(delivery))
-        if isinstance(found, Admitted):
-            return found
+        return found if isinstance(found, Admitted) else self._heed(delivery, found)
+
+    def _heed(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
         if isinstance(found, Answer):
             return self._answer(delivery, found)
         return self._turn_away(delivery, found)
@@ -383,20 +394,19 @@ class Runner:
             parked = self._park(delivery, busy)
             if parked is not None:
                 return parked
+        if busy.unread:
+            return self._heed(delivery, self._admission.read(delivery, busy))
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
             reason = "the same work is in progress" if busy.same_work else "the key is taken"
+            if busy.too_early:
+                reason = f"its rate is {delivery.policy.rate}"
+                return self._defer(delivery, self._until_start_s(delivery, busy), reason)
             return self._defer(delivery, self._delay_s(delivery, busy.retry_after_s), reason)
         if untouched and delivery.policy.busy == "skip":
             return self._drop(delivery, "skipped")
-        raise KeyBusyError(
-            f"{delivery.key} is held by another delivery"
-            + (f" for at most {busy.retry_after_s:.1f} s" if busy.retry_after_s else "")
-            + ". Nothing was run; call again later, or wait for it with wait_s.",
-            key=delivery.key,
-            retry_after_s=busy.retry_after_s,
-        )
+        raise _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
@@ -404,7 +414,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self.line.park(delivery, request, by_lock_server=busy.key is not None):
+            if self.line.park(delivery, request, busy):
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -419,6 +429,14 @@ class Runner:
         if retry_after_s is not None:
             delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
+
+    def _until_start_s(self, delivery: Delivery, busy: Busy) -> float:
+        """Until its rate allows a start; later where it was put off often, for others come, too."""
+        assert delivery.queue is not None  # noqa: S101
+        after_s = busy.retry_after_s or 0.0
+        if delivery.message.deferrals:
+            after_s = max(after_s, self._delay_s(delivery, None))
+        return min(after_s, delivery.queue.max_delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
         """Publish the message again, then record that; only then is this delivery acknowledged."""
@@ -458,6 +476,8 @@ class Runner:
         guard = self._guard(delivery, admitted)
         try:
             self.watchdog.track(tracked)
+            if delivery.parking is not None and _lets_more_in(delivery):
+                self.line.call_next(delivery)
             if delivery.redelivered:
                 self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
@@ -481,7 +501,7 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self.line.call_next(delivery)
+                self.line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -807,7 +827,11 @@ class Runner:
             return None
         tracked.released = True
         self.watchdog.untrack(tracked)
-        known = self.watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        known = self.watchdog.release_lock(
+            tracked,
+            handed=tracked.decided_by_ledger,
+            takes_hint=self.line.takes_hint(delivery),
+        )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
         return known
@@ -831,6 +855,27 @@ def _wait_s(delivery: Delivery) -> float:
     # Whoever was called comes where the key is free, but for those who only look.
     wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
+
+
+def _lets_more_in(delivery: Delivery) -> bool:
+    """Whether the next one may begin by the time at which this one does, and not when it ends."""
+    bounds = delivery.bounds
+    return bounds is not None and bounds.limit > 1 and bounds.rate is not None
+
+
+def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
+    after_s = busy.retry_after_s
+    if busy.too_early:
+        what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
+        when = f", and again in {after_s:.1f} s" if after_s else ""
+    else:
+        what = f"{delivery.key} is held by another delivery"
+        when = f" for at most {after_s:.1f} s" if after_s else ""
+    return KeyBusyError(
+        f"{what}{when}. Nothing was run; call again later, or wait for it with wait_s.",
+        key=delivery.key,
+        retry_after_s=after_s,
+    )
 
 
 def _error_text(error: BaseException) -> str:

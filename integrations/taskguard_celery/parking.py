@@ -34,7 +34,7 @@ from celery.signals import (
 )
 from kombu.common import Broadcast
 
-from taskguard import MessageRef, Relay, errors
+from taskguard import MessageRef, Relay
 from taskguard_celery.calls import (
     CALLED_HEADER,
     NAME,
@@ -71,6 +71,8 @@ _relays: list[tuple[Relay, threading.Thread]] = []
 class CeleryParking:
     """How the message that `task` is handling is parked."""
 
+    queue = NAME
+
     def __init__(self, task: Task) -> None:
         self._task = task
 
@@ -82,8 +84,6 @@ class CeleryParking:
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Publish a stored call; raises unless the broker took it."""
-        if call.get("queue") != NAME:
-            raise errors.StoredCallError(f"it is a call of {call.get('queue')}, not of Celery")
         CelerySender(self._task.app).hand_off(dict(call), message)
 
     def failed(self, claim: Claim) -> None:

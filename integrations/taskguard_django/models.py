@@ -34,6 +34,8 @@ class Key(models.Model):
     fence = models.BigIntegerField()
     owner = models.TextField(blank=True)
     lease_until = models.BigIntegerField()
+    slots = models.IntegerField(null=True)
+    next_start = models.BigIntegerField(null=True)
 
     objects = _OfTheLedger()
 

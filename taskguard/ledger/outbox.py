@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -51,6 +51,7 @@ class Overdue:
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
         sends: how often its message was sent since the last claim, as far as that is noted.
+        wait_s: so long after it was read its message is to come, and not before.
     """
 
     work: str
@@ -59,6 +60,7 @@ class Overdue:
     call: str
     due_us: int
     attempts: int = 0
+    wait_s: float = 0.0
 
     @property
     def sends(self) -> int:
@@ -169,7 +171,8 @@ def overdue_of(called: Called) -> Overdue:
     """Work that was called from its key's line, as what is sent again."""
     recorded = (called.known_retries or 0, called.known_deferrals or 0)
     message = message_of(called)
-    return _overdue(called, message, {(message, called.id): recorded})
+    found = _overdue(called, message, {(message, called.id): recorded})
+    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
 
 
 def _overdue(

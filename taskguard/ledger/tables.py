@@ -89,6 +89,10 @@ KEYS = sa.Table(
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
+    # Of a key with slots: how many there were at the last claim. With a rate: from when on the next
+    # start is allowed. See `ledger/statements/bounded.py`.
+    sa.Column("slots", sa.Integer),
+    sa.Column("next_start", _LONG),
     **_INNODB,
 )
 

@@ -41,6 +41,8 @@ ELSEWHERE = {
     "parking.send": "the same",
     "ledger.note": "what a leader remembers; tests/celery/test_leader_beat.py",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
+    "locks.leave_hint": 'busy="park" only; test_parking_crashes.py',
+    "locks.release_and_take_hint": "the same",
     "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }

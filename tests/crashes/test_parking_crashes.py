@@ -1,4 +1,4 @@
-"""Real Celery workers, killed (SIGKILL) at each boundary of parking and calling.
+"""Real workers, killed (SIGKILL) at each boundary of parking and calling.
 
 Three messages of one line: the first one works for a moment, the others are parked, and called. One
 of them dies at a boundary, once: each runs, once, in the end.
@@ -22,17 +22,21 @@ from taskguard_celery import enqueue
 ROLES = ("first", "second", "third")
 PARKING = {
     *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *("locks.leave_hint asked", "locks.leave_hint done"),
+    *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
     *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
 }
 
 
 @pytest.fixture(
     params=[
-        "pg_url",
-        "sqlite_url",
-        pytest.param("mariadb_url", marks=pytest.mark.debian),
-        pytest.param("mysql_url", marks=pytest.mark.debian),
-    ]
+        ("celery", "pg_url"),
+        ("celery", "sqlite_url"),
+        pytest.param(("celery", "mariadb_url"), marks=pytest.mark.debian),
+        pytest.param(("celery", "mysql_url"), marks=pytest.mark.debian),
+        ("rq", "pg_url"),
+    ],
+    ids="-".join,
 )
 def rig(
     request: pytest.FixtureRequest,
@@ -42,16 +46,17 @@ def rig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
-    database = str(request.getfixturevalue(request.param))
-    with crash_rig("celery", database, valkey, tmp_path, monkeypatch) as made:
-        made.task = "support.crashing.in_line"
+    queue, kind = request.param
+    database = str(request.getfixturevalue(kind))
+    with crash_rig(queue, database, valkey, tmp_path, monkeypatch) as made:
+        made.task = f"support.crashing.in_line{'_by_rq' if queue == 'rq' else ''}"
         yield made
 
 
 def send(rig: CrashRig, line: str, **crashes: str) -> list[str]:
     items = [f"{line}-{role}" for role in ROLES]
     for role, item in zip(ROLES, items, strict=True):
-        rig.jobs.in_line.apply_async((item, line, crashes.get(role)), task_id=item)
+        rig.send_in_line(item, line, crashes.get(role))
     return items
 
 
@@ -71,7 +76,7 @@ def test_killed_at_any_boundary_of_a_line_each_runs_once(
             if role != "third" or at.partition("#")[0] in PARKING
         ]
         assert {at.partition("#")[0] for _, at in cases} >= PARKING
-        if rig.engine.dialect.name != "postgresql":
+        if rig.engine.dialect.name != "postgresql" or rig.queue == "rq":
             cases = exploration.pick(cases, at_most=12)
         lines = [(re.sub(r"\W", "-", f"{role} {at}"), role, at) for role, at in cases]
         for line, role, at in lines:

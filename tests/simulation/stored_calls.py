@@ -145,11 +145,14 @@ class StoredCalls:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self: _Rows, request: ClaimRequest) -> bool:
+    def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
         try:
             with self.locking(by, [("work", request.work)]):
                 row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return False
                 if _is_full(self, row, request):
                     if row is not None and row.message == request.message.name:
                         refused = {"state": State.FAILED, "due": None, "finished": now_us}
@@ -163,7 +166,8 @@ class StoredCalls:
                     place["parked"] = before.parked
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
-                self.work_items[before.id] = replace(_waiting(before, request, due=None), **place)
+                waits = _waiting(before, request, due=None)
+                self.work_items[before.id] = replace(waits, key=request.keys[0], **place)
                 return True
         finally:
             self.unlock(by)
@@ -175,7 +179,17 @@ class StoredCalls:
     def leave(self: _Rows, claim: Claim) -> bool:
         return _change_kept(self, claim, due=None, parked=None)
 
-    def call_next(self: _Rows, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self: _Rows,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        bounds: None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
+        """No key has bounds here, so `ahead_s` makes no difference."""
         by = object()
         first = _first(self.work_items.values(), key)
         if first is None:
@@ -185,7 +199,7 @@ class StoredCalls:
                 now_us = self.now_us()
                 if self.work_items.get(first.id) != first or not is_open(self, first, now_us):
                     return None
-                if json.loads(first.call or "{}").get("app", "") != app:
+                if not _is_for(first, app, queues):
                     return None
                 called = replace(first, due=now_us + int(expected_s * 1e6))
                 self.work_items[first.id] = called
@@ -193,14 +207,22 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def open_keys(self: _Rows, *, app: str = "", limit: int = 1000) -> list[str]:
+    def open_keys(
+        self: _Rows,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
+    ) -> list[str]:
+        """`ahead_s` makes no difference: no key has a rate here."""
         now_us = self.now_us()
         waiting = {
             row.key
             for row in self.work_items.values()
             if stands(row)
             and row.due is None
-            and json.loads(row.call or "{}").get("app", "") == app
+            and _is_for(row, app, queues)
             and is_open(self, row, now_us)
         }
         return sorted(waiting)[:limit]
@@ -237,7 +259,7 @@ class StoredCalls:
         return any(
             row.key == request.keys[0]
             and _place(row) < place
-            and (keeps(row) or (stands(row) and (row.due is None or is_expected(row, now_us))))
+            and (keeps(row) or _is_awaited(row, request.work, now_us))
             for row in self.work_items.values()
         )
 
@@ -251,6 +273,13 @@ def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
         and (is_expected(row, now_us) or (keeps(row) and _place(row) < _place(first)))
         for row in ledger.work_items.values()
     )
+
+
+def _is_awaited(row: Work, work: str | None, now_us: int) -> bool:
+    """Whether it waits, or is expected; of this very work, until it was sent again."""
+    called_once = not (row.call or "").startswith(_SENT)
+    mine = row.id == work and called_once
+    return stands(row) and (row.due is None or mine or is_expected(row, now_us))
 
 
 def keeps(row: Work) -> bool:
@@ -300,6 +329,11 @@ def stands(row: Work) -> bool:
 def _first(rows: Iterable[Work], key: str) -> Work | None:
     waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
     return min(waiting, key=lambda row: (_place(row), row.id), default=None)
+
+
+def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
+    call = json.loads(row.call or "{}")
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
 def _may_park(row: Work, request: ClaimRequest) -> bool:

@@ -188,6 +188,15 @@ def in_order(place: Place) -> Iterator[None]:
     assert place.events()["completed"] == 2
 
 
+@around("docs/how-to/limits.md")
+def limits(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.sync, 7, 1)
+    assert place.memory.events[0].key == "account:7"
+    assert place.events()["completed"] == 1
+
+
 @around("docs/how-to/without-redis.md")
 def without_redis(place: Place) -> Iterator[None]:
     yield

@@ -32,6 +32,10 @@ def decorate(chosen: dict[str, str]) -> GuardedFunction:
         options["wait_s"] = 1.0
     if chosen["max_waiting"] == "given":
         options["max_waiting"] = 3
+    if chosen["limit"] == "several":
+        options["limit"] = 2
+    if chosen["rate"] == "given":
+        options["rate"] = "100/m"
     key = "order:<order>" if chosen["keys"] == "one" else ["order:<order>", "line:<line>"]
     return GuardedFunction(ship, key=key, once_per=once_per, options=options)
 

@@ -209,9 +209,13 @@ STEPS: tuple[Step, ...] = (
     Step(
         to=4,
         why="a line has ranks, and work may keep its place in it: the columns `rank` and `strict`; "
-        "what has ended stands in no line",
+        "what has ended stands in no line; several may hold a key at once, and how often it is "
+        "begun may be limited: how many slots it has is in the column `slots`, when the next start "
+        "is allowed in `next_start`",
         statements={
             "postgresql": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
                 *_lines_to_4("rank"),
@@ -222,6 +226,8 @@ STEPS: tuple[Step, ...] = (
                 ),
             ),
             "mariadb": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS `rank` INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
                 *_lines_to_4("`rank`"),
@@ -232,6 +238,16 @@ STEPS: tuple[Step, ...] = (
                 ),
             ),
             "mysql": (
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "slots",
+                    "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                ),
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "next_start",
+                    "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                ),
                 *_mysql_unless(
                     "taskguard_work",
                     "rank",
@@ -255,6 +271,8 @@ STEPS: tuple[Step, ...] = (
                 ),
             ),
             "sqlite": (
+                "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
                 *_lines_to_4("rank"),

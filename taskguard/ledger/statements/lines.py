@@ -25,10 +25,12 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
+from taskguard.bounds import range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
@@ -69,6 +71,7 @@ class Called(NamedTuple):
     attempts: int
     known_retries: int | None
     known_deferrals: int | None
+    wait_us: int = 0
 
 
 def _in_order() -> tuple[sa.ColumnElement[Any], ...]:
@@ -88,7 +91,11 @@ def in_line(work: Any) -> sa.ColumnElement[bool]:
 
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Whether it was called a short while ago. One that was called again holds up nobody."""
-    return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
+    return sa.and_(work.c.due > now_us, _called_once(work))
+
+
+def _called_once(work: Any) -> sa.ColumnElement[bool]:
+    return sa.func.substr(work.c.call, 1, 8) != '{"sent":'
 
 
 def keeps(work: Any) -> sa.ColumnElement[bool]:
@@ -108,45 +115,53 @@ def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
     return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
-def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
+def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: int = 1) -> bool:
     """Whether somebody who goes before this work waits for its key, or has not ended.
 
     Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands behind it.
+    line is that of one message: another one of the same work stands behind it, until it was sent
+    again. `room`: for how many the key is free; fewer may have been called.
     """
     columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
-    mine = db.execute(sa.select(*columns).where(WORK.c.id == request.work)).first()
+    sent_again = sa.and_(WORK.c.due.is_not(None), ~_called_once(WORK)).label("sent_again")
+    mine = db.execute(sa.select(*columns, sent_again).where(WORK.c.id == request.work)).first()
+    rank, place = request.rank, _LAST
     if mine is not None and mine.state == State.PROCESSING.value:
         return False
-    rank, place = request.rank, _LAST
-    if mine is not None and mine.parked is not None and mine.message == request.message.name:
-        rank, place = mine.rank, mine.parked
+    if mine is not None and mine.parked is not None:
+        if mine.message == request.message.name:
+            rank, place = mine.rank, mine.parked
+        elif mine.state == State.NEW.value and not mine.sent_again:
+            return True  # nothing else would answer that message
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
-    before = WORK.c.key == request.keys[0], _before(rank, place), sa.or_(waits, keeps(WORK))
+    before = WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))
     # In order, for the first is mostly one who waits.
-    first = sa.select(WORK.c.id).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(1)
-    return db.execute(first).first() is not None
+    first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
+    found = db.execute(first).scalars().all()
+    return None in found or len(found) >= room
 
 
-def park(database: Database, request: ClaimRequest) -> bool:
+def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
     False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result. Raises LineFullError; two who come at once may both get
-    the last place.
+    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
+    Raises LineFullError; two who come at once may both get the last place.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        if only_new and _is_on_record(db, request):
+            return False
         full = request.max_waiting is not None and _is_full(db, request)
         parked = not full and _park(database, db, request)
         if full:
             _refuse(database, db, request)
     if full:
         raise LineFullError(
-            f"{request.task} {request.keys[0]}: {request.max_waiting} messages wait for this key, "
+            f"{request.task} {request.line}: {request.max_waiting} messages wait for this key, "
             "which is all that max_waiting= allows. Nothing was run, and this message was not "
             "stored. Send it again when fewer wait (`taskguard waiting --key …` lists them), or "
             "allow more.",
-            key=request.keys[0],
+            key=request.line,
         )
     return parked
 
@@ -157,9 +172,7 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     is_known = sa.select(WORK.c.id).where(WORK.c.id == request.work, known)
     if db.execute(is_known).first() is not None:
         return False
-    standing = sa.select(sa.literal(1).label("one")).where(
-        WORK.c.key == request.keys[0], stands(WORK)
-    )
+    standing = sa.select(sa.literal(1).label("one")).where(WORK.c.key == request.line, stands(WORK))
     first = standing.limit(request.max_waiting).subquery()
     count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
     return count >= (request.max_waiting or 0)
@@ -188,7 +201,8 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
-    values = {**waiting_values(request, due=None), **place_of(request, now_us)}
+    place = place_of(request, now_us)
+    values = {**waiting_values(request, due=None), **place, "key": request.line}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
     waits = WORK.c.state == State.NEW.value
@@ -200,14 +214,14 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
     # A retry stands at the end, unless its work has kept its place.
-    anew = sa.case((sa.or_(waits, sa.literal(request.strict)), values["parked"]), else_=now_us)
-    place = sa.func.coalesce(WORK.c.parked, anew)
+    anew = sa.case((sa.or_(waits, sa.literal(request.strict)), place["parked"]), else_=now_us)
+    parked = sa.func.coalesce(WORK.c.parked, anew)
     # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
     changed = db.execute(
         sa.update(WORK)
         .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
         .ordered_values(
-            (WORK.c.parked, place), *((n, v) for n, v in values.items() if n != "parked")
+            (WORK.c.parked, parked), *((n, v) for n, v in values.items() if n != "parked")
         )
     )
     return changed.rowcount == 1
@@ -255,11 +269,33 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         return changed.rowcount == 1
 
 
-def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
+def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    one, message = sa.literal(1), MESSAGES.c.message == request.message.name
+    work = sa.select(one).where(WORK.c.id == request.work)
+    numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
+    return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None
+
+
+class Room(Protocol):
+    """Whether somebody may be called: in how many µs his work may begin; None: nobody may be."""
+
+    def __call__(self, db: sa.Connection, key: str, now_us: int) -> int | None: ...
+
+
+def call_next(
+    database: Database,
+    key: str,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    expected_s: float,
+    room: Room,
+) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` it is overdue.
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    of the time at which it may begin it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -271,9 +307,10 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or json.loads(first.call).get("app", "") != app:
+        if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
-        if _is_taken(db, key, first, now_us):
+        wait_us = room(db, key, now_us)
+        if wait_us is None or _is_held_up(db, key, first):
             return None
         changed = db.execute(
             sa.update(WORK)
@@ -283,57 +320,104 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
                 WORK.c.parked == first.parked,
                 WORK.c.due.is_(None),
             )
-            .values(due=now_us + int(expected_s * 1e6))
+            .values(due=now_us + wait_us + int(expected_s * 1e6))
         )
-        return _called(db, first.id) if changed.rowcount == 1 else None
+        return _called(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
-def _called(db: sa.Connection, work: str) -> Called:
+def _called(db: sa.Connection, work: str, wait_us: int) -> Called:
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
         MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
     )
-    return Called(*row, *(db.execute(numbers).first() or (None, None)))
+    found = Called(*row, *(db.execute(numbers).first() or (None, None)))
+    return found._replace(wait_us=wait_us)
 
 
-def _is_taken(db: sa.Connection, key: str, first: Any, now_us: int) -> bool:
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
+
+
+def room(db: sa.Connection, key: str, now_us: int) -> int | None:
+    """Nobody may be called while the key is held, or another one is expected."""
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
-    other = sa.select(sa.literal(1)).where(WORK.c.key == key)
-    called = other.where(stands(WORK), expected(WORK, now_us))
-    kept = other.where(keeps(WORK), _before(first.rank, first.parked))
-    return db.execute(sa.union_all(held, called, kept).limit(1)).first() is not None
+    called = sa.select(sa.literal(1)).where(WORK.c.key == key, stands(WORK), expected(WORK, now_us))
+    return 0 if db.execute(sa.union_all(held, called).limit(1)).first() is None else None
 
 
-def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
+def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
+    """Whether somebody before the first who waits keeps his place until his work has ended."""
+    kept = WORK.c.key == key, keeps(WORK), _before(first.rank, first.parked)
+    return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
+
+
+def open_keys(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int, ahead_s: float
+) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
-    Of one namespace: its relay alone knows where its messages go.
+    Where a key has slots: for which fewer are held and expected than these. With a rate: which
+    allows a start in at most `ahead_s`. Of one namespace, and of these queues: their relay alone
+    knows where their messages go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called = WORK.alias()
-        waiting = (
-            sa.select(WORK.c.key)
+        by_us = now_us + int(ahead_s * 1e6)
+        key = _keys_with_lines().c.key
+        first = (
+            sa.select(WORK.c.id)
             .where(
+                WORK.c.key == key,
                 stands(WORK),
                 WORK.c.due.is_(None),
                 _of_app(app),
-                ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
-                ~sa.exists().where(
-                    called.c.key == WORK.c.key, stands(called), expected(called, now_us)
-                ),
-                ~sa.exists().where(
-                    called.c.key == WORK.c.key,
-                    keeps(called),
-                    sa.tuple_(called.c.rank, called.c.parked)
-                    < sa.tuple_(WORK.c.rank, WORK.c.parked),
-                ),
+                _of_queues(queues),
             )
-            .distinct()
-            .limit(limit)
+            .order_by(WORK.c.rank, WORK.c.parked)
+            .limit(1)
+            .correlate(key.table)
         )
-        return list(db.execute(waiting).scalars())
+        place = [
+            first.with_only_columns(column).scalar_subquery()
+            for column in (WORK.c.rank, WORK.c.parked)
+        ]
+        called, kept, several, early = WORK.alias(), WORK.alias(), KEYS.alias(), KEYS.alias()
+        of_key = called.c.key == key, stands(called), expected(called, now_us)
+        slots = sa.select(several.c.slots).where(several.c.key == key, several.c.slots > 1)
+        taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
+        taken += holders(key, now_us)
+        waiting = sa.select(key).where(
+            first.scalar_subquery().is_not(None),
+            ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
+            sa.case(
+                (slots.exists(), taken < slots.scalar_subquery()),
+                else_=~sa.exists().where(*of_key),
+            ),
+            ~sa.exists().where(
+                kept.c.key == key,
+                keeps(kept),
+                sa.tuple_(kept.c.rank, kept.c.parked) < sa.tuple_(*place),
+            ),
+            ~sa.exists().where(early.c.key == key, early.c.next_start > by_us),
+        )
+        return list(db.execute(waiting.limit(limit)).scalars())
+
+
+def holders(key: Any, now_us: int) -> Any:
+    """How many hold one of a key's slots; a key of a template with a '#' may count as one."""
+    held = KEYS.alias()
+    first, after = range_of_slots(key)
+    slots = held.c.key > first, held.c.key < after, held.c.lease_until > now_us
+    return sa.select(sa.func.count()).select_from(held).where(*slots).scalar_subquery()
+
+
+def _keys_with_lines() -> sa.CTE:
+    """Each key that somebody waits for; one look into the index for each, however many wait."""
+    first = sa.select(sa.func.min(WORK.c.key).label("key")).where(WORK.c.parked.is_not(None))
+    keys = first.cte("lines", recursive=True)
+    following = first.where(WORK.c.key > keys.c.key).correlate(keys).scalar_subquery()
+    return keys.union_all(sa.select(following).where(keys.c.key.is_not(None)))
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:
@@ -341,6 +425,14 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
     if app:
         return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
     return WORK.c.call.not_like('%, "app": "%"}')
+
+
+def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """By the beginning of the call, which no integration writes otherwise."""
+    if queues is None:
+        return sa.true()
+    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
+    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

@@ -7,17 +7,19 @@ cannot decide.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.statements import claims, lines, renewals
+from taskguard.ledger.statements import bounded, claims, lines, renewals
 from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
@@ -44,7 +46,8 @@ class Statements:
 
         Raises LockTimeoutError or TransactionRetryError where others hold the rows.
         """
-        return claims.claim(self.database, request)
+        by = None if request.bounds is None else bounded.BoundedClaim
+        return claims.claim(self.database, request, by=by)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:
         """What a claim would find."""
@@ -129,13 +132,27 @@ class Statements:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
-        return lines.park(self.database, request)
+        return lines.park(self.database, request, only_new=only_new)
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> lines.Called | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        app: str,
+        queues: Sequence[str] | None,
+        expected_s: float,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> lines.Called | None:
         """Note that the first in line is called, if the key is free."""
-        return lines.call_next(self.database, key, app=app, expected_s=expected_s)
+        room: lines.Room = lines.room
+        if ahead_s is not None:
+            room = functools.partial(bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6))
+        return lines.call_next(
+            self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
+        )
 
     def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more."""

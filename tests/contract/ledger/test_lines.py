@@ -157,6 +157,22 @@ class TestPark:
         assert book.work(1).parked > book.work(2).parked
         assert (book.work(1).state, book.work(1).retries) == ("NEW", 1)
 
+    def test_only_what_is_new(self, book: Any) -> None:
+        """What nobody has read is parked if there is no record of it, nor of its message."""
+
+        def park_new(number: int) -> bool:
+            call_of = json.dumps({"queue": "test", "message": f"m{number}"})
+            parked: bool = book.ledger.park(delivery(number, call=call_of), only_new=True)
+            return parked
+
+        book.ledger.fail(claimed(book, 1).claim, "boom")
+        assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
+        before = book.work(1)
+        assert [park_new(number) for number in (1, 2, 3, 3)] == [False, False, True, False]
+        assert book.work(1) == before
+        assert book.work(2) is None
+        assert [each.message for each in book.ledger.waiting()] == ["m3"]
+
     @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "retried"])
     def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
         """What runs, has ended for good, or is a later message's is not parked, and not touched."""
@@ -253,6 +269,29 @@ class TestCall:
         book.ledger.complete(holder.claim, None)
         book.ledger.complete(claimed(book, 2, in_line=False).claim, None)
         assert call(book) == "m4"
+
+
+class TestQueues:
+    """Two kinds of queues in the line of one key: each has its own senders."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        for number, queue in ((1, "celery"), (2, "rq")):
+            call = json.dumps({"queue": queue, "message": f"m{number}"})
+            assert book.ledger.park(delivery(number, call=call))
+
+    def test_the_first_is_called_by_his_own(self, book: Any) -> None:
+        """Who cannot send to him calls nobody, not even one behind him, and notes nothing."""
+        for queues in (["rq"], ["r%"], []):
+            assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
+        found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
+        assert found.message.id == "m1"
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        """Those in whose lines somebody of these queues stands."""
+        assert book.ledger.open_keys(queues=["rq"]) == [KEY]
+        assert book.ledger.open_keys(queues=["other", "celery"]) == [KEY]
+        assert book.ledger.open_keys(queues=["r%", "r_"]) == []
 
 
 class TestRanks:
@@ -644,7 +683,7 @@ class TestClaim:
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
         """Another one of the same work: who waits has been acknowledged, and gets no answer but by
-        running. One that was called and got lost holds it up no longer."""
+        coming. It is on its way for certain only when it was sent again."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -654,9 +693,10 @@ class TestClaim:
             assert calls is None or call(book) == calls
             assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         book.make_due()
-        park(book, 3)
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:

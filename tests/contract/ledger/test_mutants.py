@@ -28,7 +28,7 @@ from contract.ledger.conftest import Book
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
-from taskguard.ledger import unique
+from taskguard.ledger import outbox, unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
@@ -282,6 +282,48 @@ def without_those_called(made: Mutation) -> None:
     made.edit(postgresql, "_CALL_NEXT", ("and o.due > asked.now_us", "and false"))
 
 
+def with_those_called_for_ever(made: Mutation) -> None:
+    """Who was called and does not come holds up all who stand behind him."""
+    made.replace(lines, "expected", lambda work, now_us: work.c.due.is_not(None))
+    overdue = """and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'"""
+    made.edit(postgresql, "_CALL_NEXT", (overdue, "and o.due is not null"))
+
+
+def with_any_messages_place(made: Mutation) -> None:
+    """Another message of work that waits has the place of the one that does."""
+    is_behind = portable_claims.is_behind
+
+    def as_own(db: Any, request: Any, now_us: int) -> bool:
+        own = db.execute(sa.select(WORK.c.message).where(WORK.c.id == request.work)).scalar()
+        message = request.message if own is None else replace(request.message, id=own)
+        return is_behind(db, replace(request, message=message), now_us)
+
+    made.replace(portable_claims, "is_behind", as_own)
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        made.edit(postgresql, name, ("and mine.message = %(message)s::text", ""))
+
+
+def with_recalls_of_a_higher_number(made: Mutation) -> None:
+    """What is sent again supersedes the copy that is on its way."""
+    sent = outbox.sent
+
+    def raising(database: Database, items: Any, **how: Any) -> int:
+        with database.transaction() as db:
+            for each in items:
+                deferrals = each.message.deferrals + 1
+                database.dialect.raise_deferrals(
+                    db, each.message, deferrals, work=each.work, now_us=1
+                )
+        return sent(database, items, **how)
+
+    made.replace(outbox, "sent", raising)
+
+
+def with_the_former_key(made: Mutation) -> None:
+    """Work is parked in the line of the key that its record has."""
+    made.edit(postgresql, "_PARK", ("    key = excluded.key,\n", ""))
+
+
 def with_a_held_key(made: Mutation) -> None:
     """Somebody is called while the key is held."""
     made.replace(lines, "_is_taken", lambda *_: False)
@@ -424,6 +466,11 @@ def claim_before_the_former_guard(book: Any) -> None:
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.new, formerly.old)
 
 
+def pass_the_message_that_waits(book: Any) -> None:
+    """Another one of its work is put off."""
+    in_line.TestClaim().test_behind_the_message_that_waits_for_it(book, True)
+
+
 def claim_behind_a_retry(book: Any) -> None:
     """By a task that is not strict, of the same key."""
     in_line.TestStrict().fail(book)
@@ -491,6 +538,9 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_copies_of_the_end, claim_before_the_former_guard),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
     (without_those_called, in_line.TestCall().test_in_the_order_in_which_they_came),
+    (with_those_called_for_ever, in_line.TestCall().test_lost),
+    (with_any_messages_place, pass_the_message_that_waits),
+    (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
     (without_ranks, in_line.TestRanks().test_in_which_order_they_are_called),
     (without_ranks_of_newcomers, claim_by_rank),
     (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
@@ -531,6 +581,7 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (with_any_state, park_what_is_done),
     (with_any_message, in_line.TestPark().test_another_message_of_the_work),
     (with_a_new_place, in_line.TestPark().test_again),
+    (with_the_former_key, in_line.TestPark().test_under_another_key),
     (without_waiting_again, in_line.TestPark().test_again),
     (at_the_end, in_line.TestStrict().test_a_retry_that_finds_the_key_taken),
     (without_keeping_in_claims, claim_behind_a_retry),

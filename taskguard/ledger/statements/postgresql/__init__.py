@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
@@ -158,7 +159,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if not _is_simple(request):
+        if request.bounds is not None or not _is_simple(request):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -318,15 +319,35 @@ class PostgreSQLStatements(Statements):
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         if request.max_waiting is not None:
-            return super().park(request)
-        return bool(self.database.ask(_PARK, self._asked(request)))
+            return super().park(request, only_new=only_new)
+        asked = self._asked(request) | {"key": request.line, "only_new": only_new}
+        return bool(self.database.ask(_PARK, asked))
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        app: str,
+        queues: Sequence[str] | None,
+        expected_s: float,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Called | None:
+        if ahead_s is not None:
+            return super().call_next(
+                key,
+                app=app,
+                queues=queues,
+                expected_s=expected_s,
+                bounds=bounds,
+                ahead_s=ahead_s,
+            )
         values = {
             "key": key,
             "app": app,
+            "queues": None if queues is None else list(queues),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }

@@ -1,22 +1,25 @@
 -- A condition of `granted`: nobody who goes before waits for the key, was called just now, or keeps
--- his place (strict) until his work has ended. In order, for the first is mostly one who waits: an
--- EXISTS would look through all of them.
+-- his place (strict) until his work has ended. The first of them, by the index, and not EXISTS, for
+-- which the planner collects the whole line.
 and (
-    select 1 from taskguard_work o
+    select o.parked from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null
         and case
             when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')
             when o.state <> 'NEW' then false
-            else o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":')
+            -- Of this very work the message that waits is expected until it was sent again:
+            -- nothing else answers it.
+            else o.due is null
+                or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
         end
+        -- Work that has begun is taken over before anybody's turn. A place in the line is that of
+        -- one message: another one of its work stands behind it.
         and (o.rank, o.parked) < (
             coalesce(
                 (
-                    -- Work that has begun is taken over before anybody's turn. A place in the line is
-                    -- that of one message: another one of its work stands behind it.
                     select case
                         when mine.state = 'PROCESSING' then -2147483648
-                        when mine.parked is not null and mine.message = %(message)s::text
+                        when mine.message = %(message)s::text and mine.parked is not null
                             then mine.rank
                     end
                     from taskguard_work mine
@@ -26,8 +29,12 @@ and (
             ),
             coalesce(
                 (
-                    select mine.parked from taskguard_work mine
-                    where mine.id = %(work)s::text and mine.message = %(message)s::text
+                    select case
+                        when mine.state = 'PROCESSING' then 0
+                        when mine.message = %(message)s::text then mine.parked
+                    end
+                    from taskguard_work mine
+                    where mine.id = %(work)s::text
                 ),
                 9223372036854775807
             )

@@ -1,5 +1,6 @@
 -- Store work with its call in the line of its key: NEW, at the end, or in the place that it has. No
--- row: it runs, has ended for good, or another message stands for it.
+-- row: it runs, has ended for good, or another message stands for it; or there is a record of it, or
+-- of its message, which nobody has read.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -15,6 +16,11 @@ select
     0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
     least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end, now_us
 from asked
+where not %(only_new)s::boolean or not exists (
+    select from taskguard_work where id = %(work)s::text
+    union all
+    select from taskguard_messages where message = %(message)s::text and work = %(work)s::text
+)
 on conflict (id) do update set
     key = excluded.key,
     message = excluded.message,

@@ -1,4 +1,4 @@
-"""A line has ranks, and work may keep its place in it, in columns of their own."""
+"""Ranks and kept places in lines, slots of keys, and when a rate allows the next start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class Migration(migrations.Migration):
     dependencies: ClassVar[list[Any]] = [("taskguard", "0003_work_in_line_for_its_key")]
     operations: ClassVar[list[Any]] = [
         taskguard_django.operations.UpgradeLedger(to=4),
-        # The model's own columns: Django does not manage its table.
+        # The models' own columns: Django does not manage their tables.
+        migrations.AddField("key", "slots", models.IntegerField(null=True)),
+        migrations.AddField("key", "next_start", models.BigIntegerField(null=True)),
         migrations.AddField("work", "rank", models.IntegerField(null=True)),
         migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
     ]
