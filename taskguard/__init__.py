@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskguard.api import TaskGuard, connect
     from taskguard.decorated import Decorator
     from taskguard.delivery import (
+        NOT_BEFORE,
         Answered,
         Codec,
         Completed,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
-    from taskguard.ledger.protocol import Standing
+    from taskguard.ledger.protocol import Claim, Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
         Traits,
     )
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.outbox import NOT_BEFORE, Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
+    from taskguard.outbox import Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answered": "delivery",
+    "Claim": "ledger.protocol",
     "Codec": "delivery",
     "Completed": "delivery",
     "Configuration": "doctor",
@@ -94,7 +96,7 @@ _HOMES = {
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
-    "NOT_BEFORE": "outbox",
+    "NOT_BEFORE": "delivery",
     "Duplicate": "outbox",
     "OutcomeOfEnqueue": "outbox",
     "Standing": "ledger.protocol",
@@ -132,6 +134,7 @@ __all__ = [
     "NOT_BEFORE",
     "UNSET",
     "Answered",
+    "Claim",
     "Codec",
     "Completed",
     "Configuration",

@@ -24,43 +24,60 @@ Read next: `ledger/statements/lines.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from taskguard.delivery import Delivery, stored_call
-from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
+from taskguard.bounds import Bounds
+from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
+from taskguard.errors import (
+    CallWithdrawnError,
+    LockServerUnavailableError,
+    StoredCallError,
+    TaskguardError,
+)
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Busy, ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Busy, Claim, ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
 
 logger = logging.getLogger("taskguard")
 
+Send = Callable[[dict[str, Any], MessageRef], None]
+
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
+
+AHEAD_S = 2.0
+"""So long before its rate allows a start the next one is called, with that delay, in seconds: the
+relay looks twice in that time."""
 
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
 
 
 class Line:
-    """The lines of all keys, for the deliveries of one process.
-
-    Attributes:
-        hints: whether who releases a key is told by the lock server that somebody waits.
-    """
+    """The lines of all keys, for the deliveries of one process."""
 
     def __init__(self, locks: LockProvider | None, ledger: LineLedger, events: Events) -> None:
         self._locks = locks
         self._ledger = ledger
         self._events = events
-        self.hints = locks is not None and locks.traits.hints
+        self._hints = locks is not None and locks.traits.hints
+
+    def takes_hint(self, delivery: Delivery) -> bool:
+        """Whether who releases its key is told by the lock server that somebody waits.
+
+        Of a bounded key there is none: each of its slots is another key there.
+        """
+        return self._hints and delivery.parking is not None and delivery.bounds is None
 
     def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does."""
@@ -69,28 +86,26 @@ class Line:
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
-        sent_s = delivery.published_at_s
-        sent_us = None if sent_s is None else int(sent_s * 1e6)
-        request = replace(request, call=text, sent_us=sent_us)
+        request = replace(request, call=text)
         if not self._ledger.park(request, only_new=refused.unread):
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if self._is_free(request, refused):
+        if self._is_free(delivery, request, refused):
             self.call_next(delivery)
         return True
 
-    def _is_free(self, request: ClaimRequest, refused: Busy) -> bool:
+    def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
-        if self.hints:
+        if self.takes_hint(delivery):
             try:
                 return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
             except LockServerUnavailableError:
                 return True
         by_ledger = refused.key is None
-        if self._locks is None or by_ledger:
+        if self._locks is None or by_ledger or delivery.bounds is not None:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
         with contextlib.suppress(LockServerUnavailableError):
@@ -113,31 +128,104 @@ class Line:
             self.call_next(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:
-        """Call the first in line if its key is free. False if nobody was; never raises."""
+        """Call the first in line if its key is free. False if nobody was; never raises.
+
+        Of a bounded key all for whom there is room.
+        """
         assert delivery.parking is not None  # noqa: S101
-        (key,) = delivery.keys
+        return self._call_next(delivery.keys[0], delivery.app, delivery.parking, delivery.bounds)
+
+    def retried(
+        self, claim: Claim, *, call: Mapping[str, Any] | None, app: str, in_s: float
+    ) -> None:
+        """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
+
+        `call`: how to send it once more. Never raises: without an answer it is sent again.
+        """
+        text = None if call is None else stored_call(call, claim.request.message, app)
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
-            if found is None:
-                return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            self._ledger.keep(claim, call=text, due_in_s=in_s + EXPECTED_S)
+        except TaskguardError as error:
+            logger.warning("%s: its retry is not noted: %s", claim.work, error)
+
+    def gave_up(self, claim: Claim, parking: Parking, *, app: str) -> None:
+        """The message of FAILED work does not come again: the next of its line is called.
+
+        Never raises: without an answer it is sent again, and fails again.
+        """
+        try:
+            self._ledger.leave(claim)
+        except TaskguardError as error:
+            logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
+            return
+        self._call_next(claim.keys[0], app, parking, None)
+
+    def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
+        senders = {parking.queue: parking.send}
+        options: dict[str, Any] = {}
+        if bounds is not None:
+            options = {"bounds": bounds, "ahead_s": AHEAD_S, "most": bounds.limit}
+        try:
+            return call_next(self._ledger, key, senders, self._events, app=app, **options) > 0
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
             return False
 
 
-def send(
-    work: Overdue, to: Callable[[dict[str, Any], Any], None], events: Events, *, key: str
-) -> bool:
-    """Send a call that the ledger has noted; a relay sends it again if that fails."""
-    try:
-        to(json.loads(work.call), work.message)
-    except StoredCallError as error:
-        logger.debug("%s: its call is left to the relay: %s", work.work, error)
-        return False
-    except Exception as error:  # noqa: BLE001  # whatever a broker raises
-        logger.warning("%s: called, and not sent yet; a relay will: %s", work.work, error)
-        return False
-    if events.hears(Called.level):
-        events.emit(Called(key=key, task=work.task, message=work.message.id))
-    return True
+def call_next(
+    ledger: LineLedger,
+    key: str,
+    senders: Mapping[str, Send],
+    events: Events,
+    *,
+    app: str,
+    bounds: Bounds | None = None,
+    ahead_s: float | None = None,
+    most: int = 1,
+) -> int:
+    """Call the first in line, or `most` of them as there is room: how many were called.
+
+    Nobody if the first one's queue is none of those that there are senders for: its own relay calls
+    it. Whose call was withdrawn leaves the line, FAILED. Raises what the ledger does.
+
+    Args:
+        ledger: it notes who is called.
+        key: whose line it is.
+        senders: how to send, by the name of the queue that a stored call carries.
+        events: who hears of it.
+        app: the application's namespace.
+        bounds: how many may hold the key, and how often it may be begun, if that is known.
+        ahead_s: so long before its rate allows the start one is called, to come then; None: the key
+            has no bounds.
+        most: how many are called at most.
+    """
+    queues, called = list(senders), 0
+    ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
+    while called < most:
+        found = ask(bounds=bounds, ahead_s=ahead_s)
+        if found is None:
+            break
+        try:
+            _send(found, senders)
+        except CallWithdrawnError as error:
+            logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
+            ledger.abandon(found, error=str(error))
+            continue
+        except StoredCallError as error:
+            # Perhaps by this process, which may be of an older deploy: a relay has the last word.
+            logger.debug("%s: its call is left to the relay: %s", found.work, error)
+            break
+        except Exception as error:  # noqa: BLE001  # whatever a broker raises
+            logger.warning("%s: called, and not sent yet; a relay will: %s", found.work, error)
+            break
+        called += 1
+        if events.hears(Called.level):
+            events.emit(Called(key=key, task=found.task, message=found.message.id))
+    return called
+
+
+def _send(found: Overdue, senders: Mapping[str, Send]) -> None:
+    call = json.loads(found.call)
+    if found.wait_s > 0.0:
+        call[NOT_BEFORE] = time.time() + found.wait_s
+    senders[call["queue"]](call, found.message)

@@ -49,7 +49,8 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     ): "the body raised, its transaction failed too often, the work was revoked (final), or its "
     "lease ran out and its call cannot be sent",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
-    (State.NEW, State.FAILED): "revoked (final), or its call cannot be sent, or was in vain",
+    (State.NEW, State.FAILED): "revoked (final), its call cannot be sent, or was in vain, or the "
+    "line of its key was full",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
     (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",

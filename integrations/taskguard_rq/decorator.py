@@ -31,12 +31,15 @@ from taskguard import (
     GuardedFunction,
     MessageRef,
     Outcome,
+    Parked,
     errors,
 )
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
+from taskguard_rq.parking import ParkedJob, RQParking, refuse_rate_limit, take_called
 from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
+from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import TICK_META, name_ticks
@@ -88,12 +91,6 @@ def guarded_job(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    if options.get("busy") == "park":
-        raise errors.ConfigurationError(
-            'busy="park" is for Celery: an RQ job that finds its key taken is put off '
-            '(busy="retry"), which keeps it in its queue\'s schedule.'
-        )
-
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = GuardedJobFunction(
             function,
@@ -106,8 +103,11 @@ def guarded_job(
             options=options,
             busy="retry",
         )
+        _refuse_order(compiled)
         if once_per == "tick":
             name_ticks()
+        if compiled.policy.busy == "park":
+            note_parking()
 
         is_async = inspect.iscoroutinefunction(function)
 
@@ -214,6 +214,20 @@ def _warn_of_rq_scheduler(name: str) -> None:
     )
 
 
+def _refuse_order(compiled: GuardedFunction) -> None:
+    """Raise ConfigurationError for an order that RQ's jobs cannot have."""
+    why = {
+        "strict": "RQ does not say whether a job that failed comes again, so its place could not "
+        "be kept until it has ended",
+        "priority": "RQ's jobs have no priority",
+    }.get(compiled.policy.order)
+    if why is not None:
+        raise errors.ConfigurationError(
+            f"{compiled.name}: order={compiled.policy.order!r} is for Celery's tasks: {why}. Leave "
+            "it away: who was sent first goes first."
+        )
+
+
 def _deliver(
     job: Job,
     compiled: GuardedFunction,
@@ -221,7 +235,11 @@ def _deliver(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    queue = RQQueue(job)
+    queue, parking = RQQueue(job), None
+    called = take_called(job)
+    if compiled.policy.busy == "park":
+        refuse_rate_limit(job, compiled.name)
+        parking = RQParking(job)
     here = runtime()
     delivery = compiled.delivery(
         args,
@@ -229,8 +247,10 @@ def _deliver(
         namespace=here.namespace,
         message=message,
         published_at_s=job.created_at.timestamp(),
-        redelivered=is_redelivered(job),
+        redelivered=not called and is_redelivered(job),
         queue=queue,
+        parking=parking,
+        called=called,
         orders=(BaseTimeoutException,),
         call=call_of(job) if compiled.policy.recoverable else None,
     )
@@ -241,4 +261,6 @@ def _deliver(
 def _told(queue: RQQueue, outcome: Outcome) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
+    if isinstance(outcome, Parked):
+        return ParkedJob()
     return None if isinstance(outcome, Dropped) else queue.deferred()

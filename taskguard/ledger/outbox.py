@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,13 +23,14 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
 from taskguard.ledger.records import UNHARMED, message_of, new_record, waiting_values
-from taskguard.ledger.statements.lines import Called
+from taskguard.ledger.statements.lines import Called, in_line, place_of
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
-_OPEN = (State.NEW.value, State.PROCESSING.value)
+# FAILED work has a time to be due only where it keeps its place in the line of its key.
+_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
 # How often the message was sent, and after how many claims: a claim begins the count anew.
 _COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
@@ -50,6 +51,7 @@ class Overdue:
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
         sends: how often its message was sent since the last claim, as far as that is noted.
+        wait_s: so long after it was read its message is to come, and not before.
     """
 
     work: str
@@ -58,6 +60,7 @@ class Overdue:
     call: str
     due_us: int
     attempts: int = 0
+    wait_s: float = 0.0
 
     @property
     def sends(self) -> int:
@@ -84,6 +87,8 @@ def write(
     now = database.now()
     due = now + int(due_in_s * 1e6)
     fresh = waiting_values(request, due=due)
+    if request.strict:
+        fresh |= place_of(request, database.now_us(db))
     new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
@@ -96,7 +101,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {**fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {"parked": None, **fresh, "final": 1, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
@@ -147,7 +152,7 @@ def overdue(
         else:
             select = select.where(WORK.c.id == work)
         if parked:
-            select = select.where(WORK.c.parked.is_not(None), WORK.c.state == State.NEW.value)
+            select = select.where(in_line(WORK))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -166,7 +171,8 @@ def overdue_of(called: Called) -> Overdue:
     """Work that was called from its key's line, as what is sent again."""
     recorded = (called.known_retries or 0, called.known_deferrals or 0)
     message = message_of(called)
-    return _overdue(called, message, {(message, called.id): recorded})
+    found = _overdue(called, message, {(message, called.id): recorded})
+    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
 
 
 def _overdue(
@@ -239,7 +245,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 WORK.c.id == work.work,
                 WORK.c.due == work.due_us,
                 WORK.c.attempts == work.attempts,
-                sa.or_(WORK.c.state == State.NEW.value, left),
+                sa.or_(WORK.c.state.in_([State.NEW.value, State.FAILED.value]), left),
             )
             .values(
                 state=State.FAILED.value,
@@ -249,6 +255,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 error=error,
                 call=call,
                 due=None,
+                parked=None,
                 finished=database.now(),
             )
         )

@@ -38,7 +38,7 @@ def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict
     return {
         "id": request.work,
         "task": request.task,
-        "key": ",".join(request.keys),
+        "key": request.line,
         "fence": 0,
         "attempts": 0,
         "created": created_us,

@@ -12,7 +12,7 @@ lease that ends within its ttl, or that the provider frees by itself: nobody els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from taskguard.findings import Finding
 from taskguard.lease import Owner
 
 __all__ = [
+    "NOBODY",
     "NO_LIMIT",
     "Granted",
     "Held",
@@ -29,8 +30,11 @@ __all__ = [
     "Renewal",
     "SharingLocks",
     "Traits",
+    "in_batches",
 ]
 
+# Of a key that is taken, where nothing says by whom: see `Traits.owners`.
+NOBODY = Owner("", "")
 # Of who may come in beside anybody who shares the key: a reader.
 NO_LIMIT = 1_000_000_000
 
@@ -43,6 +47,9 @@ class Traits:
         session: leases end with the provider's session: `close()` and a lost session free them.
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
+        owners: it knows who holds a key, and for how long. False: who is refused may be told
+            NOBODY, which counts as a live lease, `hand_over()` frees the keys, and an owner that
+            asks twice gets the same grant by the same provider only.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
         failover_s: for how long it may give no answer while another server takes its place, as far
             as its last `check()` was told; 0.0: nobody has said.
@@ -55,6 +62,7 @@ class Traits:
 
     session: bool = False
     tokens: bool = True
+    owners: bool = True
     min_ttl_s: float = 0.0
     failover_s: float = 0.0
     fair: bool = False
@@ -82,8 +90,9 @@ class Held:
 
     Attributes:
         key: the key that is taken.
-        owner: who holds it.
-        remaining_s: for how long that lease still stands, at most.
+        owner: who holds it; NOBODY where that is not known.
+        remaining_s: for how long that lease still stands, at most; of NOBODY's that is not known,
+            either, and this is the ttl that was asked for.
         shared: whether it is one of those who share the key, of whom a ledger knows nothing.
     """
 
@@ -111,6 +120,20 @@ class Renewal:
     TAKEN = "taken"  # another owner holds at least one of the keys
     UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
     SKIPPED = "skipped"  # its row is locked by somebody, or completed by this very claim: ask again
+
+
+def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]:
+    """Holds for several messages, each with so many keys, or with a single hold of more."""
+    batch: list[Hold] = []
+    size = 0
+    for hold in holds:
+        if batch and size + len(hold.keys) > most_keys:
+            yield batch
+            batch, size = [], 0
+        batch.append(hold)
+        size += len(hold.keys)
+    if batch:
+        yield batch
 
 
 @runtime_checkable
@@ -144,6 +167,8 @@ class LockProvider(Protocol):
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
+
+        Where `traits.owners` is False they are freed, and it takes them when it renews.
 
         False if none of them was `owner`'s, and none is `to`'s already.
         """

@@ -22,6 +22,7 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.lease import Owner
+from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
 from taskguard.locks.base import Granted, Held, Hold, Traits
 from taskguard.states import State
@@ -121,12 +122,12 @@ class PortLocks(Boundary):
         return self._ask("renew", lambda: self.world.locks.renew(holds))
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        del key, owner
-        self.world.scheduler.sleep(timeout_s)
+        locks = self.world.locks
+        self.world.scheduler.block(lambda: locks._is_turn(key, owner), min(timeout_s, 1.0))
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return self.world.locks.traits
 
     def check(self) -> list[Finding]:
         return []
@@ -296,6 +297,44 @@ class PortLedger(Boundary):
         key = ", ".join(claim.keys)
         text = "the connection broke; nothing was written"
         return TransactionRetryError(text, key=key, fence=claim.fence)
+
+    # -- stored calls -------------------------------------------------------------------------
+
+    def park(self, request: ClaimRequest) -> bool:
+        return self._ask("park", lambda: self.world.park(request))
+
+    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+        return self._ask("call_next", lambda: self.world.call_next(key, expected_s, app))
+
+    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
+        return self._ask("open_keys", lambda: self.world.ledger.open_keys(app=app, limit=limit))
+
+    def overdue(self, **asked: Any) -> list[Overdue]:
+        return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))
+
+    def sent(self, items: Sequence[Overdue], **how: Any) -> int:
+        return self._ask("sent", lambda: self.world.ledger.sent(items, **how))
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        return self._ask("abandon", lambda: self.world.ledger.abandon(work, error=error))
+
+    def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> None:
+        """Never late: of several statements the server does none but the COMMIT by itself."""
+
+        def do() -> None:
+            self.world.ledger.enqueue(db, request, **how)
+
+        for left in reversed(range(_TRIES)):
+            self.world.boundary(self.process, "ledger.enqueue asked")
+            lost = self.world.loses("ledger.enqueue")
+            if lost != "question":
+                do()
+            self.world.boundary(self.process, "ledger.enqueue done")
+            if lost is None:
+                return
+            self.world.scheduler.sleep(_TIMEOUT_S)
+            if not left:
+                raise LedgerUnavailableError("enqueue: no answer")
 
     # -- not called by the runner -------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
 )
-from taskguard.ledger.statements.lines import is_behind
+from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
-__all__ = ["Seen", "claim", "peek"]
+__all__ = ["LockedClaim", "Seen", "claim", "peek"]
 
 
 # The columns that decide a claim, and those that its answer tells.
@@ -36,10 +36,16 @@ _COLUMNS = (
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
     "crashed_owner", "rounds",
 )  # fmt: skip
+_KEY_COLUMNS = (KEYS.c.key, KEYS.c.fence, KEYS.c.owner, KEYS.c.lease_until)
 
 
-def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
-    """Decide and record, in one transaction, whether this delivery may run."""
+def claim(
+    database: Database, request: ClaimRequest, *, by: type[LockedClaim] | None = None
+) -> ClaimAnswer:
+    """Decide and record, in one transaction, whether this delivery may run.
+
+    `by`: how, once the rows are to be locked; None: as the claim of a key that is not bounded.
+    """
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
@@ -48,7 +54,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
                 _settle(db, request, found)
                 _catch_up(db, found)
                 return found.answer(request)
-        return _Claim(database, db, request).decide()
+        return (by or LockedClaim)(database, db, request).decide()
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
@@ -65,7 +71,7 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         return
     if not put_off:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None))
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, parked=None))
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -193,7 +199,7 @@ def _statements(database: Database, keys: int) -> _Statements:
         read=Prepared(peek.with_for_update() if dialect.locks_joined else peek, sql),
         make_keys=Prepared(dialect.insert_missing(KEYS, new), sql),
         lock_keys=Prepared(
-            sa.select(KEYS).where(these).order_by(KEYS.c.key).with_for_update(), sql
+            sa.select(*_KEY_COLUMNS).where(these).order_by(KEYS.c.key).with_for_update(), sql
         ),
         take_keys=Prepared(
             sa.update(KEYS).where(these), sql, columns=("fence", "owner", "lease_until")
@@ -205,7 +211,7 @@ def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
     return Prepared(sa.insert(WORK), database.engine.dialect, columns=columns)
 
 
-class _Claim:
+class LockedClaim:
     """One claim with its rows locked: the user's own, then keys, in order, then the work."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
@@ -240,12 +246,26 @@ class _Claim:
             key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
         ]
         if live:
-            last = max(live, key=lambda key: key.lease_until)
-            return busy_key(last.owner, last.lease_until, self.row, self.now_us)
+            return self._taken(max(live, key=lambda key: key.lease_until))
+        refused = self._held_up(decision)
+        return self._grant(decision) if refused is None else refused
+
+    def _taken(self, by: Any) -> Busy:
+        """Busy, for other work holds a key: this row."""
+        return busy_key(by.owner, by.lease_until, self.row, self.now_us)
+
+    def _held_up(self, decision: Decision) -> Busy | None:
+        """What keeps the work from a key that is free; None: nothing."""
+        del decision
         if self.request.in_line and is_behind(self.db, self.request, self.now_us):
-            started = self.row is not None and self.row.attempts > 0
-            return Busy(None, None, same_work=False, started=started)
-        return self._grant(decision)
+            return self._busy(None)
+        return None
+
+    def _busy(self, until_us: int | None, *, too_early: bool = False) -> Busy:
+        """Busy, and it is nobody's doing that could be named."""
+        after_s = None if until_us is None else max(0.0, (until_us - self.now_us) / 1e6)
+        started = self.row is not None and self.row.attempts > 0
+        return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
 
     def _grant(self, decision: Decision) -> Claimed:
         mine = all(key.owner == self.owner for key in self.keys)
@@ -291,6 +311,8 @@ class _Claim:
             claim["fingerprint"] = request.fingerprint
         for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
             values = dict(claim)
+            if request.strict and work == request.work:
+                values |= self._kept_place(known)
             if call is not None and work == request.work:
                 values["due"] = until_us
                 if known is None or known.call != call:
@@ -302,9 +324,16 @@ class _Claim:
             else:
                 self._update(decision, known, values)
 
+    def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
+        """The place that it has, or gets, and keeps until it has ended."""
+        place: dict[str, Any] = place_of(self.request, self.now_us)
+        if known is not None:
+            place["parked"] = sa.func.coalesce(WORK.c.parked, place["parked"])
+        return place
+
     def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
-        values |= {"id": work, "task": request.task, "key": ",".join(request.keys)}
+        values |= {"id": work, "task": request.task, "key": request.line}
         values |= {"created": self.now_us, "final": 0}
         if row is None:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
@@ -369,6 +398,7 @@ class _Claim:
                 crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
+                parked=None,
                 finished=self.now_us,
             )
         )

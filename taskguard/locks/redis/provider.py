@@ -6,13 +6,13 @@ What they guarantee, and what stands in the server, is in the package's docstrin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner, new_owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.locks.redis.address import take_options
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
@@ -222,7 +222,7 @@ class RedisLocks:
         are renewed all the same, and renewing them again does no harm.
         """
         answers: list[str] = []
-        for batch in _batches(holds):
+        for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
             reply = self._link.call(self._renew, *self._renew_words(batch))
             answers += [RENEWALS[letter] for letter in reply]
         return answers
@@ -316,19 +316,6 @@ class RedisLocks:
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
-
-
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch
 
 
 def _whole(said: str | int) -> int:

@@ -1,0 +1,23 @@
+"""Ranks and kept places in lines, slots of keys, and when a rate allows the next start."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+import taskguard_django.operations
+
+
+class Migration(migrations.Migration):
+    """To version 4 of the tables."""
+
+    dependencies: ClassVar[list[Any]] = [("taskguard", "0003_work_in_line_for_its_key")]
+    operations: ClassVar[list[Any]] = [
+        taskguard_django.operations.UpgradeLedger(to=4),
+        # The models' own columns: Django does not manage their tables.
+        migrations.AddField("key", "slots", models.IntegerField(null=True)),
+        migrations.AddField("key", "next_start", models.BigIntegerField(null=True)),
+        migrations.AddField("work", "rank", models.IntegerField(null=True)),
+        migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
+    ]
