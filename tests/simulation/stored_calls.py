@@ -169,7 +169,7 @@ class StoredCalls:
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
                 waits = _waiting(before, request, due=None)
-                self.work_items[before.id] = replace(waits, key=request.line, **place)
+                self.work_items[before.id] = replace(waits, **place)
                 return True
         finally:
             self.unlock(by)

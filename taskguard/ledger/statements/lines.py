@@ -202,7 +202,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
     place = place_of(request, now_us)
-    values = {**waiting_values(request, due=None), **place, "key": request.line}
+    values = {**waiting_values(request, due=None), **place}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
     waits = WORK.c.state == State.NEW.value
@@ -234,7 +234,7 @@ def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
     place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
-    return {"key": request.keys[0], **place}
+    return {"key": request.line, **place}
 
 
 def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
