@@ -176,9 +176,9 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
 def _all_are_called(world: LineWorld) -> None:
     """The next one is called while another one is on his way."""
 
-    def is_open(ledger: Any, key: str, now_us: int) -> bool:
+    def is_open(ledger: Any, first: Any, now_us: int) -> bool:
         del now_us
-        return not ledger.is_held(key)
+        return not ledger.is_held(first.key)
 
     world.patch(stored_calls, "is_open", is_open)
 
