@@ -59,12 +59,11 @@ ASSUME Mutant \in {
     "stays called",           \* who was called and is parked again counts as called
     "line ignored",           \* a claim does not look at the line
     "all called",             \* the next is called while another one is expected
-    "called for ever",        \* who was called and does not come is expected for ever
     "early ack",              \* acknowledged before the record is committed
     "unflushed park"}         \* and before it is flushed
 
 VARIABLES
-    copies,  \* of each message, in the broker: how many, and how many of them were called
+    copies,  \* how many of each message are in the broker: of those that were called, and others
     lock,    \* who holds each key at the lock server
     held,    \* who holds each key in the ledger
     row,     \* the record of each message
@@ -80,30 +79,31 @@ Messages == 1..Last
 KeyOf(m) == m % Keys
 AllKeys == {KeyOf(m) : m \in Messages}
 
-Idle == [at |-> "idle", m |-> 0, send |-> 0]
+Idle == [at |-> "idle", m |-> 0, called |-> FALSE, send |-> 0, owner |-> Nobody]
+
+Added(m, called) == [copies EXCEPT ![<<m, called>>] = @ + 1]
+InBroker(m) == copies[<<m, TRUE>>] + copies[<<m, FALSE>>] > 0
+Back(w) == Added(worker[w].m, worker[w].called)
 
 Init ==
-    /\ copies = [m \in Messages |-> 1]
+    /\ copies = [c \in Messages \X BOOLEAN |-> IF c[2] THEN 0 ELSE 1]
     /\ lock = [k \in AllKeys |-> Nobody]
     /\ held = [k \in AllKeys |-> Nobody]
     /\ row = [m \in Messages |-> "none"]
     /\ disk = [held |-> held, row |-> row]
     /\ worker = [w \in Workers |-> Idle]
     /\ relay = 0
-    /\ faults = {}
-    /\ history = [overtaken |-> FALSE, lost |-> FALSE]
+    /\ faults = 0
+    /\ history = [overtaken |-> FALSE]
 
 (***************************************************************************)
 (* Small parts.                                                            *)
 (***************************************************************************)
 
-Fault(kind) ==
-    /\ kind \in Fates
-    /\ Cardinality(faults) < MaxFaults
-    /\ \E number \in 1..MaxFaults : faults' = faults \union {<<kind, number>>} /\ faults' # faults
+Fault(kind) == kind \in Fates /\ faults < MaxFaults /\ faults' = faults + 1
 NoFault == UNCHANGED faults
 
-K(w) == KeyOf(worker[w].m)
+K(w) == KeyOf(worker[w].m) \* of who is at something
 Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
 
 Flushed == disk' = [held |-> held', row |-> row']
@@ -111,8 +111,7 @@ Unflushed == disk' \in {disk, [held |-> held', row |-> row']}
 Read == UNCHANGED <<held, row, disk>>
 
 InLine(m) == row[m] \in {"waits", "called", "late", "again"}
-Expected(m) ==
-    row[m] = "called" \/ (Mutant = "called for ever" /\ row[m] \in {"late", "again"})
+Expected(m) == row[m] = "called"
 Waits(m) == row[m] = "waits" \/ Expected(m)
 
 \* A place in the line is the message's number; who has none stands behind all.
@@ -133,16 +132,24 @@ First(k) ==
 (* The way of one delivery.                                                *)
 (***************************************************************************)
 
-Receive(w, m) ==
+Receive(w, m, called) ==
     /\ worker[w].at = "idle"
-    /\ copies[m] > 0
-    /\ copies' = [copies EXCEPT ![m] = @ - 1]
-    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m]]
+    /\ copies[<<m, called>>] > 0
+    /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
+    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m, !.called = called]]
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, relay, history>>
 
+\* Who was called waits a moment for those who only look, or claim.
+IsLooking(w) == worker[w].at \in {"claim", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
+Patient(w) ==
+    /\ worker[w].called
+    /\ lock[K(w)] \in Workers
+    /\ K(lock[K(w)]) = K(w) /\ IsLooking(lock[K(w)])
+
 Admit(w) ==
     /\ worker[w].at = "admit"
+    /\ ~Patient(w)
     /\ IF lock[K(w)] = Nobody
        THEN lock' = [lock EXCEPT ![K(w)] = w] /\ Goto(w, "claim")
        ELSE UNCHANGED lock /\ Goto(w, IF row[worker[w].m] = "done" THEN "look" ELSE "park held")
@@ -158,7 +165,7 @@ Claim(w) ==
           /\ Read
           /\ UNCHANGED history
        \/ /\ row[m] # "done" /\ held[k] # Nobody
-          /\ Goto(w, "hand over")
+          /\ worker' = [worker EXCEPT ![w].at = "hand over", ![w].owner = held[k]]
           /\ Read
           /\ UNCHANGED history
        \/ /\ row[m] # "done" /\ held[k] = Nobody /\ row[m] # "begun" /\ Behind(m)
@@ -178,11 +185,12 @@ Claim(w) ==
     /\ NoFault
     /\ UNCHANGED <<copies, lock, relay>>
 
-\* The true owner was known when the claim was refused; he may have ended since.
+\* The true owner, as the refusal named him; he may have ended since, and nobody frees it then.
 HandOver(w) ==
+    LET owner == IF held[K(w)] = worker[w].owner THEN held[K(w)] ELSE Gone IN
     /\ worker[w].at = "hand over"
-    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = held[K(w)]] ELSE lock
-    /\ Goto(w, "park")
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = owner] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].at = "park", ![w].owner = Nobody]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history>>
 
@@ -209,7 +217,7 @@ Stale(w) ==
     /\ worker[w].at = "body"
     /\ held[K(w)] # w
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
-    /\ copies' = [copies EXCEPT ![worker[w].m] = @ + 1]
+    /\ copies' = Back(w)
     /\ Goto(w, "look")
     /\ Read /\ NoFault
     /\ UNCHANGED <<relay, history>>
@@ -231,7 +239,7 @@ Park(w) ==
     /\ worker[w].at \in {"park", "park held"}
     /\ IF row[m] \in {"begun", "done"}
        THEN /\ Read
-            /\ copies' = [copies EXCEPT ![m] = @ + 1]
+            /\ copies' = Added(m, FALSE)
             /\ Goto(w, "look")
        ELSE /\ row' = [row EXCEPT ![m] =
                   IF Mutant = "stays called" /\ InLine(m) THEN @ ELSE "waits"]
@@ -275,7 +283,7 @@ Look(w) ==
 
 Send(w) ==
     /\ worker[w].at = "send"
-    /\ copies' = [copies EXCEPT ![worker[w].send] = @ + 1]
+    /\ copies' = Added(worker[w].send, TRUE)
     /\ Goto(w, "ack")
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, relay, history>>
@@ -309,24 +317,26 @@ Crash(w) ==
     /\ Fault("crash")
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ copies' = IF Mutant = "early ack" /\ worker[w].at # "admit" THEN copies
-                 ELSE [copies EXCEPT ![worker[w].m] = @ + 1]
+                 ELSE Back(w)
     /\ lock' = Buried(w, lock)
     /\ held' = Buried(w, held)
     /\ disk' = [disk EXCEPT !.held = Buried(w, @)]
     /\ UNCHANGED <<row, relay, history>>
 
-\* The lease of the dead ends, here and there.
+\* The lease of the dead ends.
 Expire ==
-    /\ \/ /\ \E k \in AllKeys : held[k] = Gone
-          /\ held' = [k \in AllKeys |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
-          /\ disk' = [disk EXCEPT !.held =
-                 [k \in AllKeys |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
-          /\ UNCHANGED lock
-       \/ /\ \E k \in AllKeys : lock[k] = Gone
-          /\ lock' = [k \in AllKeys |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
-          /\ UNCHANGED <<held, disk>>
+    /\ \E k \in AllKeys : held[k] = Gone
+    /\ held' = [k \in AllKeys |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
+    /\ disk' = [disk EXCEPT !.held = [k \in AllKeys |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
     /\ NoFault
-    /\ UNCHANGED <<copies, row, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, row, worker, relay, history>>
+
+\* The same at the lock server.
+Forget ==
+    /\ \E k \in AllKeys : lock[k] = Gone
+    /\ lock' = [k \in AllKeys |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, worker, relay, history>>
 
 Flush ==
     /\ Fault("flush")
@@ -336,16 +346,18 @@ Flush ==
 
 \* The broker forgets a copy of one who stands in the ledger.
 Lose(m) ==
-    /\ InLine(m) /\ copies[m] > 0
+    /\ InLine(m)
     /\ Fault("loss")
-    /\ copies' = [copies EXCEPT ![m] = @ - 1]
+    /\ \E called \in BOOLEAN :
+        /\ copies[<<m, called>>] > 0
+        /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
     /\ Read
     /\ UNCHANGED <<lock, worker, relay, history>>
 
 Duplicate(m) ==
     /\ \E w \in Workers : worker[w].m = m
     /\ Fault("twice")
-    /\ copies' = [copies EXCEPT ![m] = @ + 1]
+    /\ copies' = Added(m, FALSE)
     /\ Read
     /\ UNCHANGED <<lock, worker, relay, history>>
 
@@ -357,7 +369,7 @@ DatabaseCrash ==
 
 \* Who was called and is on no way any more does not come in time.
 Due(m) ==
-    /\ row[m] = "called" /\ copies[m] = 0 /\ relay # m
+    /\ row[m] = "called" /\ ~InBroker(m) /\ relay # m
     /\ ~\E w \in Workers : worker[w].m = m \/ worker[w].send = m
     /\ row' = [row EXCEPT ![m] = "late"]
     /\ UNCHANGED held
@@ -380,10 +392,10 @@ RelayCalls(k) ==
 RelayRecalls(m) ==
     /\ Relay /\ relay = 0
     /\ \/ row[m] = "late"
-       \/ /\ row[m] = "again" /\ copies[m] = 0
+       \/ /\ row[m] = "again" /\ ~InBroker(m)
           /\ ~\E w \in Workers : worker[w].m = m
     /\ row' = [row EXCEPT ![m] = "again"]
-    /\ copies' = [copies EXCEPT ![m] = @ + 1]
+    /\ copies' = Added(m, FALSE)
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
@@ -391,7 +403,7 @@ RelayRecalls(m) ==
 
 RelaySends ==
     /\ relay # 0
-    /\ copies' = [copies EXCEPT ![relay] = @ + 1]
+    /\ copies' = Added(relay, TRUE)
     /\ relay' = 0
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, worker, history>>
@@ -405,19 +417,19 @@ RelayDies ==
 
 Next ==
     \/ \E w \in Workers :
-        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages : Receive(w, m)
+        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, called \in BOOLEAN : Receive(w, m, called)
     \/ \E m \in Messages : Lose(m) \/ Duplicate(m) \/ Due(m) \/ RelayRecalls(m)
     \/ \E k \in AllKeys : RelayCalls(k)
-    \/ RelaySends \/ RelayDies \/ Expire \/ Flush \/ DatabaseCrash
+    \/ RelaySends \/ RelayDies \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
 
 Spec == Init /\ [][Next]_vars
 
 Fairness ==
-    /\ \A w \in Workers : WF_vars(Step(w))
-    /\ \A m \in Messages :
-        SF_vars(\E w \in Workers : Receive(w, m)) /\ WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
+    /\ \A w \in Workers : WF_vars(Step(w)) /\ SF_vars(Admit(w))
+    /\ \A m \in Messages, called \in BOOLEAN : SF_vars(\E w \in Workers : Receive(w, m, called))
+    /\ \A m \in Messages : WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
     /\ \A k \in AllKeys : SF_vars(RelayCalls(k))
-    /\ WF_vars(RelaySends) /\ WF_vars(Expire)
+    /\ WF_vars(RelaySends) /\ WF_vars(Expire) /\ WF_vars(Forget)
 
 FairSpec == Spec /\ Fairness
 
@@ -426,10 +438,9 @@ FairSpec == Spec /\ Fairness
 (***************************************************************************)
 
 InHand(m) == \E w \in Workers : worker[w].m = m
-Acked(w) == worker[w].at = "idle"
 
 \* Whatever happens next: a message is in the broker, in a worker's hands, in the ledger, or done.
-S7 == \A m \in Messages : copies[m] > 0 \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
+S7 == \A m \in Messages : InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
 
 \* Nobody begins while one who came before waits, or is expected.
 S9 == ~history.overtaken
@@ -441,7 +452,7 @@ S9One == \A k \in AllKeys :
 L6 == \A k \in AllKeys :
     \/ ~\E m \in Messages : KeyOf(m) = k /\ InLine(m)
     \/ held[k] # Nobody
-    \/ \E m \in Messages : KeyOf(m) = k /\ (InHand(m) \/ copies[m] > 0)
+    \/ \E m \in Messages : KeyOf(m) = k /\ (InHand(m) \/ InBroker(m))
 
 \* Everybody's turn comes.
 L1 == <>(\A m \in Messages : row[m] = "done")

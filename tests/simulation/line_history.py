@@ -74,6 +74,7 @@ class LineHistory(History):
         if row is None:
             raise ViolationError("S7", f"{message.id} was parked, and is in no line")
         own = row.state is State.NEW and message_of(row) == message.id
+        own = own and row.id not in self._lost  # what was claimed and put off since
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
 
