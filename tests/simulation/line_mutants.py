@@ -43,7 +43,7 @@ def _only_in_park(world: LineWorld, name: str) -> None:
     right = getattr(Runner, name)
 
     def without(runner: Runner, *args: Any) -> Any:
-        line = runner._line
+        line = runner.line
         park = line.park
 
         def with_calls(*asked: Any, **values: Any) -> bool:
@@ -81,7 +81,7 @@ def _no_second_look_at_the_lock(world: LineWorld) -> None:
 def _probe_left_behind(world: LineWorld) -> None:
     """Whether the key is free is asked by taking it."""
 
-    def is_free(line: Line, request: ClaimRequest) -> bool:
+    def is_free(line: Line, _delivery: Any, request: ClaimRequest, _refused: Any) -> bool:
         if line._locks is None:
             return True
         owner = taskguard.parking.new_owner(request.message.id)
@@ -103,10 +103,10 @@ def _unflushed(world: LineWorld) -> None:
     """A message is acknowledged whose record a crash of the database takes back."""
     right = world.park
 
-    def park(request: ClaimRequest) -> bool:
+    def park(request: ClaimRequest, **how: Any) -> bool:
         rows, written = world.ledger.work_items, list(world.unflushed)
         before = rows.get(str(request.work))
-        parked = right(request)
+        parked = right(request, **how)
         if parked:
             world.unflushed[:] = [*written, (rows[str(request.work)], before)]
         return parked
@@ -119,9 +119,9 @@ def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
     ledger = world.ledger
     right = ledger.park
 
-    def park(request: ClaimRequest) -> bool:
+    def park(request: ClaimRequest, **how: Any) -> bool:
         before = ledger.work_items.get(str(request.work))
-        parked = right(request)
+        parked = right(request, **how)
         if parked and before is not None:
             after = ledger.work_items[before.id]
             ledger.work_items[before.id] = change(before, after)

@@ -50,6 +50,7 @@ class PortParking:
 
     worker: Worker
     message: Message
+    queue: str = _QUEUE
 
     def call(self) -> Mapping[str, Any] | None:
         world = self.worker.world
@@ -60,6 +61,10 @@ class PortParking:
         world = self.worker.world
         assert isinstance(world, LineWorld)
         world.send(self.worker.process, call, message, called=True)
+
+    def failed(self, claim: Claim) -> None:
+        """Of no task here: none is strict."""
+        raise AssertionError(f"{claim.work} has no place to keep")
 
 
 class LineWorld(World):
@@ -241,6 +246,11 @@ class LineWorld(World):
         else:
             super().strike(fault)
 
+    def _empty_the_lock_server(self) -> None:
+        """With the hints that it kept."""
+        self.needs_relay = True
+        super()._empty_the_lock_server()
+
     def _empty_the_broker(self) -> None:
         """What it had waiting is gone; who stands in the ledger comes all the same."""
         self.needs_relay = True
@@ -296,17 +306,17 @@ class LineWorld(World):
         if lost:
             raise BrokerError("send: no answer")
 
-    def park(self, request: ClaimRequest) -> bool:
-        parked = self.ledger.park(request)
+    def park(self, request: ClaimRequest, **how: Any) -> bool:
+        parked = self.ledger.park(request, **how)
         self.unflushed.clear()  # it is flushed, and with it all that was written before
         if parked:
             self.say(f"  {request.work}: parked")
         return parked
 
-    def call_next(self, key: str, expected_s: float, app: str) -> Overdue | None:
+    def call_next(self, key: str, **how: Any) -> Overdue | None:
         rows = self.ledger.work_items
         before = dict(rows)
-        found = self.ledger.call_next(key, expected_s=expected_s, app=app)
+        found = self.ledger.call_next(key, **how)
         if found is not None:
             self.unflushed.append((rows[found.work], before[found.work]))
             self.say(f"  {found.work}: called")

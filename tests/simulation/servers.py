@@ -113,6 +113,15 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
+    def leave_hint(self, key: str) -> bool:
+        return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Asked twice, both are True: the first time may have had them."""
+        found: list[tuple[bool, bool]] = []
+        self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
+        return (True, True) if len(found) > 1 else found[0]
+
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
             "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
@@ -300,14 +309,14 @@ class PortLedger(Boundary):
 
     # -- stored calls -------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
-        return self._ask("park", lambda: self.world.park(request))
+    def park(self, request: ClaimRequest, **how: Any) -> bool:
+        return self._ask("park", lambda: self.world.park(request, **how))
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
-        return self._ask("call_next", lambda: self.world.call_next(key, expected_s, app))
+    def call_next(self, key: str, **how: Any) -> Overdue | None:
+        return self._ask("call_next", lambda: self.world.call_next(key, **how))
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        return self._ask("open_keys", lambda: self.world.ledger.open_keys(app=app, limit=limit))
+    def open_keys(self, **asked: Any) -> list[str]:
+        return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
 
     def overdue(self, **asked: Any) -> list[Overdue]:
         return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))

@@ -608,6 +608,12 @@ class World:
         self.history.released(owner, before, self.locks.held())
         return released
 
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        before = self.locks.held()
+        answer = self.locks.release_and_take_hint(key, owner)
+        self.history.released(owner, before, self.locks.held())
+        return answer
+
     def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
         found = self.ledger.claim(request)
         if isinstance(found, Claimed):
