@@ -324,11 +324,12 @@ class MemoryLocks:
                 self._step_back(key, owner, now_s)
         if waits:
             self._join(taken, owner, limit, now_s)
-        kept = lock.owner in self._lines.get(taken, ())
+        left_s = lock.until_s - now_s
+        kept = lock.owner in self._lines.get(taken, ()) and left_s <= _WAIT_SLICE_S
         return Held(
             key=taken,
             owner=lock.owner,
-            remaining_s=_WAIT_SLICE_S if kept and not waits else lock.until_s - now_s,
+            remaining_s=_WAIT_SLICE_S if kept and not waits else left_s,
             shared=bool(self._sharing(taken, now_s)),
         )
 

@@ -1,4 +1,4 @@
-"""Checks the models with TLC: of leases and fencing tokens (`Taskguard.tla`), of lines (`Line.tla`).
+"""Checks the models of leases and fences (`Taskguard.tla`) and of lines (`Line.tla`) with TLC.
 
     python tests/model/check.py [--faults N] [names]
 
@@ -131,7 +131,7 @@ def _says(found: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each configuration; 1 if one is not as expected."""
-    parser = argparse.ArgumentParser(description="Checks the model of leases and fencing tokens.")
+    parser = argparse.ArgumentParser(description="Checks the models of leases and of lines.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)}; default: all")
     parser.add_argument("--faults", type=int, help="instead of what a configuration names")
     asked = parser.parse_args(arguments)
