@@ -130,9 +130,10 @@ class PortLocks(Boundary):
         return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        return self._ask(
-            "release_and_take_hint", lambda: self.world.release_and_take_hint(key, owner)
-        )
+        """Asked twice, both are True: the first time may have had them."""
+        found: list[tuple[bool, bool]] = []
+        self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
+        return (True, True) if len(found) > 1 else found[0]
 
     @property
     def traits(self) -> Traits:

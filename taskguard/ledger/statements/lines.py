@@ -202,7 +202,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
     place = place_of(request, now_us)
-    values = {**waiting_values(request, due=None), **place, "key": request.line}
+    values = {**waiting_values(request, due=None), **place}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
     waits = WORK.c.state == State.NEW.value

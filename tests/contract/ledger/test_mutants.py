@@ -271,7 +271,7 @@ def without_copies_of_the_end(made: Mutation) -> None:
 
 def without_those_before(made: Mutation) -> None:
     """A claim does not look at the line of its key."""
-    made.replace(portable_claims, "is_behind", lambda *_: False)
+    made.replace(portable_claims, "is_behind", lambda *_, **__: False)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
 
@@ -293,14 +293,22 @@ def with_any_messages_place(made: Mutation) -> None:
     """Another message of work that waits has the place of the one that does."""
     is_behind = portable_claims.is_behind
 
-    def as_own(db: Any, request: Any, now_us: int) -> bool:
+    def as_own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
         own = db.execute(sa.select(WORK.c.message).where(WORK.c.id == request.work)).scalar()
         message = request.message if own is None else replace(request.message, id=own)
-        return is_behind(db, replace(request, message=message), now_us)
+        return is_behind(db, replace(request, message=message), now_us, **how)
 
     made.replace(portable_claims, "is_behind", as_own)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
-        made.edit(postgresql, name, ("and mine.message = %(message)s::text", ""))
+        made.edit(
+            postgresql,
+            name,
+            ("when mine.message = %(message)s::text and mine.parked", "when mine.parked"),
+            (
+                "when mine.message = %(message)s::text then mine.parked",
+                "when true then mine.parked",
+            ),
+        )
 
 
 def with_recalls_of_a_higher_number(made: Mutation) -> None:
@@ -326,7 +334,7 @@ def with_the_former_key(made: Mutation) -> None:
 
 def with_a_held_key(made: Mutation) -> None:
     """Somebody is called while the key is held."""
-    made.replace(lines, "_is_taken", lambda *_: False)
+    made.replace(lines, "room", lambda *_: 0)
     made.edit(postgresql, "_CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
 
 
@@ -360,7 +368,9 @@ def without_leaving_the_line(made: Mutation) -> None:
 
 def with_the_last_first(made: Mutation) -> None:
     """The line is a stack."""
-    made.edit(postgresql, "_CALL_NEXT", ("order by w.parked, w.id", "order by w.parked desc"))
+    made.edit(
+        postgresql, "_CALL_NEXT", ("order by w.rank, w.parked, w.id", "order by w.parked desc")
+    )
 
 
 def without_ranks(made: Mutation) -> None:
@@ -373,8 +383,8 @@ def without_ranks_of_newcomers(made: Mutation) -> None:
     """Who comes is of the lowest rank, whatever his message says."""
     is_behind = lines.is_behind
 
-    def lowest(db: Any, request: Any, now_us: int) -> bool:
-        return is_behind(db, replace(request, rank=-9), now_us)
+    def lowest(db: Any, request: Any, now_us: int, **how: Any) -> bool:
+        return is_behind(db, replace(request, rank=-9), now_us, **how)
 
     made.replace(portable_claims, "is_behind", lowest)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
@@ -401,7 +411,7 @@ def without_keeping_in_claims(made: Mutation) -> None:
 
 def without_taking_a_place(made: Mutation) -> None:
     """Work that never waited has none to keep."""
-    made.replace(portable_claims._Claim, "_kept_place", lambda self, known: {"parked": None})
+    made.replace(portable_claims.LockedClaim, "_kept_place", lambda self, known: {"parked": None})
     values = "::bigint), 1", "::bigint) + null, 1"
     made.edit(postgresql, "_CLAIM_STRICT", values)
 
