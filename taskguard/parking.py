@@ -77,7 +77,7 @@ class Line:
 
         Of a bounded key there is none: each of its slots is another key there.
         """
-        return self._hints and delivery.parking is not None and delivery.bounds is None
+        return self._hints and delivery.bounds is None
 
     def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does."""

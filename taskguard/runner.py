@@ -830,7 +830,7 @@ class Runner:
         known = self.watchdog.release_lock(
             tracked,
             handed=tracked.decided_by_ledger,
-            takes_hint=self.line.takes_hint(delivery),
+            takes_hint=delivery.parking is not None and self.line.takes_hint(delivery),
         )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)

@@ -284,7 +284,10 @@ def test_what_a_killed_claim_wrote_is_rolled_back(
     def killed(self: Executed, connection: Any, *asked: Any) -> Any:
         monkeypatch.setattr(Executed, "ask", ask)
         with connection.cursor() as cursor:
-            cursor.execute("insert into taskguard_keys values ('left', 1, 'nobody', 1)")
+            cursor.execute(
+                "insert into taskguard_keys (`key`, fence, owner, lease_until) "
+                "values ('left', 1, 'nobody', 1)"
+            )
         kills.append(1)
         raise pymysql.err.OperationalError(1317, "Query execution was interrupted")
 

@@ -96,8 +96,9 @@ def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
     """With pytest alone: no package of any other server's is there."""
     found = outcomes(tmp_path, the_page())
     skipped = {name for name, outcome in found.items() if outcome.startswith("skipped")}
-    lacking = {name for name in found if name.startswith(("TestOrder::", "TestSharing"))}
-    assert lacking <= skipped  # it promises no order, and lets nobody share a key
+    unknown = "TestOrder::", "TestSharing", "TestHints::"
+    lacking = {name for name in found if name.startswith(unknown)}
+    assert lacking <= skipped  # it promises no order, lets nobody share a key, and keeps no hints
     assert skipped - lacking == {
         "TestHandOver::test_frees",  # it knows owners
         "TestSwallowedReply::test_of_acquire",

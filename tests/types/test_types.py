@@ -95,7 +95,11 @@ AROUND = {
     """,
     ),
     "docs/how-to/moving-over.md": (f"{_APP}\n    from redis import Redis\n    client: Redis", ""),
-    "docs/how-to/in-order.md": (_APP,),
+    "docs/how-to/in-order.md": (
+        _APP,
+        f"{_APP}\n    from taskguard import Guard\n    from taskguard_celery import guarded_task",
+    ),
+    "docs/how-to/limits.md": (_APP,),
     "docs/how-to/one-at-a-time.md": (
         _APP,
         "",
