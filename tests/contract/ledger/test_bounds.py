@@ -6,14 +6,13 @@ All of it is of one account's key; each work item has a message of its own.
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.claims import request
+from support.threads import at_once
 from taskguard.bounds import Bounds, Rate, rate_of, slots_of
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef
@@ -59,26 +58,6 @@ def call(book: Any, limit: int = 1, rate: Rate | None = None, ahead_s: float = 0
     bounds = Bounds(KEY, limit, rate)
     found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
     return None if found is None else found.message.id
-
-
-def at_once(count: int, body: Callable[[int], None]) -> None:
-    """`body` in as many threads; the first of their exceptions is the test's."""
-    barrier, errors = threading.Barrier(count), []
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            body(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def in_turn(book: Any, asked: ClaimRequest) -> Claimed | Busy | Answer:

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
+from support.threads import at_once
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed
 from taskguard.states import Decision
-
-
-def at_once(count: int, body: Callable[[int], None]) -> None:
-    """`body` in as many threads, begun together; its exceptions are the test's."""
-    barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            body(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:
