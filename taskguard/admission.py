@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taskguard.clock import Clock
@@ -100,10 +100,15 @@ class Admission:
                     # It has no place to keep. If the ledger refused it, its lease is given away.
                     asker = _Asker(new_owner(delivery.message.id))
         finally:
-            if asker.in_line and self.locks is not None:
-                # Without an answer it is found out that nobody waits.
-                with contextlib.suppress(LockServerUnavailableError):
-                    self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
+            self._leave_line(delivery, asker)
+
+    def _leave_line(self, delivery: Delivery, asker: _Asker) -> None:
+        """Give up its place at the lock server, if it has one."""
+        if asker.in_line and self.locks is not None:
+            asker.in_line = False
+            # Without an answer it is found out that nobody waits.
+            with contextlib.suppress(LockServerUnavailableError):
+                self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
 
     def _ask(
         self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
@@ -116,13 +121,14 @@ class Admission:
         if isinstance(admitted, Held):
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             found = self._peek(delivery, owner, admitted)
-            if (
-                self._ledger_of(delivery) is None
-                or not isinstance(found, Busy)
-                or self._is_lease(delivery, admitted)
-            ):
+            if self._ledger_of(delivery) is None or not isinstance(found, Busy):
                 return found
-            return self._overrule(delivery, owner, admitted, asked_at_s)
+            if not self._is_lease(delivery, admitted):
+                return self._overrule(delivery, owner, admitted, asked_at_s)
+            if delivery.policy.busy != "supersede" or found.same_work or admitted.shared:
+                return found
+            self._leave_line(delivery, asker)
+            return self._supersede(delivery, owner, admitted, asked_at_s) or found
         if admitted is not None:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
@@ -194,11 +200,34 @@ class Admission:
             self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
         return found
 
-    def _claim(self, delivery: Delivery, tracked: TrackedLease) -> Admitted | Answer | Busy:
+    def _supersede(
+        self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
+    ) -> Admitted | Answer | None:
+        """Take the key from its holder in the ledger, then at the lock server. None: it stays his.
+
+        There it is never free in between.
+        """
+        tracked = self._tracked(delivery, owner, asked_at_s, None)
+        found = self._claim(delivery, tracked, over=held.owner)
+        if isinstance(found, Busy):
+            return None
+        if isinstance(found, Admitted) and self.locks is not None:
+            ttl_s = delivery.policy.ttl_s
+            with contextlib.suppress(LockServerUnavailableError):
+                tracked.at_lock_server = self.locks.hand_over(
+                    delivery.keys, held.owner, to=owner, ttl_s=ttl_s
+                )
+        return found
+
+    def _claim(
+        self, delivery: Delivery, tracked: TrackedLease, *, over: Owner | None = None
+    ) -> Admitted | Answer | Busy:
         """Ask the ledger. Whatever it answers, no lease is left behind but one that it granted."""
         assert self.ledger is not None  # noqa: S101
         lease = tracked.lease
         request = self.request(delivery, lease.owner)
+        if over is not None:
+            request = replace(request, over=over)
         asked_at_s = self.clock.monotonic_s()
         try:
             found = self.ledger.claim(request)
@@ -306,6 +335,8 @@ class Admission:
             if delivery.published_at_s is None
             else self.clock.wall_s() - delivery.published_at_s
         )
+        # Its place in a line; nothing else goes by it.
+        sent_s = delivery.published_at_s if policy.parks else None
         return ClaimRequest(
             keys=delivery.keys,
             owner=owner,
@@ -321,6 +352,8 @@ class Admission:
             formerly=delivery.formerly,
             redelivered=delivery.redelivered or delivery.called,
             in_line=delivery.parking is not None,
+            sent_us=None if sent_s is None else int(sent_s * 1e6),
+            newest=None if delivery.work is None else policy.newest,
         )
 
     def _tracked(

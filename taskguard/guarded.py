@@ -20,7 +20,7 @@ from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import KeyFunction, compile_key, shorten
-from taskguard.policy import Policy, make_policy
+from taskguard.policy import Policy, check_newest, make_policy
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import RowId
@@ -152,11 +152,14 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
-        if self.policy.busy == "park" and isinstance(key, list | tuple) and len(key) > 1:
-            raise ConfigurationError(
-                f'{self.name}: busy="park" is for one key: a message that waited for several would '
-                'hold some while it waits for the rest. Say busy="retry", or name one key.'
+        if self.policy.parks and isinstance(key, list | tuple) and len(key) > 1:
+            raise self._wants_one_key()
+        try:
+            check_newest(
+                self.policy, once_per=once_per, row=row is not None, formerly=bool(self._formers)
             )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.name}: {error}") from None
         self.row = row
         self._row_of = self._compile_row()
 
@@ -210,6 +213,8 @@ class GuardedFunction:
             formers = self._former_ids(args, kwargs, **values)
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
+        if self.policy.newest is not None and len(keys) > 1:  # a callable has made several
+            raise self._wants_one_key()
         return Delivery(
             keys=keys,
             work=work,
@@ -222,7 +227,7 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             # Its policy, and one key: a callable may have made several.
-            parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
+            parking=parking if self.policy.parks and len(keys) == 1 else None,
             called=called,
             app=namespace,
             by_message=self.by_message,
@@ -268,6 +273,13 @@ class GuardedFunction:
         del guard
         coroutine.close()
         raise self._never_runs(f"a function that returns a {type(coroutine).__name__}")
+
+    def _wants_one_key(self) -> ConfigurationError:
+        return ConfigurationError(
+            f'{self.name}: busy="{self.policy.busy}" is for one key: a message that waited for '
+            'several would hold some while it waits for the rest. Say busy="retry", or name one '
+            "key."
+        )
 
     def _never_runs(self, what: str) -> ConfigurationError:
         return ConfigurationError(

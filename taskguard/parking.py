@@ -13,7 +13,10 @@ what dies in between. Nothing raises here once a body has run.
 Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
 key is handed over to one that was sent after it goes next.
 
-Read next: `ledger/statements/lines.py`.
+With `busy="latest"` and `"supersede"` one waits, the newest: a message whose place it takes is sent
+again at once, and finds in the ledger that it never runs.
+
+Read next: `ledger/statements/lines.py`, and `newest.py` there.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +33,7 @@ from taskguard.errors import LockServerUnavailableError, StoredCallError, Taskgu
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import ClaimRequest, LineLedger
+from taskguard.ledger.protocol import Answer, ClaimRequest, LineLedger
 from taskguard.locks.base import Granted, LockProvider
 
 __all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
@@ -52,8 +55,12 @@ class Line:
         self._ledger = ledger
         self._events = events
 
-    def park(self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool) -> bool:
+    def park(
+        self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool
+    ) -> bool | Answer:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does.
+
+        An Answer: it is superseded by a newer one.
 
         `by_lock_server`: it was that which said that the key is taken, not the ledger.
         """
@@ -62,9 +69,16 @@ class Line:
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
-        sent_s = delivery.published_at_s
-        sent_us = None if sent_s is None else int(sent_s * 1e6)
-        if not self._ledger.park(replace(request, call=text, sent_us=sent_us)):
+        request = replace(request, call=text)
+        if request.newest is None:
+            parked = self._ledger.park(request)
+        else:
+            found = self._ledger.park_newest(request)
+            if isinstance(found, Answer):
+                return found
+            parked = found is not None
+            self.tell(delivery, () if found is None else found.replaced)
+        if not parked:
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
@@ -73,6 +87,12 @@ class Line:
         if not by_lock_server or self._is_free(request):
             self.call_next(delivery)
         return True
+
+    def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
+        """Send messages again whose place this delivery took: their callers hear of it by that."""
+        assert delivery.parking is not None  # noqa: S101
+        for work in replaced:
+            send(work, delivery.parking.send, self._events, key=delivery.key)
 
     def _is_free(self, request: ClaimRequest) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from taskguard.errors import ConfigurationError
 
 __all__ = [
     "DAY_S",
     "MOST_ROWS",
+    "Newest",
     "OnLost",
     "Policy",
     "check_namespace",
+    "check_newest",
     "check_number",
     "make_policy",
 ]
 
-Busy = Literal["retry", "park", "wait", "skip", "raise"]
+Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
+Newest = Literal["latest", "supersede"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -36,9 +39,11 @@ class Policy:
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
             (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
-            is free: Celery's tasks, with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
-            (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
-            whose work was started before, is never dropped: that could lose work.
+            is free: Celery's tasks, with a ledger), "latest" (the newest waits so, and takes the
+            place of an older one that waits), "supersede" (it takes the key from an older one, also
+            from one at work, whose commit is then refused), "wait" (up to `wait_s`, then as retry),
+            "skip" (dropped), "raise" (KeyBusyError). A delivery that is part of the work in
+            progress, or whose work was started before, is never dropped: that could lose work.
         wait_s: how long "wait" waits, in seconds; 0 by default.
         ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
             holder's death its key is taken over within this time.
@@ -67,7 +72,7 @@ class Policy:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
+        _one_of("busy", self.busy, get_args(Busy))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
@@ -79,6 +84,39 @@ class Policy:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
             check_namespace(self.namespace)
+
+    @property
+    def parks(self) -> bool:
+        """Whether messages may wait in the ledger for their key."""
+        return self.busy in ("park", "latest", "supersede")
+
+    @property
+    def newest(self) -> Newest | None:
+        """How a newer message takes an older one's place; None: it does not."""
+        return None if self.busy not in ("latest", "supersede") else self.busy
+
+
+def check_newest(policy: Policy, *, once_per: str, row: bool, formerly: bool) -> None:
+    """Raise ConfigurationError where a newer message cannot take an older one's place."""
+    if policy.newest is None:
+        return
+    said = f'busy="{policy.newest}"'
+    if once_per != "message":
+        raise ConfigurationError(
+            f'{said} is for once_per="message": a newer message can take the place of an older one '
+            f"only where each is work of its own, and with once_per={once_per!r} several are the "
+            'same work, of which the first is done. Say once_per="message".'
+        )
+    if row:
+        raise ConfigurationError(
+            f"{said} and row=: your own row would have to say which of several messages moves it. "
+            'Leave out row=, or say busy="park".'
+        )
+    if formerly:
+        raise ConfigurationError(
+            f"{said} and formerly=: what is newer is known by one key, and a guard that was "
+            "changed holds several. Let the queue run empty, then deploy without formerly=."
+        )
 
 
 def check_namespace(given: object) -> str:

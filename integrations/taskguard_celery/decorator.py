@@ -27,6 +27,7 @@ from taskguard import (
     Answered,
     Completed,
     Delivery,
+    Dropped,
     Former,
     Guard,
     GuardedFunction,
@@ -44,7 +45,7 @@ from taskguard_celery.message import (
     published_at_s,
     put_off_unread,
 )
-from taskguard_celery.parking import CeleryParking, take_called
+from taskguard_celery.parking import CeleryParking, mark_superseded, take_called
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -231,7 +232,7 @@ def _deliver_once(
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
-    parks = compiled.policy.busy == "park"
+    parks = compiled.policy.parks
     delivery = runtime.delivery(
         compiled,
         args,
@@ -258,6 +259,8 @@ def _deliver_once(
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
         return _as_seen(outcome.value)
+    if outcome == Dropped("outdated"):
+        mark_superseded(task, key=delivery.key)
     # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))
 

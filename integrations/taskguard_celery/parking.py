@@ -24,14 +24,24 @@ from typing import Any
 
 from billiard.process import current_process
 from celery import Celery, Task
+from celery.exceptions import TaskRevokedError
 from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
+from celery.states import REVOKED
 from kombu.common import Broadcast
 
 from taskguard import MessageRef, Relay, errors
 from taskguard_celery.calls import CALLED_HEADER, NAME, CelerySender, call_in_hand, hand_off_of
+from taskguard_celery.message import NotPublishedError
 from taskguard_celery.runtime import runtime_of
 
-__all__ = ["CeleryParking", "consume_hand_offs", "is_first_child", "start_relay", "take_called"]
+__all__ = [
+    "CeleryParking",
+    "consume_hand_offs",
+    "is_first_child",
+    "mark_superseded",
+    "start_relay",
+    "take_called",
+]
 
 logger = logging.getLogger("taskguard")
 
@@ -69,6 +79,27 @@ def take_called(request: Any) -> bool:
     own = {"exchange": "", "routing_key": queue}
     request.delivery_info = {**(request.delivery_info or {}), **own}
     return True
+
+
+def mark_superseded(task: Task, *, key: str) -> None:
+    """Tell the caller of the message in hand that it never runs: REVOKED, also to chord and chain.
+
+    Raises NotPublishedError where the result backend does not take that: the message stays alive.
+    """
+    request = task.request
+    error = TaskRevokedError(f"superseded: a newer message of {key} took its place")
+    ignores = task.ignore_result or getattr(request, "ignore_result", False)
+    try:
+        task.backend.mark_as_failure(
+            request.id,
+            error,
+            request=request,
+            store_result=not ignores,
+            call_errbacks=False,
+            state=REVOKED,
+        )
+    except Exception as failed:
+        raise NotPublishedError(f"{type(failed).__name__}: {failed}") from failed
 
 
 def consume_hand_offs(app: Celery) -> None:

@@ -88,10 +88,10 @@ def guarded_job(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    if options.get("busy") == "park":
+    if options.get("busy") in ("park", "latest", "supersede"):
         raise errors.ConfigurationError(
-            'busy="park" is for Celery: an RQ job that finds its key taken is put off '
-            '(busy="retry"), which keeps it in its queue\'s schedule.'
+            f'busy="{options["busy"]}" is for Celery: an RQ job that finds its key taken is put '
+            'off (busy="retry"), which keeps it in its queue\'s schedule.'
         )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,19 +11,24 @@ Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
-from taskguard.ledger.records import UNHARMED, message_of, new_record, waiting_values
-from taskguard.ledger.statements.lines import Called
+from taskguard.ledger.protocol import ClaimRequest, Once
+from taskguard.ledger.records import (
+    COUNT,
+    UNHARMED,
+    Overdue,
+    message_of,
+    new_record,
+    overdue_from,
+    overdue_of,
+    waiting_values,
+)
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
@@ -31,38 +36,10 @@ __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
-# How often the message was sent, and after how many claims: a claim begins the count anew.
-_COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
+# A newer message took its place while it waited; its caller has not heard of that.
+_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.parked.is_not(None))
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
-
-    Attributes:
-        work: its id.
-        task: the task's name.
-        message: the call's message, with the highest numbers that are known: a message with
-            lower ones would be superseded.
-        call: how the message is sent again, as JSON text.
-        due_us: since when it is overdue, by the database's clock.
-        attempts: how often it was claimed.
-        sends: how often its message was sent since the last claim, as far as that is noted.
-    """
-
-    work: str
-    task: str
-    message: MessageRef
-    call: str
-    due_us: int
-    attempts: int = 0
-
-    @property
-    def sends(self) -> int:
-        count = _COUNT.match(self.call)
-        return int(count[1]) if count and int(count[2]) == self.attempts else 0
 
 
 def write(
@@ -135,11 +112,12 @@ def overdue(
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
-    also if it is not yet due; `parked` for what was called from its key's line, and has not come.
+    also if it is not yet due; `parked` for what was called from its key's line, and has not come,
+    to run or to be told that it is superseded.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
-            WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
+            WORK.c.due.is_not(None), WORK.c.call.is_not(None)
         )
         if work is None:
             select = select.where(WORK.c.due <= database.now_us(db))
@@ -147,7 +125,10 @@ def overdue(
         else:
             select = select.where(WORK.c.id == work)
         if parked:
-            select = select.where(WORK.c.parked.is_not(None), WORK.c.state == State.NEW.value)
+            called = WORK.c.state == State.NEW.value
+            select = select.where(WORK.c.parked.is_not(None), sa.or_(called, _UNTOLD))
+        else:
+            select = select.where(WORK.c.state.in_(_OPEN))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -159,23 +140,7 @@ def overdue(
         recorded = {
             (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
         }
-    return [_overdue(row, messages[row.id], recorded) for row in found]
-
-
-def overdue_of(called: Called) -> Overdue:
-    """Work that was called from its key's line, as what is sent again."""
-    recorded = (called.known_retries or 0, called.known_deferrals or 0)
-    message = message_of(called)
-    return _overdue(called, message, {(message, called.id): recorded})
-
-
-def _overdue(
-    row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
-) -> Overdue:
-    claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
-    ref = MessageRef(message, retries, deferrals)
-    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
+    return [overdue_from(row, messages[row.id], recorded) for row in found]
 
 
 def sent(
@@ -189,7 +154,7 @@ def sent(
     these = sa.and_(
         WORK.c.id.in_([work.work for work in items]),
         WORK.c.due.in_({work.due_us for work in items}),
-        WORK.c.state.in_(_OPEN),
+        sa.or_(WORK.c.state.in_(_OPEN), _UNTOLD),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
@@ -220,7 +185,7 @@ def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int
 
 
 def _length_of_count(call: str) -> int:
-    count = _COUNT.match(call)
+    count = COUNT.match(call)
     return len(count[0]) if count else 1
 
 

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from taskguard.findings import Finding
 from taskguard.keys import MAX_KEY_BYTES, shorten
 from taskguard.lease import Owner
-from taskguard.policy import DAY_S
+from taskguard.policy import DAY_S, Newest
 from taskguard.states import Decision, State
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.records import Overdue
     from taskguard.ledger.retention import Purged
     from taskguard.ledger.transactions.external import ExternalConnection
 
@@ -50,6 +50,7 @@ __all__ = [
     "Once",
     "OperatorLedger",
     "OutboxLedger",
+    "ParkedNewest",
     "RowRef",
     "Standing",
     "Waiting",
@@ -160,6 +161,10 @@ class ClaimRequest:
         in_line: whether those who came before it, and wait for its one key, go first.
         sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
             when it comes to the ledger.
+        newest: how a newer message of its task takes an older one's place on its one key: "latest"
+            where that waits, "supersede" also where its holder is at work; None: it does not.
+        over: whom the lock server knows as the key's holder: nobody else is superseded, and a key
+            that this one does not hold in the ledger is not taken. None: it knows of none.
     """
 
     keys: tuple[str, ...]
@@ -177,6 +182,8 @@ class ClaimRequest:
     redelivered: bool = False
     in_line: bool = False
     sent_us: int | None = None
+    newest: Newest | None = None
+    over: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +239,8 @@ class Claimed:
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
         began_as: the former id under which the work began; None: under this one.
+        replaced: work whose message waited, and whose place this one took: those messages are to be
+            sent again, for their callers to be told.
     """
 
     claim: Claim
@@ -240,6 +249,14 @@ class Claimed:
     crashes: int = 0
     progress_json: str | None = None
     began_as: str | None = None
+    replaced: tuple[Overdue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedNewest:
+    """The message waits for its key, as the newest of its task; `replaced` is as of `Claimed`."""
+
+    replaced: tuple[Overdue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +284,9 @@ class Answer:
 
     Attributes:
         decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
-            numbers), TOO_OLD, MISMATCH (the work has another fingerprint), BURY (it has become DEAD
-            by this very claim); of the user's own row also MISSING and INELIGIBLE.
+            numbers), OUTDATED (a newer message took its place), TOO_OLD, MISMATCH (the work has
+            another fingerprint), BURY (it has become DEAD by this very claim); of the user's own
+            row also MISSING and INELIGIBLE.
         result_json: the result of DONE work, as JSON text; None where none was stored.
         crashes: how many holders of DEAD work vanished.
         error: what the record says of the work's end.
@@ -619,6 +637,14 @@ class LineLedger(OutboxLedger, Protocol):
         """Store the work with its call in the line of its key; False if it is not to wait.
 
         Raises CallTooLargeError.
+        """
+        ...
+
+    def park_newest(self, request: ClaimRequest) -> ParkedNewest | Answer | None:
+        """The same as the only one of its task that waits for the key: `request.newest`.
+
+        An Answer: a newer one has begun, or waits, so that this one never runs. None: it is not to
+        wait. Raises CallTooLargeError.
         """
         ...
 

@@ -31,12 +31,14 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.protocol import (
+    Answer,
     Busy,
     Claim,
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
     Once,
+    ParkedNewest,
     RowRef,
     Waiting,
     WorkView,
@@ -47,7 +49,7 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S, lines
+from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
 from taskguard.ledger.tables import (
     SCHEMA,
 )
@@ -389,6 +391,11 @@ class SqlLedger:
         """Store the work with its call in the line of its key; False if it is not to wait."""
         self._check_call(request)
         return self._database.twice(lambda: self._transactions.statements.park(request))
+
+    def park_newest(self, request: ClaimRequest) -> ParkedNewest | Answer | None:
+        """The same as the only one of its task that waits for the key; see `protocol.py`."""
+        self._check_call(request)
+        return self._database.twice(lambda: newest.park(self._database, request))
 
     def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent."""

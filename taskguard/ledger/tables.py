@@ -28,7 +28,7 @@ __all__ = [
     "standing",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # The owner of a key that nobody holds.
 FREE = ""
@@ -89,6 +89,8 @@ KEYS = sa.Table(
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
+    # When the newest message that has begun was sent; see `ledger/statements/newest.py`.
+    sa.Column("stamp", _LONG),
     **_INNODB,
 )
 

@@ -35,7 +35,7 @@ def test_tables_of_version_1_become_todays(url: str) -> None:
     assert shape_of(engine) != shape
     for ask in (ledger.check_schema, ledger.create_schema):
         with pytest.raises(
-            LedgerSchemaError, match=r"version 1, .* wants version 3.*Stop the workers"
+            LedgerSchemaError, match=r"version 1, .* wants version 4.*Stop the workers"
         ):
             ask()
     with engine.begin() as db:
@@ -94,5 +94,5 @@ def test_the_command_does_not_say_that_it_created_what_is_of_another_version(
     with engine.begin() as db:
         db.exec_driver_sql("update taskguard_schema set version = 99")
     assert main(["ledger", "create", "--url", sqlite_url]) == 1
-    assert "version 99, this library wants version 3" in capsys.readouterr().err
+    assert "version 99, this library wants version 4" in capsys.readouterr().err
     engine.dispose()

@@ -29,8 +29,9 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     WorkView,
 )
+from taskguard.ledger.statements.newest import mark_of
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
 
@@ -45,6 +46,7 @@ class KeyRow:
     fence: int = 0
     owner: str = FREE
     lease_until: int = 0
+    stamp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,12 @@ class MemoryLedger:
             if decision not in CLAIMABLE and decision is not Decision.BURY:
                 self._catch_up(records, decision)
                 return records.answer(request, decision)
-            with self._at_once(self.rows_of(request), self._lock_timeout_s):
+            rows = self.rows_of(request)
+            if request.newest is not None:
+                # Its mark, and the work that this one may end.
+                name = mark_of(request)
+                rows += [("key", name), ("work", self.keys.get(name, KeyRow()).owner)]
+            with self._at_once(rows, self._lock_timeout_s):
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
@@ -277,6 +284,12 @@ class MemoryLedger:
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
+        if request.newest is not None and decision in (CLAIMABLE - {Decision.SAME}) | {
+            Decision.BURY
+        }:
+            turned_away = self._turn_away(request, records)
+            if turned_away is not None:
+                return turned_away
         if decision is Decision.BURY:
             return self._bury(request, records)
         if decision not in CLAIMABLE:
@@ -284,6 +297,8 @@ class MemoryLedger:
         owner = str(request.owner)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
+        if request.newest == "supersede":
+            live = [key for key in live if key.fence != self._mark(request).fence]
         if live:
             last = max(live, key=lambda key: key.lease_until)
             return busy_key(last.owner, last.lease_until, records.speaking, records.now_us)
@@ -292,6 +307,54 @@ class MemoryLedger:
         ):
             return records.claimed(request, keys[0].fence, decision)
         return self._grant(request, records, decision, keys)
+
+    def _mark(self, request: ClaimRequest) -> KeyRow:
+        """What is known of the newest message of the task and key that has begun."""
+        return self.keys.get(mark_of(request), KeyRow())
+
+    def _sent_us(self, request: ClaimRequest, records: Records) -> int:
+        row = records.own
+        created_us = records.now_us if row is None else row.created
+        return sent_at_us(request.sent_us, created_us=created_us)
+
+    def _turn_away(self, request: ClaimRequest, records: Records) -> Answer | Busy | None:
+        """As superseded, for good; or as busy, for the key is another's than is thought."""
+        row, mark = records.own, self._mark(request)
+        sent_us = self._sent_us(request, records)
+        if self.is_outdated(sent_us, mark):
+            ended = row or self._fresh(request, records, KeyRow())
+            self.work_items[ended.id] = self._outdated(ended, mark.owner)
+            return Answer(Decision.OUTDATED, error=self.work_items[ended.id].error)
+        [key] = [self.keys.get(key, KeyRow()) for key in request.keys]
+        if request.over is not None and key.owner != str(request.over):
+            return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+        return None
+
+    def is_outdated(self, sent_us: int, mark: KeyRow) -> bool:
+        """Whether a newer one has begun."""
+        return is_outdated(sent_us, others_us=[mark.stamp])
+
+    def _outdated(self, work: Work, by: str) -> Work:
+        return replace(
+            work,
+            state=State.FAILED,
+            final=True,
+            owner=FREE,
+            lease_until=0,
+            error=f"{OUTDATED}: {by}",
+            finished=self.now_us(),
+        )
+
+    def _move_mark(self, request: ClaimRequest, records: Records, fence: int) -> None:
+        """This one is the newest that has begun; the one before, if it is not done, has ended."""
+        mark, work = self._mark(request), str(request.work)
+        older = self.work_items.get(mark.owner)
+        begun = older is not None and older.state is State.PROCESSING
+        if begun and older.id != work and older.fence == mark.fence:
+            self.work_items[older.id] = self._outdated(older, work)
+        self.keys[mark_of(request)] = KeyRow(
+            fence, work, lease_until=0, stamp=self._sent_us(request, records)
+        )
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
         row = records.speaking
@@ -320,6 +383,8 @@ class MemoryLedger:
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
         granted = KeyRow(fence, str(request.owner), until_us)
         self.keys.update(dict.fromkeys(request.keys, granted))
+        if request.newest is not None:
+            self._move_mark(request, records, fence)
         if request.work is not None:
             self._write(request, records, decision, granted)
         return records.claimed(request, fence, decision)
@@ -330,20 +395,7 @@ class MemoryLedger:
         """The work's own record, and a copy under each former id."""
         row = records.speaking
         for work, known in zip((request.work, *request.formerly), records.rows, strict=True):
-            fresh = Work(
-                id=str(work),
-                task=request.task,
-                key=",".join(request.keys),
-                message=request.message.name,
-                retries=request.message.retries,
-                state=State.PROCESSING,
-                fence=granted.fence,
-                owner=granted.owner,
-                lease_until=granted.lease_until,
-                created=records.now_us,
-                started=records.now_us,
-                fingerprint=request.fingerprint,
-            )
+            fresh = replace(self._fresh(request, records, granted), id=str(work))
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
                 fresh = replace(
@@ -358,6 +410,24 @@ class MemoryLedger:
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             self.work_items[fresh.id] = fresh
+
+    @staticmethod
+    def _fresh(request: ClaimRequest, records: Records, granted: KeyRow) -> Work:
+        """The record of work that nobody has claimed before."""
+        return Work(
+            id=str(request.work),
+            task=request.task,
+            key=",".join(request.keys),
+            message=request.message.name,
+            retries=request.message.retries,
+            state=State.PROCESSING,
+            fence=granted.fence,
+            owner=granted.owner,
+            lease_until=granted.lease_until,
+            created=records.now_us,
+            started=records.now_us,
+            fingerprint=request.fingerprint,
+        )
 
     @staticmethod
     def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:

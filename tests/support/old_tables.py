@@ -36,6 +36,7 @@ def back_to_version_1(engine: sa.Engine) -> None:
         db.execute(sa.text(f"drop index taskguard_work_parked{beside}"))
         for column in ("rounds", "parked"):
             db.execute(sa.text(f"alter table taskguard_work drop column {column}"))
+        db.execute(sa.text("alter table taskguard_keys drop column stamp"))
         if engine.dialect.name != "sqlite":  # which adds no constraint to a table that there is
             db.execute(sa.text(f"alter table taskguard_work add constraint {_STATES}"))
         db.execute(sa.update(SCHEMA).values(version=1))

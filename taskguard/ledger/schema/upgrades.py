@@ -198,6 +198,19 @@ STEPS: tuple[Step, ...] = (
             ),
         },
     ),
+    Step(
+        to=4,
+        why="of messages that take each other's place it is known when the newest was sent that "
+        "has begun: the column `stamp`",
+        statements={
+            "postgresql": ("ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",),
+            "mariadb": ("ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",),
+            "mysql": _mysql_unless(
+                "taskguard_keys", "stamp", "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT"
+            ),
+            "sqlite": ("ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",),
+        },
+    ),
 )
 
 

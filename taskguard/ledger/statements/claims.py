@@ -27,7 +27,7 @@ from taskguard.ledger.statements.lines import is_behind
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
-__all__ = ["Seen", "claim", "peek"]
+__all__ = ["Claiming", "Seen", "claim", "decision_of", "peek", "peek_in"]
 
 
 # The columns that decide a claim, and those that its answer tells.
@@ -43,12 +43,12 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
-            found = _peek(database, db, request)
+            found = peek_in(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
                 _settle(db, request, found)
                 _catch_up(db, found)
                 return found.answer(request)
-        return _Claim(database, db, request).decide()
+        return Claiming(database, db, request).decide()
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
@@ -113,16 +113,18 @@ class Seen(NamedTuple):
 def peek(database: Database, request: ClaimRequest) -> Seen:
     """What a claim would find."""
     with database.transaction() as db:
-        return _peek(database, db, request)
+        return peek_in(database, db, request)
 
 
-def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
+def peek_in(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
+    """The same in the transaction of `db`."""
     own = None if request.row is None else rows.read(db, request.row)
     records = _read(database, db, request)
-    return Seen(records, _decide(request, records, own), own)
+    return Seen(records, decision_of(request, records, own), own)
 
 
-def _decide(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
+def decision_of(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
+    """What a claim does with a work of these records, by `states.py`."""
     row = records.speaking
     place = None if request.row is None else rows.place(request.row, own, row)
     return decide_row(request, row, records.recorded, records.now_us, place)
@@ -205,7 +207,7 @@ def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
     return Prepared(sa.insert(WORK), database.engine.dialect, columns=columns)
 
 
-class _Claim:
+class Claiming:
     """One claim with its rows locked: the user's own, then keys, in order, then the work."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
@@ -220,6 +222,7 @@ class _Claim:
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
             self._make_keys()
             self.keys = database.read(db, self.statements.lock_keys, self.names)
+        self.lock_beside()
         if request.work is None:
             self.records = Records((None,), ((0, 0),), database.now_us(db))
         else:
@@ -229,25 +232,42 @@ class _Claim:
     def _make_keys(self) -> None:
         self.statements.make_keys.run(self.db, self.names)
 
+    def lock_beside(self) -> None:
+        """What else is to be locked between the keys and the work: nothing here."""
+
     def decide(self) -> ClaimAnswer:
-        decision = _decide(self.request, self.records, self.own)
+        """Grant the claim, or say why not."""
+        decision = decision_of(self.request, self.records, self.own)
         if decision is Decision.BURY:
             assert self.row is not None  # noqa: S101  # whose crashes they are
             return self._bury(self.row)
         if decision not in CLAIMABLE:
             return Seen(self.records, decision, self.own).answer(self.request)
-        live = [
-            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
-        ]
+        live = self.holders()
         if live:
             last = max(live, key=lambda key: key.lease_until)
             return busy_key(last.owner, last.lease_until, self.row, self.now_us)
-        if self.request.in_line and is_behind(self.db, self.request, self.now_us):
-            started = self.row is not None and self.row.attempts > 0
-            return Busy(None, None, same_work=False, started=started)
-        return self._grant(decision)
+        if self.request.in_line and self.is_behind():
+            return Busy(None, None, same_work=False, started=self.started)
+        return self.grant(decision)
 
-    def _grant(self, decision: Decision) -> Claimed:
+    @property
+    def started(self) -> bool:
+        """Whether somebody has claimed the work before."""
+        return self.row is not None and self.row.attempts > 0
+
+    def holders(self) -> list[Any]:
+        """The rows of keys that somebody else holds."""
+        return [
+            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
+        ]
+
+    def is_behind(self) -> bool:
+        """Whether others, who wait for the key, go first."""
+        return is_behind(self.db, self.request, self.now_us)
+
+    def grant(self, decision: Decision) -> Claimed:
+        """Write the claim."""
         mine = all(key.owner == self.owner for key in self.keys)
         if mine and (decision is Decision.SAME or self.request.work is None):
             fence = self.keys[0].fence  # the same owner asks again and gets the same grant

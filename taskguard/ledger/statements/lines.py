@@ -20,34 +20,30 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, Waiting
-from taskguard.ledger.records import message_of, new_record, waiting_values
+from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
-__all__ = ["WRITE_LOCK_S", "Called", "call_next", "is_behind", "open_keys", "park", "waiting"]
+__all__ = [
+    "WRITE_LOCK_S",
+    "Called",
+    "call_next",
+    "called",
+    "is_behind",
+    "open_keys",
+    "park",
+    "stands",
+    "waiting",
+]
 
 
 WRITE_LOCK_S = 5.0
-
-
-class Called(NamedTuple):
-    """Work that was called: its record, and the numbers of its message that are known."""
-
-    id: str
-    task: str
-    message: str
-    retries: int
-    call: str
-    due: int
-    attempts: int
-    known_retries: int | None
-    known_deferrals: int | None
 
 
 def stands(work: Any) -> sa.ColumnElement[bool]:
@@ -60,8 +56,12 @@ def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
 
 
-def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
+def is_behind(
+    db: sa.Connection, request: ClaimRequest, now_us: int, *, but: str | None = None
+) -> bool:
     """Whether somebody who came before this work waits for its key, or was called just now.
+
+    Of any task `but` one.
 
     Nobody came before work that has begun: its holder is gone, and it is taken over.
     """
@@ -78,6 +78,8 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int) -> bool:
         sa.or_(other.c.due.is_(None), expected(other, now_us)),
         other.c.parked < sa.func.coalesce(mine.scalar_subquery(), 2**63 - 1),
     )
+    if but is not None:
+        before = sa.and_(before, other.c.task != but)
     return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
 
 
@@ -141,10 +143,11 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
             )
             .values(due=now_us + int(expected_s * 1e6))
         )
-        return _called(db, first.id) if changed.rowcount == 1 else None
+        return called(db, first.id) if changed.rowcount == 1 else None
 
 
-def _called(db: sa.Connection, work: str) -> Called:
+def called(db: sa.Connection, work: str) -> Called:
+    """What is sent of work that was called."""
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(

@@ -17,7 +17,7 @@ from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.statements import claims, lines, renewals
+from taskguard.ledger.statements import claims, lines, newest, renewals
 from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
@@ -44,6 +44,8 @@ class Statements:
 
         Raises LockTimeoutError or TransactionRetryError where others hold the rows.
         """
+        if request.newest is not None:
+            return newest.claim(self.database, request)
         return claims.claim(self.database, request)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:

@@ -150,7 +150,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if not _is_simple(request):
+        if not _is_simple(request) or request.newest is not None:
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)

@@ -1,0 +1,400 @@
+"""Messages of which a newer one takes an older one's place: which runs, which waits, which neither.
+
+All of it is of one account's key; each work item has a message of its own, whose number says when
+it was sent. The simulation's ledger stores no calls, so that nobody waits there; the rest is equal.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from taskguard.errors import StaleTokenError
+from taskguard.lease import Owner
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claimed,
+    ClaimRequest,
+    MessageRef,
+    ParkedNewest,
+)
+from taskguard.ledger.tables import KEYS, WORK
+from taskguard.locks.base import Renewal
+from taskguard.states import OUTDATED, Decision
+
+KEY = "account:1"
+EXPECTED_S = 30.0
+
+
+@pytest.fixture
+def lines(book: Any) -> Any:
+    """The book of a ledger that keeps lines."""
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger stores no calls")
+    return book
+
+
+def message_of(number: int, retries: int = 0) -> MessageRef:
+    return MessageRef(f"m{number}", retries)
+
+
+def delivery(number: int, newest: str = "latest", **values: Any) -> ClaimRequest:
+    """Of the work that stands for a message, which was sent `number` µs after the first one."""
+    values = {
+        "keys": (KEY,),
+        "message": message_of(number),
+        "newest": newest,
+        "sent_us": 1_000_000 + number,
+        **values,
+    }
+    return request(number, **values)
+
+
+def claim(book: Any, number: int, newest: str = "latest", **values: Any) -> Claimed:
+    found = book.ledger.claim(delivery(number, newest, **values))
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def refused(book: Any, number: int, newest: str = "latest", **values: Any) -> bool:
+    """Whether a claim is answered as superseded, and the record says so for good."""
+    found = book.ledger.claim(delivery(number, newest, **values))
+    if not isinstance(found, Answer):
+        return False
+    return found.decision is Decision.OUTDATED and is_outdated(book, number)
+
+
+def is_outdated(book: Any, number: int) -> bool:
+    row = book.work(number)
+    ended = (str(row.state), bool(row.final), row.owner) == ("FAILED", True, "")
+    return ended and row.error.startswith(OUTDATED)
+
+
+def park(book: Any, number: int, **values: Any) -> ParkedNewest | Answer | None:
+    asked = delivery(number, **values)
+    call = json.dumps({"queue": "test", "message": asked.message.name})
+    found: ParkedNewest | Answer | None = book.ledger.park_newest(
+        delivery(number, **{"call": call, **values})
+    )
+    return found
+
+
+def parked(book: Any, number: int, **values: Any) -> list[str]:
+    """Whose place it took: their messages."""
+    found = park(book, number, **values)
+    assert isinstance(found, ParkedNewest), found
+    return [each.message.id for each in found.replaced]
+
+
+def waiting(book: Any) -> list[str]:
+    return [each.message for each in book.ledger.waiting()]
+
+
+def end_leases(book: Any) -> None:
+    book.expire_all()
+
+
+class TestLatest:
+    def test_a_newer_one_waits_for_the_one_at_work(self, book: Any) -> None:
+        """Its holder is left alone, and completes."""
+        holder = claim(book, 1)
+        assert isinstance(book.ledger.claim(delivery(2)), Busy)
+        book.ledger.complete(holder.claim, None)
+        claim(book, 2)
+
+    def test_an_older_one_that_comes_late(self, book: Any) -> None:
+        """Never runs, also long after the newer one has run: the mark outlives it."""
+        book.ledger.complete(claim(book, 2).claim, None)
+        assert refused(book, 1)
+        assert refused(book, 1)
+
+    def test_an_older_one_that_comes_while_a_newer_one_is_at_work(self, book: Any) -> None:
+        claim(book, 2)
+        assert refused(book, 1)
+
+    def test_a_newer_one_that_failed(self, book: Any) -> None:
+        """It has begun: what was sent before it is superseded all the same, and its retry runs."""
+        book.ledger.fail(claim(book, 2).claim, "boom")
+        assert refused(book, 1)
+        claim(book, 2, message=message_of(2, retries=1))
+
+    def test_a_retry_of_an_older_one(self, book: Any) -> None:
+        """It has failed, and a newer one has begun meanwhile."""
+        book.ledger.fail(claim(book, 1).claim, "boom")
+        book.ledger.complete(claim(book, 2).claim, None)
+        assert refused(book, 1, message=message_of(1, retries=1))
+
+    def test_a_redelivery_of_the_newest(self, book: Any) -> None:
+        """Its holder died: it is taken over, and given back it runs again."""
+        claim(book, 2)
+        end_leases(book)
+        found = claim(book, 2, redelivered=True)
+        assert found.takeover
+        assert book.ledger.give_back(found.claim)
+        claim(book, 2, redelivered=True)
+
+    def test_a_dead_holder_that_is_superseded(self, book: Any) -> None:
+        """Its work ends, for good: no redelivery takes it over, and it counts as no crash."""
+        holder = claim(book, 1)
+        end_leases(book)
+        newer = claim(book, 2)
+        assert not newer.takeover
+        assert is_outdated(book, 1)
+        assert refused(book, 1, redelivered=True)
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete(holder.claim, None)
+        book.ledger.complete(newer.claim, None)
+
+    def test_a_dead_holder_whose_lease_somebody_else_has(self, book: Any) -> None:
+        """A task that does not go by what is newest: the next one that does ends the older work."""
+        claim(book, 1)
+        end_leases(book)
+        other = book.ledger.claim(request(7, keys=(KEY,), task="other"))
+        book.ledger.complete(other.claim, None)
+        claim(book, 2)
+        assert is_outdated(book, 1)
+
+    def test_one_that_kills_its_workers(self, book: Any) -> None:
+        """It is DEAD, unless a newer one has begun."""
+        claim(book, 1, max_crashes=1)
+        end_leases(book)
+        assert book.ledger.claim(delivery(1, max_crashes=1)).decision is Decision.BURY
+        claim(book, 2, max_crashes=1)
+
+    def test_sent_at_the_same_moment(self, book: Any) -> None:
+        """Who comes later is the newer one; it goes in no circle."""
+        book.ledger.complete(claim(book, 1, sent_us=5).claim, None)
+        book.ledger.fail(claim(book, 2, sent_us=5).claim, "boom")
+        book.ledger.complete(claim(book, 3, sent_us=5).claim, None)
+        claim(book, 2, sent_us=5, message=message_of(2, retries=1))
+
+    def test_without_a_stamp(self, book: Any) -> None:
+        """It counts as sent when it came first, also when it comes again."""
+        book.ledger.fail(claim(book, 1, sent_us=None).claim, "boom")
+        book.ledger.complete(claim(book, 2, sent_us=None).claim, None)
+        assert refused(book, 1, sent_us=None, message=message_of(1, retries=1))
+
+    def test_sent_by_a_clock_that_is_ahead(self, book: Any) -> None:
+        """It counts as sent when it came, so that it does not supersede what is sent later."""
+        ahead_us = 2**52
+        book.ledger.fail(claim(book, 1, sent_us=ahead_us).claim, "boom")
+        book.ledger.complete(claim(book, 2, sent_us=ahead_us).claim, None)
+        assert refused(book, 1, sent_us=ahead_us, message=message_of(1, retries=1))
+        claim(book, 3, sent_us=None)
+
+    def test_other_tasks_of_the_key(self, book: Any) -> None:
+        """Each has a newest of its own: they keep each other waiting, and supersede nobody."""
+        book.ledger.complete(claim(book, 5).claim, None)
+        other = claim(book, 3, task="other", newest="supersede")
+        assert isinstance(book.ledger.claim(delivery(6, "supersede")), Busy)
+        book.ledger.complete(other.claim, None)
+        claim(book, 6, newest="supersede")
+
+    def test_asked_twice(self, book: Any) -> None:
+        """By one owner: it is one grant."""
+        asked = delivery(1)
+        first, second = book.ledger.claim(asked), book.ledger.claim(asked)
+        assert (first.claim, first.attempt) == (second.claim, second.attempt)
+        book.ledger.complete(first.claim, None)
+
+
+class TestSupersede:
+    def test_a_living_holder(self, book: Any) -> None:
+        """The newer one has the key at once, with a higher fence; the older one's commit is
+        refused, its next renewal tells it, and it never runs again."""
+        older = claim(book, 1, "supersede")
+        newer = claim(book, 2, "supersede")
+        assert newer.claim.fence > older.claim.fence
+        assert book.ledger.renew([older.claim, newer.claim]) == [Renewal.TAKEN, Renewal.RENEWED]
+        with pytest.raises(StaleTokenError), book.ledger.transaction(older.claim) as tx:
+            book.effect(tx.db, 1, older.claim.fence)
+            tx.complete(older.claim, None)
+        with book.ledger.transaction(newer.claim) as tx:
+            book.effect(tx.db, 2, newer.claim.fence)
+            tx.complete(newer.claim, None)
+        assert dict(book.effects()) == {"2": 1}
+        assert is_outdated(book, 1)
+        assert refused(book, 1, "supersede", redelivered=True)
+
+    def test_what_a_superseded_holder_still_says(self, book: Any) -> None:
+        """Neither its failure nor its giving back changes anything; nor does a crash count."""
+        older = claim(book, 1, "supersede")
+        newer = claim(book, 2, "supersede")
+        assert not book.ledger.fail(older.claim, "boom")
+        assert not book.ledger.give_back(older.claim)
+        assert not book.ledger.crash(older.claim, "exit")
+        book.ledger.uncount_crash(older.claim)
+        assert is_outdated(book, 1)
+        book.ledger.complete(newer.claim, None)
+
+    def test_an_older_one_does_not(self, book: Any) -> None:
+        newer = claim(book, 2, "supersede")
+        assert refused(book, 1, "supersede")
+        book.ledger.complete(newer.claim, None)
+
+    def test_the_same_message(self, book: Any) -> None:
+        """A duplicate of the holder's own message supersedes nothing."""
+        claim(book, 1, "supersede")
+        found = book.ledger.claim(delivery(1, "supersede", redelivered=True))
+        assert isinstance(found, Busy)
+        assert found.same_work
+
+    def test_who_holds_the_key_for_something_else(self, book: Any) -> None:
+        """A lock, or a task that does not go by what is newest, is not superseded."""
+        book.ledger.complete(claim(book, 1, "supersede").claim, None)
+        lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
+        assert isinstance(book.ledger.claim(delivery(2, "supersede")), Busy)
+        book.ledger.give_back(lock.claim)
+        claim(book, 2, "supersede")
+
+    def test_only_whom_the_lock_server_knows(self, book: Any) -> None:
+        """Where that names another holder, its lease is about to begin or to end."""
+        older = delivery(1, "supersede")
+        book.ledger.claim(older)
+        stranger = Owner("f" * 24, "x")
+        assert isinstance(book.ledger.claim(delivery(2, "supersede", over=stranger)), Busy)
+        claim(book, 2, "supersede", over=older.owner)
+
+    def test_several_in_a_row(self, book: Any) -> None:
+        """Each newer one takes it from the one before; the last one commits."""
+        claims = [claim(book, number, "supersede") for number in (1, 2, 3)]
+        for each in claims[:2]:
+            with pytest.raises(StaleTokenError):
+                book.ledger.complete(each.claim, None)
+        book.ledger.complete(claims[2].claim, None)
+        assert [is_outdated(book, number) for number in (1, 2)] == [True, True]
+
+
+class TestWaiting:
+    def test_one_waits(self, lines: Any) -> None:
+        """The newest: those whose place it took are sent, to be told, and never run."""
+        holder = claim(lines, 1)
+        assert parked(lines, 2) == []
+        assert parked(lines, 3) == ["m2"]
+        assert waiting(lines) == ["m3"]
+        assert is_outdated(lines, 2)
+        assert refused(lines, 2)
+        lines.ledger.complete(holder.claim, None)
+        assert lines.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        claim(lines, 3, in_line=True)
+        assert waiting(lines) == []
+
+    def test_an_older_one_that_comes_late(self, lines: Any) -> None:
+        """While a newer one waits, whatever it comes for: to wait, or to run."""
+        holder = claim(lines, 1)
+        parked(lines, 3)
+        assert isinstance(park(lines, 2), Answer)
+        assert is_outdated(lines, 2)
+        lines.ledger.complete(holder.claim, None)
+        assert refused(lines, 0)
+        claim(lines, 3)
+
+    def test_one_that_comes_when_the_key_is_free(self, lines: Any) -> None:
+        """It goes before the older one that waits, and takes its place."""
+        holder = claim(lines, 1)
+        parked(lines, 2)
+        lines.ledger.complete(holder.claim, None)
+        newer = claim(lines, 3, in_line=True)
+        assert [each.message.id for each in newer.replaced] == ["m2"]
+        assert refused(lines, 2)
+
+    def test_one_that_was_called(self, lines: Any) -> None:
+        """Its message is on its way already: it is not sent a second time."""
+        holder = claim(lines, 1)
+        parked(lines, 2)
+        lines.ledger.complete(holder.claim, None)
+        lines.ledger.call_next(KEY, expected_s=EXPECTED_S)
+        assert claim(lines, 3, in_line=True).replaced == ()
+        assert refused(lines, 2)
+
+    def test_nobody_heard_of_it(self, lines: Any) -> None:
+        """What is to be told is overdue until its message has come, and holds up nobody."""
+        claim(lines, 1)
+        parked(lines, 2)
+        parked(lines, 3)
+        end_leases(lines)
+        assert lines.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        with lines.engine.begin() as db:
+            db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
+        overdue = lines.ledger.overdue(parked=True)
+        assert sorted(each.message.id for each in overdue) == ["m2", "m3"]
+        assert lines.ledger.sent(overdue, again_after_s=0.0) == 2
+        assert refused(lines, 2)
+        assert [each.message.id for each in lines.ledger.overdue(parked=True)] == ["m3"]
+
+    def test_it_keeps_its_place(self, lines: Any) -> None:
+        """A delivery that comes twice, or finds the key taken after all."""
+        claim(lines, 1)
+        parked(lines, 2)
+        before = lines.work(2)
+        assert parked(lines, 2) == []
+        assert lines.work(2) == before
+
+    def test_a_retry(self, lines: Any) -> None:
+        """Waits with the message's own stamp, unless a newer one has begun or waits."""
+        lines.ledger.fail(claim(lines, 1).claim, "boom")
+        other = lines.ledger.claim(request(9, work=None, keys=(KEY,)))
+        assert parked(lines, 1, message=message_of(1, retries=1)) == []
+        assert lines.work(1).parked == 1_000_001
+        lines.ledger.give_back(other.claim)
+        claim(lines, 1, message=message_of(1, retries=1))
+
+    def test_tasks_of_one_key(self, lines: Any) -> None:
+        """Of each one waits; they go in the order in which they were sent."""
+        claim(lines, 1)
+        assert parked(lines, 3) == []
+        assert parked(lines, 2, task="other") == []
+        assert parked(lines, 4, task="other") == ["m2"]
+        assert waiting(lines) == ["m3", "m4"]
+        end_leases(lines)
+        assert isinstance(lines.ledger.claim(delivery(4, task="other", in_line=True)), Busy)
+        claim(lines, 3, in_line=True)
+
+    @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "superseded"])
+    def test_not_what_needs_no_turn(self, lines: Any, state: str) -> None:
+        """What runs or has ended for good is not parked, and not touched."""
+        holder = claim(lines, 1, max_crashes=1)
+        if state == "done":
+            lines.ledger.complete(holder.claim, None)
+        elif state == "dead":
+            end_leases(lines)
+            lines.ledger.claim(delivery(1, max_crashes=1))
+        elif state == "revoked":
+            lines.ledger.revoke("ship order:1", message="m1")
+        elif state == "superseded":
+            end_leases(lines)
+            claim(lines, 2)
+        before = lines.work(1)
+        assert park(lines, 1) is None
+        assert lines.work(1) == before
+
+    def test_supersedes_while_others_wait(self, lines: Any) -> None:
+        """Who takes the key from its holder takes nobody's turn, and ends the older one's wait."""
+        lock = lines.ledger.claim(request(9, work=None, keys=(KEY,)))
+        parked(lines, 1)
+        lines.ledger.give_back(lock.claim)
+        claim(lines, 2, "supersede")
+        other = json.dumps({"queue": "test", "message": "m8"})
+        assert lines.ledger.park(delivery(8, task="other", newest=None, call=other))
+        newer = claim(lines, 3, "supersede", in_line=True)
+        assert newer.replaced == ()
+        assert [is_outdated(lines, number) for number in (1, 2)] == [True, True]
+        assert waiting(lines) == ["m8"]
+
+
+def test_the_mark_is_no_key(lines: Any) -> None:
+    """It is purged as keys are; until then it stands beside its key, and holds nothing."""
+    lines.ledger.complete(claim(lines, 1).claim, None)
+    with lines.engine.connect() as db:
+        rows = {row.key: row for row in db.execute(sa.select(KEYS))}
+    assert len(rows) == 2
+    mark = rows[f"{KEY}#newest ship"]
+    assert (mark.lease_until, mark.owner, mark.stamp) == (0, "ship order:1", 1_000_001)
+    with lines.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=1))
+    assert lines.ledger.purge(older_than_s=7200).keys == 2
