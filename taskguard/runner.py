@@ -299,7 +299,7 @@ class Runner:
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
         """A newer message took its place, so that this one never runs."""
         if delivery.parking is not None:
-            self._line.call_next(delivery)  # it may have kept others away from the lock server
+            self._line.hear(delivery)
         if delivery.queue is not None:
             return self._drop(delivery, "outdated")
         self._admission.emit(Duplicate, delivery, reason="outdated")

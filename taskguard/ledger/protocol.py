@@ -648,6 +648,10 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
+    def told(self, work: str) -> None:
+        """Note that the caller of work that was superseded while it waited is being told so."""
+        ...
+
     def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 

@@ -397,6 +397,10 @@ class SqlLedger:
         self._check_call(request)
         return self._database.twice(lambda: newest.park(self._database, request))
 
+    def told(self, work: str) -> None:
+        """Note that the caller of work that was superseded while it waited is being told so."""
+        self._database.twice(lambda: newest.told(self._database, work))
+
     def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent."""
         statements = self._transactions.statements

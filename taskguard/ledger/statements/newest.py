@@ -38,13 +38,14 @@ from taskguard.ledger.protocol import (
     ParkedNewest,
 )
 from taskguard.ledger.records import Overdue, new_record, overdue_of, waiting_values
-from taskguard.ledger.statements.claims import Claiming, Seen, decision_of, peek_in
+from taskguard.ledger.statements.claims import Claiming, decision_of, peek_in
 from taskguard.ledger.statements.lines import WRITE_LOCK_S, called, is_behind, stands
 from taskguard.ledger.tables import FREE, KEYS, WORK
 from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
-__all__ = ["claim", "mark_of", "park"]
+__all__ = ["claim", "mark_of", "park", "told"]
 
+_TOLD = {"due": None, "call": None, "parked": None}
 # So long after it was sent the message of work that was superseded while it waited is expected.
 _TOLD_S = 5.0
 
@@ -59,18 +60,15 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         found = peek_in(database, db, request)
         if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
-            _hear(db, found)
             return found.answer(request)
         return _Claiming(database, db, request).decide()
 
 
-def _hear(db: sa.Connection, found: Seen) -> None:
-    """Its caller is being told that it was superseded: it is sent no more for that."""
-    row = found.row
-    if found.decision is Decision.OUTDATED and row is not None and row.due is not None:
-        same = WORK.c.state == row.state, WORK.c.final == row.final, WORK.c.due == row.due
-        values = {"due": None, "call": None, "parked": None}
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
+def told(database: Database, work: str) -> None:
+    """The caller of work that was superseded is being told: its message is sent no more."""
+    untold = WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None)
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        db.execute(sa.update(WORK).where(WORK.c.id == work, *untold).values(**_TOLD))
 
 
 class _Mark:
@@ -143,9 +141,6 @@ def _outdated(by: str, now_us: int) -> dict[str, object]:
         "error": f"{OUTDATED}: {by}",
         "finished": now_us,
     }
-
-
-_TOLD = {"due": None, "call": None, "parked": None}
 
 
 def _end(

@@ -325,6 +325,8 @@ class TestWaiting:
         assert sorted(each.message.id for each in overdue) == ["m2", "m3"]
         assert lines.ledger.sent(overdue, again_after_s=0.0) == 2
         assert refused(lines, 2)
+        for number in (2, 3):
+            lines.ledger.told(f"ship order:{number}")
         assert [each.message.id for each in lines.ledger.overdue(parked=True)] == ["m3"]
 
     def test_it_keeps_its_place(self, lines: Any) -> None:
