@@ -159,6 +159,7 @@ class MemoryLedger:
                 for key, row in self.keys.items()
                 if row.lease_until < now_us
                 and row.fence < now_us
+                and row.stamp is None  # a mark is purged when its messages are too old to run
                 and ("key", key) not in self._locked
             ]
             for key in gone:

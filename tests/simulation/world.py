@@ -97,6 +97,7 @@ class Message:
     retries: int = 0
     deferrals: int = 0
     ready_at_s: float = 0.0
+    sent_s: float = 0.0
 
     @property
     def number(self) -> tuple[int, int]:
@@ -237,6 +238,7 @@ class Worker:
             message.retries + retries,
             deferrals,
             world.scheduler.now_s + delay_s,
+            message.sent_s,
         )
         if lost != "question":
             world.publish(made)
@@ -290,6 +292,7 @@ class Worker:
             policy=task.policy,
             queue=PortQueue(self, message, max_delay_s=self.world.visibility_s / 4),
             by_message=task.by_message,
+            published_at_s=message.sent_s,
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
@@ -396,25 +399,33 @@ class World:
             key = keys[self.choices.pick([1.0] * len(keys))]
             ttl_s = (1.0, 3.0)[self.choices.pick((1, 1))]
             body = _BODIES[self.choices.pick([1.0] * len(_BODIES))]
+            busy: Any = ("retry", "latest", "supersede")[self.choices.pick((4, 1, 2))]
             task = Task(
                 name=f"t{number}",
                 key=key,
                 body=body,
                 takes_s=(0.02, 0.5, 2.5)[self.choices.pick((2, 2, 1))],
                 policy=Policy(
+                    busy=busy,
                     ttl_s=ttl_s,
                     atomic=body == "atomic",
                     max_crashes=3 if body == "always exits" else (50, 2)[self.choices.pick((5, 1))],
                 ),
-                by_message=self.choices.one_in(4),
-                changed=self._change() if self.deploys else "",
+                by_message=busy != "retry" or self.choices.one_in(4),
+                changed=self._change() if self.deploys and busy == "retry" else "",
             )
-            for copy in range(1 + self.choices.pick((1, 2, 1))):
+            sent_s: dict[str, float] = {}
+            for copy in range(1 + self.choices.pick((1, 2, 1)) + 2 * (busy != "retry")):
                 # The same message again, or another one about the same thing.
                 same = copy > 0 and self.choices.one_in(2)
                 name = f"m{0 if same else copy}"
                 name = name if ids_are_used_twice else task.name + name
-                self.publish(Message(name, task))
+                # In any order, and some at the same moment.
+                when_s = self.clock.wall_s() - 60.0 + self.choices.pick((1, 1, 1, 1))
+                ready_s = self.scheduler.now_s + (0.0, 0.3, 1.5)[self.choices.pick((2, 1, 1))]
+                ready_s = ready_s if busy != "retry" else 0.0
+                message = Message(name, task, 0, 0, ready_s, sent_s.setdefault(name, when_s))
+                self.publish(message)
         names = [name for name, _ in self.published]
         self.counts["ids used twice"] += len(names) - len(set(names))
         for _ in range(2 + self.choices.pick((2, 1))):
