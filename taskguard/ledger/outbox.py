@@ -196,8 +196,11 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     here: if its message comes all the same, it is run. After a requeue the sendings count anew.
     """
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= database.now())
+    told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
+        if db.execute(sa.update(WORK).where(*told).values(due=None, parked=None)).rowcount:
+            return True  # it was superseded, which its caller does not hear
         changed = db.execute(
             sa.update(WORK)
             .where(

@@ -18,6 +18,7 @@ from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.states import OUTDATED, TRANSITIONS, State
+from taskguard.watchdog import TrackedLease
 
 if TYPE_CHECKING:
     from simulation.world import Message, Task, World
@@ -83,24 +84,26 @@ class History:
             self._fences[thing] = claim.fence
         if claim.request.newest is not None:
             self._begun(claim)
-        if self.trusts_are_disjoint:
-            for worker in self._world.workers:
-                for tracked in list(worker.runner.watchdog._tracked.values()):
-                    lease = tracked.lease
-                    other = tracked.claim is not None and lease.owner != claim.owner
-                    shared = things & set(map(thing_of, lease.keys))
-                    if worker.process.dead or not (other and shared):
-                        continue
-                    if _supersedes(claim, tracked.claim):
-                        self._world.counts["living holders superseded"] += 1
-                        continue
-                    if not any(self._was_held_by(lease.owner, key) for key in lease.keys):
-                        continue  # its work was done a moment ago, and it does not know yet
-                    if lease.remaining_s > 0:
-                        raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
+        for worker in self._world.workers:
+            for tracked in list(worker.runner.watchdog._tracked.values()):
+                shared = things & set(map(thing_of, tracked.lease.keys))
+                if shared and not worker.process.dead:
+                    self._check_trust(claim, tracked)
         for work, holder in self.bodies.values():
             if work in claim.work_ids and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
+
+    def _check_trust(self, claim: Claim, tracked: TrackedLease) -> None:
+        """S5 for a lease on a key that is claimed, in a process that is alive."""
+        lease = tracked.lease
+        if tracked.claim is None or lease.owner == claim.owner:
+            return
+        if _supersedes(claim, tracked.claim):
+            self._world.counts["living holders superseded"] += 1
+        elif not any(self._was_held_by(lease.owner, key) for key in lease.keys):
+            pass  # its work was done a moment ago, and it does not know yet
+        elif lease.remaining_s > 0 and self.trusts_are_disjoint:
+            raise ViolationError("S5", f"{lease.key} was claimed while its lease was trusted")
 
     def _begun(self, claim: Claim) -> None:
         """S9: of messages that take each other's place none begins after a newer one."""
@@ -240,16 +243,15 @@ class History:
                     "S2", f"{name} is {work.state.value}, {self._effects[name]} effects"
                 )
             if _is_outdated(work):
-                newest_s = self._newest[task.name, task.key]
-                if self.sent_s[message, task.name] > newest_s:
+                if self.sent_s[message, task.name] > self._newest[task.name, task.key]:
                     raise ViolationError("L1", f"{name} was superseded, and nothing is newer")
-                continue
-            if task.body == "always exits" and work.state is not State.DEAD:
-                raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
-            if work.error and "Transaction" in work.error:
-                continue  # the server ended its transactions again and again
-            if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
-                raise ViolationError("L1", f"{name} is FAILED, and its body did not raise")
+            else:
+                _check_end(task, work)
+        self._expect_nothing_held()
+
+    def _expect_nothing_held(self) -> None:
+        """L4."""
+        world = self._world
         for worker in world.workers:
             if not worker.process.dead and len(worker.runner.watchdog):
                 raise ViolationError("L4", f"{worker.process.name} keeps leases of nothing")
@@ -263,6 +265,16 @@ class History:
                 and not world.counts["messages lost on the way"]
             ):
                 raise ViolationError("L4", f"{key} is held by {row.owner}")
+
+
+def _check_end(task: Task, work: Work) -> None:
+    """L1 for the end of a work's body."""
+    if task.body == "always exits" and work.state is not State.DEAD:
+        raise ViolationError("L1", f"{work.id} is {work.state.value}, and it never returns")
+    if work.error and "Transaction" in work.error:
+        return  # the server ended its transactions again and again
+    if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
+        raise ViolationError("L1", f"{work.id} is FAILED, and its body did not raise")
 
 
 def _supersedes(claim: Claim, other: Claim | None) -> bool:

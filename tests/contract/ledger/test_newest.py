@@ -7,13 +7,17 @@ it was sent. The simulation's ledger stores no calls, so that nobody waits there
 from __future__ import annotations
 
 import json
+import random
+import threading
+from collections import deque
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from support.claims import request
-from taskguard.errors import StaleTokenError
+from support.waiting import wait_until
+from taskguard.errors import StaleTokenError, TransactionRetryError
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import (
     Answer,
@@ -400,3 +404,73 @@ def test_the_mark_is_no_key(lines: Any) -> None:
     with lines.engine.begin() as db:
         db.execute(sa.update(KEYS).values(fence=1))
     assert lines.ledger.purge(older_than_s=7200).keys == 2
+
+
+@pytest.mark.parametrize("mode", ["latest", "supersede"])
+def test_nobody_is_forgotten(lines: Any, mode: str) -> None:  # noqa: C901  # all that a worker does
+    """Several who deliver in any order, without a lock server and without a relay: each message
+    runs or hears that it never does, none begins after a newer one, and the newest runs."""
+    count = 24
+    queue = deque(random.Random(7).sample(range(count), count))
+    told: set[int] = set()
+    done: list[int] = []
+    failures: list[str] = []
+    ended = threading.Event()
+
+    def deliver(number: int) -> None:
+        answer = lines.ledger.claim(delivery(number, mode, in_line=True))
+        replaced: Any = ()
+        if isinstance(answer, Claimed):
+            replaced = answer.replaced
+            ended.wait(0.002)
+            try:
+                with lines.ledger.transaction(answer.claim) as tx:
+                    lines.effect(tx.db, number, answer.claim.fence)
+                    tx.complete(answer.claim, None)
+                done.append(number)
+            except StaleTokenError:
+                told.add(number)
+        elif isinstance(answer, Busy) and not answer.same_work:
+            answer = park(lines, number, newest=mode)
+            replaced = answer.replaced if isinstance(answer, ParkedNewest) else ()
+            if answer is None:
+                queue.append(number)
+        if isinstance(answer, Answer):
+            told.add(number)
+            lines.ledger.told(f"ship order:{number}")
+            if answer.decision not in (Decision.OUTDATED, Decision.DONE):
+                failures.append(f"{number}: {answer}")
+        queue.extend(int(each.message.id[1:]) for each in replaced)
+        found = lines.ledger.call_next(KEY, expected_s=600.0)
+        if found is not None:
+            queue.append(int(found.message.id[1:]))
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                number = queue.popleft()
+            except IndexError:
+                ended.wait(0.002)
+                continue
+            try:
+                deliver(number)
+            except TransactionRetryError:
+                queue.append(number)
+            except Exception as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: failures or len(told | set(done)) == count, timeout_s=60.0)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(30.0)
+    assert failures == []
+    assert dict(lines.effects()) == {str(number): 1 for number in done}
+    assert count - 1 in done
+    assert all(is_outdated(lines, number) for number in set(range(count)) - set(done))
+    fences = [lines.work(number).fence for number in done]
+    assert sorted(done) == [number for _, number in sorted(zip(fences, done, strict=True))]
