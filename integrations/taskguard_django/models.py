@@ -34,6 +34,7 @@ class Key(models.Model):
     fence = models.BigIntegerField()
     owner = models.TextField(blank=True)
     lease_until = models.BigIntegerField()
+    stamp = models.BigIntegerField(null=True)
 
     objects = _OfTheLedger()
 
