@@ -9,7 +9,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -126,7 +126,7 @@ class TaskGuard:
         self._runner: Runner | None = None
         self._overridden_runner: tuple[overrides.Overrides, Runner] | None = None
 
-    @property
+    @overrides.until_changed
     def runner(self) -> Runner:
         """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
         by = overrides.now
@@ -147,19 +147,6 @@ class TaskGuard:
     def namespace(self) -> str:
         """What this application's keys and work begin with; "" for nothing."""
         return make_namespace(self._namespace)
-
-    def delivery(
-        self,
-        compiled: GuardedFunction,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        **values: Any,
-    ) -> Delivery:
-        """The delivery of a call in this application; for integrations.
-
-        `values`: as for `GuardedFunction.delivery()`, whose errors it raises.
-        """
-        return compiled.delivery(args, kwargs, namespace=self.namespace, **values)
 
     def _runner_on(self, by: overrides.Overrides) -> Runner:
         found = self._overridden_runner
@@ -355,7 +342,9 @@ class TaskGuard:
         work; by default the function's own.
         """
         message = MessageRef(_call_id())
-        delivery = self.delivery(compiled, args, kwargs, task=task, message=message)
+        delivery = compiled.delivery(
+            args, kwargs, namespace=self.namespace, task=task, message=message
+        )
         outcome = self.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
         if isinstance(outcome, Completed | Answered):
             return outcome.value

@@ -39,14 +39,17 @@ class Queue(Protocol):
     """How a delivery is put off.
 
     Attributes:
-        max_delay_s: no message may be delayed by more: a quarter of the visibility timeout.
         new_message_per_deferral: whether a message that is put off becomes another message of the
             broker's, which carries its number of deferrals; the ledger then records that number.
             False where all deliveries share one record, and the broker keeps one entry of them.
     """
 
-    max_delay_s: float
     new_message_per_deferral: bool
+
+    @property
+    def max_delay_s(self) -> float:
+        """No message may be delayed by more: a quarter of the visibility timeout, in seconds."""
+        ...
 
     @property
     def longest_wait_s(self) -> float:

@@ -19,7 +19,7 @@ from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
-from taskguard.keys import KeyFunction, compile_key, shorten
+from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
 from taskguard.policy import Policy, check_newest, make_policy
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def work_id(task: str, value: str) -> str:
     Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
     every database's indexes have a limit.
     """
-    return shorten(f"{task} {value}", limit_bytes=_MOST_WORK_BYTES)
+    text = f"{task} {value}"
+    return text if len(text) <= SHORT_CHARS else shorten(text, limit_bytes=_MOST_WORK_BYTES)
 
 
 def prefix_of(namespace: str) -> str:

@@ -12,16 +12,22 @@ Does not reach other processes.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from taskguard.clock import Clock
 from taskguard.events import Event
 from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
 
-__all__ = ["Overrides", "now", "overridden"]
+__all__ = ["Overrides", "now", "overridden", "until_changed"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +56,42 @@ now: Overrides | None = None
 @contextmanager
 def overridden(by: Overrides) -> Iterator[None]:
     """Use these overrides, in all threads, for the time of a `with` block."""
-    global now  # noqa: PLW0603  # tasks read it wherever they were decorated
-    before, now = now, by
+    before = _put(by)
     try:
         yield
     finally:
-        now = before
+        _put(before)
+
+
+_changing = threading.RLock()  # nobody keeps what was made for overrides that have just ended
+os.register_at_fork(
+    before=_changing.acquire,
+    after_in_parent=_changing.release,
+    after_in_child=_changing.release,
+)
+_keeping: WeakSet[Any] = WeakSet()
+
+
+def _put(by: Overrides | None) -> Overrides | None:
+    """Put these in force; returns those that were."""
+    global now  # tasks read it wherever they were decorated
+    with _changing:
+        before, now = now, by
+        for guard in _keeping:
+            guard.__dict__.pop("runner", None)
+        _keeping.clear()
+    return before
+
+
+class until_changed(Generic[_T]):  # noqa: N801  # it is used as `functools.cached_property` is
+    """A guard's `runner`: made when it is first asked for, and anew once overrides have changed."""
+
+    def __init__(self, make: Callable[[Any], _T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __get__(self, guard: Any, kind: type[Any]) -> _T:
+        with _changing:
+            made = guard.__dict__["runner"] = self._make(guard)
+            _keeping.add(guard)
+        return made

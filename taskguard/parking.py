@@ -95,15 +95,11 @@ class Line:
             send(work, delivery.parking.send, self._events, key=delivery.key)
 
     def hear(self, delivery: Delivery) -> None:
-        """The delivery never runs, which its caller hears now: it is sent no more for that.
-
-        It may have kept others away from the lock server; they are called. Never raises.
-        """
+        """Its caller hears now that it never runs: it is sent no more for that. Never raises."""
         try:
             self._ledger.told(str(delivery.work))
         except TaskguardError as error:
             logger.debug("%s: that it was told got no answer: %s", delivery.key, error)
-        self.call_next(delivery)
 
     def _is_free(self, request: ClaimRequest) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""

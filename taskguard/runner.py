@@ -168,14 +168,8 @@ class Runner:
                 'wait in. Configure one (TASKGUARD_LEDGER_URL), or say busy="retry".'
             )
         self._report_late()
-        try:
-            admitted = self._enter(delivery)
-        except _NO_LEDGER as error:
-            logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
-            return self._defer_blindly(delivery, error)
-        if isinstance(admitted, Admitted):
-            return self._run(delivery, admitted, body)
-        return admitted
+        entered = self._enter_or_look(delivery)
+        return self._run(delivery, entered, body) if isinstance(entered, Admitted) else entered
 
     def _warn_of_done_elsewhere(self, delivery: Delivery, claimed: Claimed | None) -> None:
         """Warn of a message that was delivered before and has done another work of this task.
@@ -256,6 +250,19 @@ class Runner:
         return self._admission.request(delivery, Owner("", ""))
 
     # -- enter --------------------------------------------------------------------------------
+
+    def _enter_or_look(self, delivery: Delivery) -> Admitted | Outcome:
+        """Who does not run may have had the key for a moment, in which others were parked."""
+        entered: Admitted | Outcome | None = None
+        try:
+            entered = self._enter(delivery)
+        except _NO_LEDGER as error:
+            logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
+            entered = self._defer_blindly(delivery, error)
+        finally:
+            if delivery.parking is not None and not isinstance(entered, Admitted | Parked):
+                self._line.call_next(delivery)
+        return entered
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         found = self._admission.ask(delivery, wait_s=_wait_s(delivery))

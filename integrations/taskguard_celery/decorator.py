@@ -56,7 +56,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.replacing import replaces_itself
-from taskguard_celery.runtime import runtime_of
+from taskguard_celery.runtime import KEPT, runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -226,17 +226,17 @@ def _deliver_once(
     called: bool,
 ) -> Any:
     try:
-        runtime = runtime_of(task.app)
+        runtime = vars(task.app).get(KEPT) or runtime_of(task.app)
     except errors.ConfigurationError as error:
         if queue is None:
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
     parks = compiled.policy.parks
-    delivery = runtime.delivery(
-        compiled,
+    delivery = compiled.delivery(
         args,
         kwargs,
+        namespace=runtime.namespace,
         task=task.name,
         message=message_of(request, published_s),
         published_at_s=published_s,

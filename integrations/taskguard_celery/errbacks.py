@@ -77,8 +77,13 @@ def call_errback(
     queue = _InPlace(at_work)
 
     def delivery(message: MessageRef) -> Delivery:
-        return runtime.delivery(
-            compiled, args, kwargs, task=task.name, message=message, queue=queue
+        return compiled.delivery(
+            args,
+            kwargs,
+            namespace=runtime.namespace,
+            task=task.name,
+            message=message,
+            queue=queue,
         )
 
     try:

@@ -214,10 +214,10 @@ class _Message:
         if self._not_before_s is not None:
             call[NOT_BEFORE] = self._not_before_s
         args = tuple(signature.args)
-        return self._runtime.delivery(
-            self._compiled,
+        return self._compiled.delivery(
             (task, *args) if takes_itself(task) else args,
             dict(signature.kwargs),
+            namespace=self._runtime.namespace,
             task=task.name,
             message=MessageRef(self.id, sending=self._sending),
             call=call,

@@ -49,7 +49,9 @@ def _is_same_work(
     if takes_itself(task):
         args = (task, *args)
     try:
-        there = runtime.delivery(compiled, args, kwargs, task=name, message=MessageRef(""))
+        there = compiled.delivery(
+            args, kwargs, namespace=runtime.namespace, task=name, message=MessageRef("")
+        )
     except (errors.TaskguardError, TypeError):
         # A step of a chain gets its first argument later, so its work is unknown: run twice,
         # not never.

@@ -28,14 +28,13 @@ import functools
 import re
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery.app import utils as app_utils
 from kombu.utils import json as kombu_json
 
 from taskguard import UNSET, Codec, TaskGuard, connect, errors
 
-__all__ = ["configure", "runtime_of"]
+__all__ = ["KEPT", "configure", "runtime_of"]
 
 
 class _Encoder(kombu_json.JSONEncoder):
@@ -69,7 +68,8 @@ def _hide_secrets() -> None:
 
 _hide_secrets()
 
-_runtimes: WeakKeyDictionary[Any, TaskGuard] = WeakKeyDictionary()
+# An attribute of an app: its TaskGuard, which deliveries look up without a call.
+KEPT = "_taskguard"
 _building = threading.Lock()
 
 
@@ -97,7 +97,7 @@ def configure(
         "taskguard_listeners": listeners,
     }
     app.conf.update({name: value for name, value in given.items() if value is not UNSET})
-    _runtimes.pop(app, None)
+    vars(app).pop(KEPT, None)
 
 
 def runtime_of(app: Any) -> TaskGuard:
@@ -107,12 +107,12 @@ def runtime_of(app: Any) -> TaskGuard:
     """
     if hasattr(app, "_get_current_object"):
         app = app._get_current_object()  # noqa: SLF001  # celery.current_app; Celery has no other way
-    runtime = _runtimes.get(app)
+    runtime: TaskGuard | None = vars(app).get(KEPT)
     if runtime is None:
         with _building:
-            runtime = _runtimes.get(app)
+            runtime = vars(app).get(KEPT)
             if runtime is None:
-                runtime = _runtimes[app] = build(app)
+                runtime = vars(app)[KEPT] = build(app)
     return runtime
 
 

@@ -230,7 +230,9 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
     message = message_of(context, published_at_s(context))
     runtime = runtime_of(task.app)
     kwargs = request.kwargs or {}
-    delivery = runtime.delivery(compiled, args, kwargs, task=task.name, message=message)
+    delivery = compiled.delivery(
+        args, kwargs, namespace=runtime.namespace, task=task.name, message=message
+    )
     ledger = runtime.ledger
     if ledger is not None and delivery.work is not None:
         for work in (delivery.work, *delivery.formerly):

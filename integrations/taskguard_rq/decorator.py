@@ -223,10 +223,10 @@ def _deliver(
 ) -> Any:
     queue = RQQueue(job)
     here = runtime()
-    delivery = here.delivery(
-        compiled,
+    delivery = compiled.delivery(
         args,
         kwargs,
+        namespace=here.namespace,
         message=message,
         published_at_s=job.created_at.timestamp(),
         redelivered=is_redelivered(job),

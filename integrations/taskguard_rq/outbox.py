@@ -148,7 +148,9 @@ def enqueue(
     if delay_s:
         call[NOT_BEFORE] = time.time() + delay_s
     here = runtime()
-    delivery = here.delivery(compiled, tuple(args), kwargs or {}, message=message, call=call)
+    delivery = compiled.delivery(
+        tuple(args), kwargs or {}, namespace=here.namespace, message=message, call=call
+    )
     sender = RQSender(queue.connection, serializer=queue.serializer)
     again_after_s = _DELAYED_AGAIN_AFTER_S if delay_s else None
     placed = enqueue_in(

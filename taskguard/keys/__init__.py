@@ -32,12 +32,19 @@ from __future__ import annotations
 
 from taskguard.keys.callables import MAX_KEYS, finish_key
 from taskguard.keys.function import KeyFunction, TextFunction, compile_key, compile_texts, key
-from taskguard.keys.values import MAX_KEY_BYTES, MAX_TEXT_CHARS, encode_value, shorten
+from taskguard.keys.values import (
+    MAX_KEY_BYTES,
+    MAX_TEXT_CHARS,
+    SHORT_CHARS,
+    encode_value,
+    shorten,
+)
 
 __all__ = [
     "MAX_KEYS",
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
+    "SHORT_CHARS",
     "KeyFunction",
     "TextFunction",
     "compile_key",

@@ -26,14 +26,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from taskguard.keys.formats import explain_format, format_value
 from taskguard.keys.values import (
     BYTES,
+    SHORT_CHARS,
     VALUE_ALPHABET,
     RefusedValueError,
     digest,
     escape,
+    is_short_name,
     is_structure,
     shorten,
     structure_digest,
@@ -58,6 +61,8 @@ _is_placeholder = re.compile(
 ).fullmatch
 _steps = re.compile(_STEP).findall
 _is_index = re.compile(r"-?[0-9]{1,9}").fullmatch
+# Whole numbers up to it are their own texts; larger ones are measured before they are printed.
+_MOST_PLAIN = 10**18
 
 
 class TemplateProblemError(Exception):
@@ -82,8 +87,12 @@ class Placeholder:
         """The text for the key that this placeholder makes of the call's arguments."""
         try:
             value = self._value(values)
-            if self.hidden and self.spec is None and is_structure(value):
-                return structure_digest(value)
+            if self.spec is None:
+                itself = None if self.hidden else _itself(value)
+                if itself is not None:
+                    return itself
+                if self.hidden and is_structure(value):
+                    return structure_digest(value)
             text = self._said(value)
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
@@ -132,7 +141,8 @@ class Template:
         for placeholder, literal in self.tail:
             pieces.append(placeholder.fill(values, task=task))
             pieces.append(literal)
-        return shorten("".join(pieces))
+        text = "".join(pieces)
+        return text if len(text) <= SHORT_CHARS else shorten(text)
 
     def text(self, values: Mapping[str, object], *, task: str) -> str:
         """The text for these arguments, neither escaped nor shortened: what a column holds.
@@ -237,6 +247,14 @@ def _check_filters(token: str, filters: list[str]) -> None:
             raise TemplateProblemError(f"{token}: there is no filter |{name}; there are {known}")
         if filters.count(name) > 1:
             raise TemplateProblemError(f"{token}: |{name} is there twice")
+
+
+def _itself(value: Any) -> str | None:
+    """A usual number's or name's text, which needs no escape; None: `values.py` is to say it."""
+    kind = type(value)
+    if kind is int:
+        return int.__repr__(value) if -_MOST_PLAIN < value < _MOST_PLAIN else None
+    return value if kind is str and is_short_name(value) else None
 
 
 def _attribute(name: str) -> Callable[[object], object]:

@@ -41,11 +41,13 @@ __all__ = [
     "BYTES",
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
+    "SHORT_CHARS",
     "VALUE_ALPHABET",
     "RefusedValueError",
     "digest",
     "encode_value",
     "escape",
+    "is_short_name",
     "is_structure",
     "shorten",
     "structure_digest",
@@ -54,6 +56,8 @@ __all__ = [
 ]
 
 MAX_KEY_BYTES = 200
+# So many characters fit into a key whatever they are: each has at most four bytes.
+SHORT_CHARS = MAX_KEY_BYTES // 4
 # Longer texts are documents rather than names of something.
 MAX_TEXT_CHARS = 65_536
 # Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
@@ -75,6 +79,8 @@ _PLAIN_DECIMALS = Context(
 
 VALUE_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~@+")
 _is_plain = re.compile(r"[A-Za-z0-9\-_.~@+]+").fullmatch
+# Of a plain str: it is its own text, and needs no escape.
+is_short_name = re.compile(rf"[A-Za-z0-9\-_.~@+]{{1,{SHORT_CHARS}}}").fullmatch
 _half_an_escape = re.compile(r"%[0-9A-F]?\Z")
 _ESCAPES = tuple(chr(b) if chr(b) in VALUE_ALPHABET else f"%{b:02X}" for b in range(256))
 

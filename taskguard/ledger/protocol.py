@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.findings import Finding
-from taskguard.keys import MAX_KEY_BYTES, shorten
+from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
 from taskguard.policy import DAY_S, Newest
 from taskguard.states import Decision, State
@@ -58,10 +58,6 @@ __all__ = [
 ]
 
 
-# So many characters have at most four bytes each.
-_PLAIN_ID_CHARS = MAX_KEY_BYTES // 4
-
-
 @dataclass(frozen=True, slots=True)
 class MessageRef:
     """A delivery's message: its identity, how often it was retried and put off.
@@ -85,7 +81,7 @@ class MessageRef:
     tick: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.id) > _PLAIN_ID_CHARS:
+        if len(self.id) > SHORT_CHARS:
             object.__setattr__(self, "id", shorten(self.id))
 
     @property
@@ -95,7 +91,7 @@ class MessageRef:
         Work with `once_per="message"` is named by the id alone.
         """
         name = f"{self.id}@{self.sending}" if self.sending else self.id
-        return shorten(name) if len(name) > _PLAIN_ID_CHARS else name
+        return shorten(name) if len(name) > SHORT_CHARS else name
 
     @property
     def number(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.engine import on_other_pool
+from taskguard.ledger.connections.pools import on_other_pool
 from taskguard.lock_table.findings import is_pooled
 from taskguard.lock_table.postgresql import CHANNEL
 

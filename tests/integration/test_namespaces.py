@@ -241,10 +241,10 @@ def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> N
         application(ledger_url, "memory://") as plain,
     ):
         for name, tg in (("shop", shop), ("billing", billing), ("plain", plain)):
-            delivery = tg.delivery(
-                GuardedFunction(ship, key="order:<order>"),
+            delivery = GuardedFunction(ship, key="order:<order>").delivery(
                 (1,),
                 {},
+                namespace=tg.namespace,
                 task="ship",
                 message=MessageRef(f"of {name}"),
                 call={"queue": "test"},

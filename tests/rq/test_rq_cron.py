@@ -68,8 +68,13 @@ class Cron:
 
 
 def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
-    """Who leads, and who follows."""
+    """Who leads, and who follows; each has begun, so that it knows what a signal means."""
     crons = [Cron(office, number + each, "taskguard_rq") for each in range(2)]
+    wait_until(
+        lambda: all("registering birth" in each.text() for each in crons),
+        timeout_s=60,
+        message=lambda: "\n".join(each.text() for each in crons),
+    )
     leader = wait_until(
         lambda: next((each for each in crons if each.enqueued()), None),
         timeout_s=60,

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulation.newest import KeyRow, NewestMessages
+from simulation.stored_calls import SUPERSEDED, StoredCalls
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
@@ -29,24 +31,14 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     WorkView,
 )
-from taskguard.ledger.statements.newest import mark_of
+from taskguard.ledger.records import Overdue
 from taskguard.locks.base import Renewal
-from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
+from taskguard.states import Decision, State
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
 
 FREE = ""
 _PUBLISH_LOCK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """A row of keys. Times are µs, as in the tables."""
-
-    fence: int = 0
-    owner: str = FREE
-    lease_until: int = 0
-    stamp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,7 @@ class Work:
     owner: str
     lease_until: int
     created: int
-    started: int
+    started: int | None
     final: bool = False
     attempts: int = 1
     crashes: int = 0
@@ -74,6 +66,8 @@ class Work:
     result: str | None = None
     error: str | None = None
     call: str | None = None
+    due: int | None = None
+    parked: int | None = None
     finished: int | None = None
 
 
@@ -87,6 +81,7 @@ class MemoryTransaction:
     ledger: MemoryLedger
     work_items: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
+    numbers: dict[tuple[str, str | None], tuple[int, int]] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
     committed: bool = False
 
@@ -104,6 +99,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
+            done |= {"call": None, "due": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -122,8 +118,8 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger:
-    """A `Ledger` without a database."""
+class MemoryLedger(NewestMessages, StoredCalls):
+    """A `LineLedger` without a database."""
 
     def __init__(
         self,
@@ -140,7 +136,7 @@ class MemoryLedger:
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
-        self._lock_timeout_s = lock_timeout_s
+        self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
         # Held for moments, never while somebody waits or publishes.
@@ -188,6 +184,15 @@ class MemoryLedger:
         """The transaction `by` has ended."""
         with self._mutex:
             self._locked = {row: who for row, who in self._locked.items() if who is not by}
+
+    def is_locked(self, row: tuple[str, str | None]) -> bool:
+        """Whether an open transaction has locked it."""
+        return row in self._locked
+
+    def is_held(self, key: str) -> bool:
+        """Whether somebody's lease on the key stands."""
+        row = self.keys.get(key)
+        return row is not None and row.lease_until > self.now_us()
 
     @contextmanager
     def _at_once(
@@ -266,10 +271,8 @@ class MemoryLedger:
                 return records.answer(request, decision)
             rows = self.rows_of(request)
             if request.newest is not None:
-                # Its mark, and the work that this one may end.
-                name = mark_of(request)
-                rows += [("key", name), ("work", self.keys.get(name, KeyRow()).owner)]
-            with self._at_once(rows, self._lock_timeout_s):
+                rows += self.rows_beside(request)
+            with self._at_once(rows, self.lock_timeout_s):
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
@@ -278,19 +281,21 @@ class MemoryLedger:
         """What a worker with a former guard has done stands under the work's own id, too."""
         mine, row = records.own, records.speaking
         if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
-            with self._at_once(records_of([mine.id]), self._lock_timeout_s):
+            with self._at_once(records_of([mine.id]), self.lock_timeout_s):
                 if self.work_items[mine.id] == mine:
                     same = {"id": mine.id, "task": mine.task, "key": mine.key}
                     self.work_items[mine.id] = replace(row, created=mine.created, **same)
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
-        if request.newest is not None and decision in (CLAIMABLE - {Decision.SAME}) | {
-            Decision.BURY
-        }:
-            turned_away = self._turn_away(request, records)
+        runs = decision in CLAIMABLE or decision is Decision.BURY
+        if request.newest is not None and runs and decision is not Decision.SAME:
+            turned_away = self.turn_away(request, records)
             if turned_away is not None:
                 return turned_away
+        return self._decided(request, records, decision)
+
+    def _decided(self, request: ClaimRequest, records: Records, decision: Decision) -> ClaimAnswer:
         if decision is Decision.BURY:
             return self._bury(request, records)
         if decision not in CLAIMABLE:
@@ -298,64 +303,21 @@ class MemoryLedger:
         owner = str(request.owner)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
-        if request.newest == "supersede":
-            live = [key for key in live if key.fence != self._mark(request).fence]
-        if live:
+        supersedes = request.newest == "supersede" and any(
+            key.fence == self.mark(request).fence for key in live
+        )
+        if live and not supersedes:
             last = max(live, key=lambda key: key.lease_until)
             return busy_key(last.owner, last.lease_until, records.speaking, records.now_us)
         if all(key.owner == owner for key in keys) and (
             decision is Decision.SAME or request.work is None
         ):
             return records.claimed(request, keys[0].fence, decision)
+        if request.in_line and not supersedes and self.is_behind(request):
+            row = records.speaking
+            started = row is not None and row.attempts > 0
+            return Busy(None, None, same_work=False, started=started)
         return self._grant(request, records, decision, keys)
-
-    def _mark(self, request: ClaimRequest) -> KeyRow:
-        """What is known of the newest message of the task and key that has begun."""
-        return self.keys.get(mark_of(request), KeyRow())
-
-    def _sent_us(self, request: ClaimRequest, records: Records) -> int:
-        row = records.own
-        created_us = records.now_us if row is None else row.created
-        return sent_at_us(request.sent_us, created_us=created_us)
-
-    def _turn_away(self, request: ClaimRequest, records: Records) -> Answer | Busy | None:
-        """As superseded, for good; or as busy, for the key is another's than is thought."""
-        row, mark = records.own, self._mark(request)
-        sent_us = self._sent_us(request, records)
-        if self.is_outdated(sent_us, mark):
-            ended = row or self._fresh(request, records, KeyRow())
-            self.work_items[ended.id] = self._outdated(ended, mark.owner)
-            return Answer(Decision.OUTDATED, error=self.work_items[ended.id].error)
-        [key] = [self.keys.get(key, KeyRow()) for key in request.keys]
-        if request.over is not None and key.owner != str(request.over):
-            return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
-        return None
-
-    def is_outdated(self, sent_us: int, mark: KeyRow) -> bool:
-        """Whether a newer one has begun."""
-        return is_outdated(sent_us, others_us=[mark.stamp])
-
-    def _outdated(self, work: Work, by: str) -> Work:
-        return replace(
-            work,
-            state=State.FAILED,
-            final=True,
-            owner=FREE,
-            lease_until=0,
-            error=f"{OUTDATED}: {by}",
-            finished=self.now_us(),
-        )
-
-    def _move_mark(self, request: ClaimRequest, records: Records, fence: int) -> None:
-        """This one is the newest that has begun; the one before, if it is not done, has ended."""
-        mark, work = self._mark(request), str(request.work)
-        older = self.work_items.get(mark.owner)
-        begun = older is not None and older.state is State.PROCESSING
-        if begun and older.id != work and older.fence == mark.fence:
-            self.work_items[older.id] = self._outdated(older, work)
-        self.keys[mark_of(request)] = KeyRow(
-            fence, work, lease_until=0, stamp=self._sent_us(request, records)
-        )
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
         row = records.speaking
@@ -367,6 +329,7 @@ class MemoryLedger:
                     state=State.DEAD,
                     crashes=each.crashes + 1,
                     owner=FREE,
+                    due=None,
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
@@ -384,19 +347,34 @@ class MemoryLedger:
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
         granted = KeyRow(fence, str(request.owner), until_us)
         self.keys.update(dict.fromkeys(request.keys, granted))
+        replaced: tuple[Overdue, ...] = ()
         if request.newest is not None:
-            self._move_mark(request, records, fence)
+            replaced = self.take_place(request, records, fence)
         if request.work is not None:
             self._write(request, records, decision, granted)
-        return records.claimed(request, fence, decision)
+        return replace(records.claimed(request, fence, decision), replaced=replaced)
 
     def _write(
         self, request: ClaimRequest, records: Records, decision: Decision, granted: KeyRow
     ) -> None:
         """The work's own record, and a copy under each former id."""
         row = records.speaking
+        calls = [request.call, *(each.call for each in (records.own, row) if each is not None)]
+        call = next((each for each in calls if each is not None), None)
         for work, known in zip((request.work, *request.formerly), records.rows, strict=True):
-            fresh = replace(self._fresh(request, records, granted), id=str(work))
+            stored = call is not None and work == request.work
+            fresh = replace(
+                self.new_work(request),
+                id=str(work),
+                attempts=1,
+                state=State.PROCESSING,
+                fence=granted.fence,
+                owner=granted.owner,
+                lease_until=granted.lease_until,
+                started=records.now_us,
+                call=call if stored else None,
+                due=granted.lease_until if stored else None,
+            )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER
                 fresh = replace(
@@ -412,22 +390,23 @@ class MemoryLedger:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             self.work_items[fresh.id] = fresh
 
-    @staticmethod
-    def _fresh(request: ClaimRequest, records: Records, granted: KeyRow) -> Work:
-        """The record of work that nobody has claimed before."""
+    def new_work(self, request: ClaimRequest, **values: Any) -> Work:
+        """The record of work that nobody has claimed."""
         return Work(
             id=str(request.work),
             task=request.task,
             key=",".join(request.keys),
             message=request.message.name,
             retries=request.message.retries,
-            state=State.PROCESSING,
-            fence=granted.fence,
-            owner=granted.owner,
-            lease_until=granted.lease_until,
-            created=records.now_us,
-            started=records.now_us,
+            state=State.NEW,
+            fence=0,
+            owner=FREE,
+            lease_until=0,
+            created=self.now_us(),
+            started=None,
+            attempts=0,
             fingerprint=request.fingerprint,
+            **values,
         )
 
     @staticmethod
@@ -456,11 +435,16 @@ class MemoryLedger:
         )
         return MemoryTransaction(self)
 
+    def begin_plain(self) -> MemoryTransaction:
+        """A transaction that is no holder's."""
+        return MemoryTransaction(self)
+
     def commit(self, tx: MemoryTransaction) -> None:
         """Everything at one moment."""
         with self._mutex:
             self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
+            self.numbers.update(tx.numbers)
             self.effects.extend(tx.effects)
             tx.committed = True
             self.unlock(tx)
@@ -487,7 +471,13 @@ class MemoryLedger:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
         return self._end(
-            claim, state=State.FAILED, error=error, rounds=0, lease_until=0, finished=now_us
+            claim,
+            state=State.FAILED,
+            error=error,
+            rounds=0,
+            lease_until=0,
+            finished=now_us,
+            due=None,
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -509,7 +499,9 @@ class MemoryLedger:
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
 
     def crash(self, claim: Claim, error: str) -> bool:
-        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0)
+        row, now_us = self.work_items.get(claim.work or ""), self.now_us()
+        due = None if row is None or row.call is None else now_us
+        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0, due=due)
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
@@ -553,6 +545,7 @@ class MemoryLedger:
                 owner=FREE,
                 lease_until=0,
                 error="revoked",
+                due=None,
                 finished=self.now_us(),
             )
             return True
@@ -573,7 +566,8 @@ class MemoryLedger:
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
         for work in standing:
-            self.work_items[work.id] = replace(work, lease_until=until_us)
+            due = None if work.due is None else until_us
+            self.work_items[work.id] = replace(work, lease_until=until_us, due=due)
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
@@ -609,11 +603,15 @@ class MemoryLedger:
                 crashed_owner="",
                 rounds=0,
                 fingerprint=None,
+                due=None if row.call is None else self.now_us(),
+                parked=None,
                 error=f"requeued: {reason}",
                 finished=None,
             )
             self.numbers = {
-                each: number for each, number in self.numbers.items() if each[1] != work
+                each: number
+                for each, number in self.numbers.items()
+                if each[1] != work or number == SUPERSEDED
             }
             return True
 

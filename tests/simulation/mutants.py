@@ -168,19 +168,19 @@ def _mark_forgotten(world: World) -> None:
     """What was newest is known as long as it holds the key."""
     right = world.ledger.is_outdated
 
-    def is_outdated(sent_us: int, mark: KeyRow) -> bool:
+    def is_outdated(sent_us: int, mark: KeyRow, waits: int | None) -> bool:
         held = any(
             key.fence == mark.fence and key.owner and key.stamp is None
             for key in world.ledger.keys.values()
         )
-        return held and right(sent_us, mark)
+        return held and right(sent_us, mark, waits)
 
     world.ledger.is_outdated = is_outdated  # type: ignore[method-assign]
 
 
 def _superseded_runs_again(world: World) -> None:
     """Work that has lost its key to a newer one stays as it was."""
-    world.ledger._outdated = lambda work, by: work  # type: ignore[method-assign]
+    world.ledger.outdated = lambda work, by: work  # type: ignore[method-assign]
 
 
 MUTANTS = (

@@ -155,7 +155,7 @@ class Shop:
             )
 
     def close(self) -> None:
-        runtime = taskguard_celery.runtime._runtimes.get(self.tasks.app)
+        runtime = vars(self.tasks.app).get(taskguard_celery.runtime.KEPT)
         if runtime is not None:
             runtime.close()
         # Results unsubscribe when they die: now, while their server is there, or not at all, where

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.sql import SqlLedger
 
 

@@ -35,8 +35,7 @@ from taskguard.ledger.connections.engine import (
 )
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
-from taskguard.ledger.connections.lifo import Lifo
-from taskguard.ledger.connections.pools import Pools
+from taskguard.ledger.connections.pools import Lifo, Pools
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 from taskguard.ledger.refusals import NoConnectionError

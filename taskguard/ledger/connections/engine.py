@@ -8,26 +8,26 @@ a forked child. No message holds a password.
 from __future__ import annotations
 
 import contextlib
-import copy
-import os
 import socket
-import weakref
 from typing import Any
 
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, MissingDriverError
 from taskguard.ledger.connections import sessions
-from taskguard.ledger.connections.lifo import Lifo, end_transaction, end_unless_committed
+from taskguard.ledger.connections.pools import (
+    Lifo,
+    emptied_in_children,
+    end_transaction,
+    end_unless_committed,
+)
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
     "LEVEL",
     "READ_COMMITTED",
     "begins_itself",
-    "listen_once",
     "make_engine",
-    "on_other_pool",
     "read_url",
 ]
 
@@ -57,8 +57,6 @@ _EXTRAS = {  # by backend
     "mariadb": "mysql",
     "sqlite": "sqlite",
 }
-_engines: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
-_listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDictionary()
 
 
 def make_engine(
@@ -71,7 +69,7 @@ def make_engine(
     """An Engine for a URL; an Engine stays as it is. Not `pooled`: it keeps no idle connections."""
     if isinstance(database, sa.Engine):
         _refuse_async(database.url, database.dialect)
-        _engines.add(database)
+        emptied_in_children.add(database)
         return database
     if hasattr(database, "sync_engine"):
         _refuse_async(database.url, database.dialect)
@@ -91,33 +89,8 @@ def make_engine(
             f"'celery-taskguard[{_EXTRAS[backend]}]', and write postgresql+psycopg:// for "
             "psycopg 3, mariadb+pymysql:// or mysql+pymysql:// for PyMySQL."
         ) from error
-    _engines.add(engine)
+    emptied_in_children.add(engine)
     return engine
-
-
-def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
-    """Add a listener to an Engine, unless it is there already.
-
-    `sqlalchemy.event.contains` goes by the Engine's address, and so may take a new Engine for one
-    that is gone and was at the same place in memory.
-    """
-    heard = _listening.setdefault(engine, set())
-    if (event, listener) not in heard:
-        heard.add((event, listener))
-        sa.event.listen(engine, event, listener)
-
-
-def on_other_pool(engine: sa.Engine) -> sa.Engine:
-    """The same Engine, with its listeners, on other connections of the same kind."""
-    beneath = engine
-    while hasattr(beneath, "_proxied"):  # made by execution_options(), which has no pool of its own
-        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
-    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
-    other = copy.copy(beneath)
-    other.pool = beneath.pool.recreate()
-    _engines.add(other)
-    _listening[other] = _listening.setdefault(beneath, set())
-    return other if beneath is engine else other.execution_options(**engine.get_execution_options())
 
 
 def read_url(given: Any) -> sa.URL:
@@ -285,12 +258,3 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
 
 def _begin_immediate(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-def _forget_connections() -> None:
-    """A child must not speak on its parent's sockets, nor close them."""
-    for engine in list(_engines):
-        engine.dispose(close=False)
-
-
-os.register_at_fork(after_in_child=_forget_connections)

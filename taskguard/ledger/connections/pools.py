@@ -1,4 +1,4 @@
-"""Who may have how many connections: bodies, the ledger itself, and renewals.
+"""Pools of connections, and who may have how many: bodies, the ledger itself, and renewals.
 
 Guarantees: bodies, however many there are, never take the connections by which the ledger claims,
 completes and ends, nor those of bodies within their transactions; a caller who gets none within
@@ -14,29 +14,116 @@ On an Engine of the user's own all but the first come from further pools of the 
 no more connections than the Engine's. On SQLite there is one pool: an open transaction stops the
 others anyway.
 
+An Engine that is made here has a `Lifo`: SQLAlchemy's pool, also for statements that need nothing
+of SQLAlchemy, for to take a connection as an Engine does costs 16 µs: an object that returns it
+when it is forgotten, its events, a look at whether a transaction is open. All pools are empty in a
+forked child.
+
 Does not guarantee that the server has as many.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import queue
 import socket
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.engine import listen_once, on_other_pool
+from taskguard.ledger.connections.listeners import listen_once, same_listeners
 from taskguard.ledger.refusals import NoConnectionError
 
-__all__ = ["Pools", "Share"]
+if TYPE_CHECKING:
+    from sqlalchemy.pool import ConnectionPoolEntry
+
+__all__ = [
+    "COMMITTED",
+    "Lifo",
+    "Pools",
+    "Share",
+    "emptied_in_children",
+    "end_transaction",
+    "end_unless_committed",
+    "on_other_pool",
+]
+
+COMMITTED = "taskguard_committed"  # in a connection's `info`: nothing came after its last COMMIT
+_IDLE = 0  # psycopg.pq.TransactionStatus
+# Their connections are the parent's.
+emptied_in_children: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 
 _MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
 _LONGEST_WAIT_S = 10.0
 # Numbers of shares; the others are those of bodies, by depth.
 _LEDGERS, _RENEWALS, _LOCKS = -1, -2, -3
+
+
+class Lifo(sa.pool.QueuePool):
+    """The pool of an Engine that is made here; the connection that came back last goes first.
+
+    Whoever takes one and whoever has one by the Engine share the same connections; one that was
+    invalidated is connected anew before it is given, one that comes back after `dispose()` is
+    closed. Does not end a transaction that is open on what is put back: a statement that commits
+    itself has none.
+    """
+
+    def __init__(self, creator: Any, **options: Any) -> None:
+        super().__init__(creator, **{**options, "use_lifo": True})
+        self._is_disposed = False
+
+    def take(self) -> ConnectionPoolEntry:
+        """An entry with a connection, made if none is idle. Raises what the driver does."""
+        entry: Any = self._do_get()
+        try:
+            entry.get_connection()
+        except BaseException as error:
+            entry.invalidate(error)
+            self._do_return_conn(entry)
+            raise
+        return entry  # type: ignore[no-any-return]
+
+    def put(self, entry: ConnectionPoolEntry) -> None:
+        """It may be taken again."""
+        self._do_return_conn(entry)
+
+    def drop(self, entry: ConnectionPoolEntry) -> None:
+        """It may be taken again, with another connection: nobody knows the state of this one."""
+        known: Any = entry
+        connection, known.dbapi_connection = entry.dbapi_connection, None
+        try:
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.close()
+        finally:
+            self._do_return_conn(entry)
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        if self._is_disposed:
+            super().dispose()
+
+    def dispose(self) -> None:
+        """Close what is idle now and what comes back; the Engine goes on with another pool."""
+        self._is_disposed = True
+        super().dispose()
+
+
+def end_transaction(connection: Any, _record: Any, state: Any) -> None:
+    """A listener for what comes back by the Engine: ROLLBACK, only if a transaction is open."""
+    if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
+        connection.rollback()
+
+
+def end_unless_committed(connection: Any, record: Any, state: Any) -> None:
+    """The same for drivers that do not tell: ROLLBACK, unless an end was the last thing."""
+    ended = record.info.pop(COMMITTED, False) or state.transaction_was_reset
+    if not ended and not state.terminate_only:
+        connection.rollback()
 
 
 class Share:
@@ -173,6 +260,19 @@ class Pools:
             engine.dispose(close=self._pid == os.getpid())
 
 
+def on_other_pool(engine: sa.Engine) -> sa.Engine:
+    """The same Engine, with its listeners, on other connections of the same kind."""
+    beneath = engine
+    while hasattr(beneath, "_proxied"):  # made by execution_options(), which has no pool of its own
+        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
+    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
+    other = copy.copy(beneath)
+    other.pool = beneath.pool.recreate()
+    emptied_in_children.add(other)
+    same_listeners(other, beneath)
+    return other if beneath is engine else other.execution_options(**engine.get_execution_options())
+
+
 def _dispose(engines: dict[str, sa.Engine]) -> None:
     for engine in engines.values():
         engine.dispose()
@@ -185,3 +285,12 @@ def _room(pool: Any) -> int:
         return most if pool.size() <= most and pool.size() else _MOST_OF_LEDGER
     many = sa.pool.NullPool, sa.pool.SingletonThreadPool
     return _MOST_OF_LEDGER if isinstance(pool, many) else 1
+
+
+def _forget_connections() -> None:
+    """A child must not speak on its parent's sockets, nor close them."""
+    for engine in list(emptied_in_children):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_connections)

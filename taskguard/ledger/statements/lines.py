@@ -63,13 +63,12 @@ def is_behind(
 
     Of any task `but` one.
 
-    Nobody came before work that has begun: its holder is gone, and it is taken over.
+    Nobody came before work that has begun: its holder is gone, and it is taken over. A place in the
+    line is that of one message: another one of the same work stands behind it.
     """
+    own = sa.and_(WORK.c.state == State.NEW.value, WORK.c.message == request.message.name)
     mine = sa.select(
-        sa.case(
-            (WORK.c.state == State.NEW.value, WORK.c.parked),
-            (WORK.c.state == State.PROCESSING.value, 0),
-        )
+        sa.case((WORK.c.state == State.PROCESSING.value, 0), (own, WORK.c.parked))
     ).where(WORK.c.id == request.work)
     other = WORK.alias()
     before = sa.and_(
@@ -92,7 +91,7 @@ def park(database: Database, request: ClaimRequest) -> bool:
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-        values = {**waiting_values(request, due=None), "parked": sent_us}
+        values = {**waiting_values(request, due=None), "parked": sent_us, "key": request.keys[0]}
         new = new_record(request, created_us=now_us, **values)
         db.execute(database.dialect.insert_missing(WORK, new))
         waits = WORK.c.state == State.NEW.value

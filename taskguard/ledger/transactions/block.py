@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database, LockTimeoutError
-from taskguard.ledger.connections.engine import listen_once
+from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import ended_in_block, lock_not_given
 

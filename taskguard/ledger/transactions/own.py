@@ -8,8 +8,7 @@ import functools
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.lifo import COMMITTED
-from taskguard.ledger.connections.pools import Share
+from taskguard.ledger.connections.pools import COMMITTED, Share
 from taskguard.ledger.connections.sessions import BodySession
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 

@@ -82,6 +82,19 @@ class Book:
         assert isinstance(found, Claimed), found
         return found
 
+    @contextmanager
+    def transaction(self, *, commits: bool = True) -> Iterator[Any]:
+        """One of the user's."""
+        with self.engine.connect() as db:
+            yield db
+            if commits:
+                db.commit()
+
+    def make_due(self) -> None:
+        """What is due some time is due now."""
+        with self.engine.begin() as db:
+            db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
+
     def effect(self, db: Any, item: object, fence: int = 0) -> None:
         db.execute(
             sa.text("insert into effects values (:item, :fence)"),
@@ -186,9 +199,25 @@ class MemoryBook(Book):
 
     ledger: Any  # type: ignore[assignment]
 
-    def again(self, url: str | None = None, **options: Any) -> Any:
+    def again(self, url: str | None = None, *, lock_timeout_s: float = 0.25, **options: Any) -> Any:
         del url, options
+        self.ledger.lock_timeout_s = lock_timeout_s
         return self.ledger
+
+    @contextmanager
+    def transaction(self, *, commits: bool = True) -> Iterator[Any]:
+        tx = self.ledger.begin_plain()
+        try:
+            yield tx
+            if commits:
+                self.ledger.commit(tx)
+        finally:
+            self.ledger.unlock(tx)
+
+    def make_due(self) -> None:
+        rows = self.ledger.work_items
+        due = {name: row for name, row in rows.items() if row.due is not None}
+        rows.update({name: replace(row, due=1) for name, row in due.items()})
 
     def effect(self, db: Any, item: object, fence: int = 0) -> None:
         db.write((item, fence))

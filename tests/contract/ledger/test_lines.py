@@ -11,23 +11,15 @@ from collections import deque
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.ledger.tables import KEYS, WORK
 from taskguard.states import State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def _in_a_database(book: Any) -> None:
-    if book.kind == "memory":
-        pytest.skip("the simulation's ledger stores no calls")
 
 
 def message_of(number: int, retries: int = 0, deferrals: int = 0) -> MessageRef:
@@ -60,18 +52,6 @@ def call(book: Any, expected_s: float = EXPECTED_S) -> str | None:
     return None if found is None else found.message.id
 
 
-def end_leases(book: Any) -> None:
-    with book.engine.begin() as db:
-        for table in (KEYS, WORK):
-            db.execute(sa.update(table).values(lease_until=1))
-
-
-def pass_time(book: Any) -> None:
-    """Who is expected some time is overdue now."""
-    with book.engine.begin() as db:
-        db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
-
-
 class TestPark:
     def test_stands_in_the_ledger(self, book: Any) -> None:
         """NEW, with its call, not overdue: nobody sends it until its turn has come."""
@@ -93,7 +73,7 @@ class TestPark:
         before = book.work(2).parked
         assert park(book, 2) is True
         assert book.work(2).parked == before
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         assert park(book, 2) is True
         assert book.work(2).parked == before
@@ -120,13 +100,13 @@ class TestPark:
         """In a transaction of the user's, or to be sent by a sweep: its own message parks it."""
         claimed(book, 1)
         message = json.dumps({"queue": "test", "message": "m2"})
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, delivery(2, call=message), due_in_s=0)
         assert len(book.ledger.overdue()) == 1
         assert park(book, 2, MessageRef("other")) is False
         assert park(book, 2) is True
         assert book.ledger.overdue() == []
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
 
     def test_enqueued_again(self, book: Any) -> None:
@@ -135,7 +115,7 @@ class TestPark:
         park(book, 2)
         before = book.work(2)
         again = delivery(2, MessageRef("again"), call='{"queue": "test", "message": "again"}')
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             book.ledger.enqueue(db, again, due_in_s=0)
         assert book.work(2) == before
         assert book.ledger.overdue() == []
@@ -147,16 +127,25 @@ class TestPark:
             park(book, number)
         newer = json.dumps({"queue": "test", "message": "newer"})
         instead = delivery(2, MessageRef("newer"), call=newer)
-        with book.engine.begin() as db:
+        with book.transaction() as db:
             once = Once(lambda found: instead, replaces=True)
             book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         assert park(book, 2) is False
         assert json.loads(book.work(2).call)["message"] == "newer"
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
         assert isinstance(book.ledger.claim(delivery(2)), Answer)
         assert isinstance(book.ledger.claim(instead), Claimed)
+
+    def test_under_another_key(self, book: Any) -> None:
+        """The line is that of the key which this delivery asks for, whatever it was before."""
+        book.ledger.fail(claimed(book, 2, keys=("account:2",)).claim, "boom")
+        claimed(book, 1)
+        assert park(book, 2, message_of(2, retries=1)) is True
+        assert [each.work for each in book.ledger.waiting(KEY)] == ["ship order:2"]
+        book.expire_all()
+        assert call(book) == "m2"
 
     def test_a_retry_stands_at_the_end(self, book: Any) -> None:
         """It failed, and comes again: those who waited meanwhile go first."""
@@ -175,7 +164,7 @@ class TestPark:
         if state == "done":
             book.ledger.complete(holder.claim, None)
         elif state == "dead":
-            end_leases(book)
+            book.expire_all()
             book.ledger.claim(delivery(1, MessageRef("x"), max_crashes=1))
         elif state == "revoked":
             book.ledger.revoke("ship order:1", message="m1")
@@ -193,7 +182,7 @@ class TestCall:
         claimed(book, 1)
         for number in (4, 2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         for number in (4, 2, 3):
             assert call(book) == f"m{number}"
             assert call(book) is None
@@ -216,7 +205,7 @@ class TestCall:
         """The stored call, with the highest numbers that are known of its message."""
         claimed(book, 1)
         park(book, 2, message_of(2, retries=1, deferrals=3))
-        end_leases(book)
+        book.expire_all()
         found = book.ledger.call_next(KEY, expected_s=EXPECTED_S)
         assert (found.work, found.task) == ("ship order:2", "ship")
         assert json.loads(found.call)["message"] == "m2"
@@ -227,10 +216,10 @@ class TestCall:
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         assert book.ledger.overdue(parked=True) == []
-        pass_time(book)
+        book.make_due()
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m2"]
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
@@ -239,7 +228,7 @@ class TestCall:
         """By the database's clock."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         assert call(book, expected_s=0.2) == "m2"
         wait_until(lambda: book.ledger.overdue(parked=True))
 
@@ -248,9 +237,9 @@ class TestCall:
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        end_leases(book)
+        book.expire_all()
         call(book)
-        pass_time(book)
+        book.make_due()
         assert book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0) == 1
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
@@ -320,18 +309,36 @@ class TestClaim:
         call(book)
         for number in (3, 4):
             assert isinstance(book.ledger.claim(delivery(number)), Busy)
-        pass_time(book)
+        book.make_due()
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
     def test_work_that_has_begun_goes_first(self, book: Any) -> None:
         """Its holder died: it stands in no line, and is taken over before those who wait."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         assert call(book) == "m2"
         found = book.ledger.claim(delivery(1, redelivered=True))
         assert isinstance(found, Claimed)
         assert found.takeover
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
+        """Another one of the same work: who waits has been acknowledged, and gets no answer but by
+        running. One that was called and got lost holds it up no longer."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        book.ledger.complete(holder.claim, None)
+        again = {"message": MessageRef("again"), "redelivered": redelivered}
+        for calls in (None, "m2"):
+            assert calls is None or call(book) == calls
+            assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.make_due()
+        park(book, 3)
+        assert call(book) == "m3"
+        book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:
         """The same by the full statement."""
@@ -352,7 +359,7 @@ class TestClaim:
         """The record is that of any other work then."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         call(book)
         found = claimed(book, 2)
         row = book.work(2)
@@ -365,7 +372,7 @@ class TestClaim:
         """Its retry comes as that of work that never waited."""
         claimed(book, 1)
         park(book, 2)
-        end_leases(book)
+        book.expire_all()
         book.ledger.fail(claimed(book, 2).claim, "boom")
         assert book.work(2).state == State.FAILED.value
         assert claimed(book, 2, message=message_of(2, retries=1)).attempt == 2
@@ -400,7 +407,7 @@ class TestPeople:
         assert book.ledger.waiting() == []
         assert book.ledger.requeue("ship order:2", reason="after all") is True
         assert book.ledger.waiting() == []
-        end_leases(book)
+        book.expire_all()
         assert call(book) is None
 
 

@@ -15,6 +15,7 @@ select
     0, 0, '', %(fingerprint)s::text, %(call)s::text, least(%(sent_us)s::bigint, now_us), now_us
 from asked
 on conflict (id) do update set
+    key = excluded.key,
     message = excluded.message,
     retries = excluded.retries,
     state = excluded.state,

@@ -1,0 +1,168 @@
+"""`busy="park"` at the runner: who looks whether somebody waits, whatever a delivery comes to.
+
+With a real ledger on SQLite and locks in memory, and without a relay: the queue only notes what it
+is asked.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from support.claims import request
+from support.guarded_shop import NotingQueue
+from taskguard import Completed, Deferred, Delivery, Dropped, Guard, MessageRef
+from taskguard.delivery import Answered, Parked
+from taskguard.errors import LedgerUnavailableError, WorkDeadError
+from taskguard.lease import Owner, new_owner
+from taskguard.ledger.protocol import Claimed
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.base import Granted, Held
+from taskguard.locks.memory import MemoryLocks
+from taskguard.policy import make_policy
+from taskguard.runner import Runner
+
+KEY = "account:1"
+
+
+class NotingParking:
+    """Notes who is called."""
+
+    def __init__(self, message: str, called: list[str]) -> None:
+        self._message = message
+        self._called = called
+
+    def call(self) -> Mapping[str, Any] | None:
+        return {"queue": "test"}
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        assert call["message"] == message.name
+        self._called.append(message.id)
+
+
+class LockedMeanwhile(MemoryLocks):
+    """What is done as soon as somebody has the key: others come just then."""
+
+    meanwhile: Callable[[], Any] | None = None
+
+    def acquire(self, keys: tuple[str, ...], owner: Owner, **asked: Any) -> Granted | Held:
+        found = super().acquire(keys, owner, **asked)
+        then, self.meanwhile = self.meanwhile, None
+        if then is not None:
+            then()
+        return found
+
+
+class Line:
+    """A runner for messages of one key, each of which is work of its own."""
+
+    def __init__(self, url: str) -> None:
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.locks = LockedMeanwhile()
+        self.runner = Runner(locks=self.locks, ledger=self.ledger)
+        self.called: list[str] = []
+
+    def deliver(
+        self,
+        message: str,
+        body: Callable[[Guard], Any] = lambda guard: None,
+        *,
+        work: str | None = None,
+        **options: Any,
+    ) -> Any:
+        delivery = Delivery(
+            keys=(KEY,),
+            work=work or f"book {message}",
+            task="book",
+            message=MessageRef(message),
+            policy=make_policy({"busy": "park", **options}, task="book"),
+            queue=NotingQueue(),
+            parking=NotingParking(message, self.called),
+        )
+        return self.runner.deliver(delivery, body)
+
+
+@pytest.fixture
+def line(sqlite_url: str) -> Iterator[Line]:
+    made = Line(sqlite_url)
+    yield made
+    made.ledger.close()
+
+
+def test_whoever_is_done_calls_the_first(line: Line) -> None:
+    """And whoever came while it was at work has been parked."""
+
+    def body(guard: Guard) -> None:
+        # A context of its own: else it would be this body that asks for its own key.
+        for each in ("b", "c"):
+            assert contextvars.Context().run(line.deliver, each) == Parked()
+
+    assert isinstance(line.deliver("a", body), Completed)
+    assert line.called == ["b"]
+
+
+def holding(line: Line) -> Callable[[], object]:
+    """Somebody has the key who knows of no line; what lets it go."""
+    owner = new_owner("x")
+    assert isinstance(
+        line.locks.acquire((KEY,), owner, ttl_s=30.0, with_fence=False, wait_s=0.0), Granted
+    )
+    return lambda: line.locks.release((KEY,), owner)
+
+
+def parked(line: Line, message: str, **values: Any) -> None:
+    """While somebody has the key who looks for nobody."""
+    let_go = holding(line)
+    assert line.deliver(message, **values) == Parked()
+    let_go()
+    assert line.called == []
+
+
+class TestWhoDoesNotRun:
+    """It has the key at the lock server for a moment, in which others are parked behind it."""
+
+    @pytest.fixture(autouse=True)
+    def _others_come(self, line: Line) -> Iterator[None]:
+        yield
+        assert line.locks.meanwhile is None
+        assert line.called == ["b"]
+
+    def test_for_its_work_is_done(self, line: Line) -> None:
+        line.deliver("a")
+        line.locks.meanwhile = lambda: line.deliver("b")
+        assert line.deliver("a") == Answered(None)
+
+    def test_for_it_was_revoked(self, line: Line) -> None:
+        parked(line, "a")
+        line.ledger.revoke("book a", message="a")
+        line.locks.meanwhile = lambda: line.deliver("b")
+        assert line.deliver("a") == Dropped("revoked")
+
+    def test_for_its_work_is_dead(self, line: Line) -> None:
+        """Which is an error."""
+        claim = line.ledger.claim(request(keys=(KEY,), work="book a", message=MessageRef("a")))
+        assert isinstance(claim, Claimed)
+        line.ledger.crash(claim.claim, "boom")
+        line.locks.meanwhile = lambda: line.deliver("b")
+        with pytest.raises(WorkDeadError):
+            line.deliver("a", max_crashes=1)
+
+    def test_for_the_ledger_is_away(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When it asks; those who come meanwhile get their answers."""
+
+        def away(_: Any) -> Any:
+            raise LedgerUnavailableError("away")
+
+        monkeypatch.setattr(line.ledger, "claim", away)
+        line.locks.meanwhile = lambda: line.deliver("b")
+        assert isinstance(line.deliver("a"), Deferred)
+
+    def test_for_another_message_waits_with_its_work(self, line: Line) -> None:
+        """That one is first, and its caller is to get its answer."""
+        parked(line, "b", work="book 1")
+        line.locks.meanwhile = lambda: line.deliver("c")
+        assert isinstance(line.deliver("a", work="book 1"), Deferred)

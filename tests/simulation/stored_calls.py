@@ -1,0 +1,382 @@
+"""Work whose call is stored, for the ledger in memory: the outbox, and the lines of keys.
+
+Guarantees what `taskguard/ledger/outbox.py`, `unique.py` and `statements/lines.py` do of the
+databases: it passes the same contract suites. Each change happens at one moment, over rows that
+nobody else has locked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from taskguard.ledger.outbox import Overdue, overdue_of
+from taskguard.ledger.protocol import ClaimRequest, Once, Standing, Waiting
+from taskguard.ledger.records import message_of, waiting_values
+from taskguard.ledger.statements.lines import Called
+from taskguard.states import State
+
+if TYPE_CHECKING:
+    from simulation.ledger import MemoryTransaction, Work
+
+__all__ = [
+    "SUPERSEDED",
+    "StoredCalls",
+    "called",
+    "is_expected",
+    "is_open",
+    "may_park",
+    "stands",
+    "waits_again",
+]
+
+SUPERSEDED = (2**31 - 1, 2**31 - 1)
+"""The number of a message that was replaced."""
+
+_OPEN = (State.NEW, State.PROCESSING)
+_LAST = 2**63 - 1
+_SENT = '{"sent":'
+
+
+class _Rows(Protocol):
+    """What is asked of the ledger that these calls are stored in."""
+
+    work_items: dict[str, Work]
+    numbers: dict[tuple[str, str | None], tuple[int, int]]
+
+    def now_us(self) -> int: ...
+    def is_locked(self, row: tuple[str, str | None]) -> bool: ...
+    def is_held(self, key: str) -> bool: ...
+    def new_work(self, request: ClaimRequest, **values: Any) -> Work: ...
+    def locking(
+        self, by: object, rows: Sequence[tuple[str, str | None]]
+    ) -> AbstractContextManager[None]: ...
+    def unlock(self, by: object) -> None: ...
+    def begin_plain(self) -> MemoryTransaction: ...
+    def commit(self, tx: MemoryTransaction) -> None: ...
+
+
+class StoredCalls:
+    """The part of a `LineLedger` that `Ledger` does not have."""
+
+    # -- the outbox ---------------------------------------------------------------------------
+
+    def enqueue(
+        self: _Rows,
+        db: MemoryTransaction | None,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
+    ) -> None:
+        """In the transaction of the user's, or in one of its own."""
+        tx = self.begin_plain() if db is None else db
+        try:
+            _Enqueue(self, tx, request, once, self.now_us() + int(due_in_s * 1e6)).write()
+            if db is None:
+                self.commit(tx)
+        finally:
+            if db is None:
+                self.unlock(tx)
+
+    def overdue(
+        self: _Rows,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool = False,
+    ) -> list[Overdue]:
+        now_us = self.now_us()
+
+        def is_due(row: Work) -> bool:
+            if row.due is None or row.call is None:
+                return False
+            if not (stands(row) or _is_untold(row) if parked else row.state in _OPEN):
+                return False
+            if after is not None and (row.due, row.id) <= (after.due_us, after.work):
+                return False
+            if work is not None:
+                return row.id == work
+            return row.due <= now_us and not self.is_locked(("work", row.id))
+
+        found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
+        return [overdue_of(called(self, row)) for row in found[:limit]]
+
+    def sent(
+        self: _Rows, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+    ) -> int:
+        again_us = self.now_us() + int(again_after_s * 1e6)
+        noted = 0
+        for item in items:
+            row = self.work_items.get(item.work)
+            if row is None or row.due != item.due_us:
+                continue
+            if row.state not in _OPEN and not _is_untold(row):
+                continue
+            if self.is_locked(("work", row.id)):
+                continue
+            call = row.call
+            if counted and call is not None:
+                call = json.dumps({"sent": [item.sends + 1, item.attempts], **_uncounted(call)})
+            self.work_items[row.id] = replace(row, due=again_us, call=call)
+            noted += 1
+        return noted
+
+    def abandon(self: _Rows, work: Overdue, *, error: str) -> bool:
+        by, now_us = object(), self.now_us()
+        try:
+            with self.locking(by, [("work", work.work)]):
+                row = self.work_items.get(work.work)
+                if row is None or (row.due, row.attempts) != (work.due_us, work.attempts):
+                    return False
+                if _is_untold(row):
+                    self.work_items[row.id] = replace(row, due=None, parked=None)
+                    return True
+                if row.state is not State.NEW and not _left(row, now_us):
+                    return False
+                self.work_items[row.id] = replace(
+                    row,
+                    state=State.FAILED,
+                    final=False,
+                    owner="",
+                    lease_until=0,
+                    error=error,
+                    call=json.dumps(_uncounted(work.call)),
+                    due=None,
+                    finished=now_us,
+                )
+                return True
+        finally:
+            self.unlock(by)
+
+    # -- lines --------------------------------------------------------------------------------
+
+    def park(self: _Rows, request: ClaimRequest) -> bool:
+        by, now_us = object(), self.now_us()
+        sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
+        try:
+            with self.locking(by, [("work", request.work)]):
+                row = self.work_items.get(str(request.work))
+                if row is not None and not may_park(row, request):
+                    return False
+                before = self.new_work(request) if row is None else row
+                place = now_us
+                if before.state is State.NEW:
+                    place = sent_us if before.parked is None else before.parked
+                waits = waits_again(before, request, due=None)
+                self.work_items[before.id] = replace(waits, key=request.keys[0], parked=place)
+                return True
+        finally:
+            self.unlock(by)
+
+    def call_next(self: _Rows, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+        by = object()
+        first = _first(self.work_items.values(), key)
+        if first is None:
+            return None
+        try:
+            with self.locking(by, [("work", first.id)]):
+                now_us = self.now_us()
+                if self.work_items.get(first.id) != first or not is_open(self, key, now_us):
+                    return None
+                if json.loads(first.call or "{}").get("app", "") != app:
+                    return None
+                expected = replace(first, due=now_us + int(expected_s * 1e6))
+                self.work_items[first.id] = expected
+                return overdue_of(called(self, expected))
+        finally:
+            self.unlock(by)
+
+    def open_keys(self: _Rows, *, app: str = "", limit: int = 1000) -> list[str]:
+        now_us = self.now_us()
+        waiting = {
+            row.key
+            for row in self.work_items.values()
+            if stands(row)
+            and row.due is None
+            and json.loads(row.call or "{}").get("app", "") == app
+            and is_open(self, row.key, now_us)
+        }
+        return sorted(waiting)[:limit]
+
+    def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        rows = [row for row in self.work_items.values() if stands(row)]
+        rows = [row for row in rows if key in (None, row.key)]
+        rows.sort(key=lambda row: (row.key, row.parked or 0, row.id))
+        return [
+            Waiting(
+                row.key,
+                row.id,
+                row.message,
+                (row.parked or 0) / 1e6,
+                None if row.due is None else row.due / 1e6,
+            )
+            for row in rows[:limit]
+        ]
+
+    def is_behind(self: _Rows, request: ClaimRequest) -> bool:
+        """Whether somebody who came before this work waits, or was called just now."""
+        now_us, mine = self.now_us(), self.work_items.get(str(request.work))
+        place = _LAST
+        if mine is not None and mine.state is State.PROCESSING:
+            place = 0
+        elif mine is not None and stands(mine) and mine.message == request.message.name:
+            place = mine.parked or 0
+        return any(
+            row.key == request.keys[0]
+            and stands(row)
+            and (row.due is None or is_expected(row, now_us))
+            and (row.parked or 0) < place
+            and not (request.newest is not None and row.task == request.task)
+            for row in self.work_items.values()
+        )
+
+
+def is_open(ledger: _Rows, key: str, now_us: int) -> bool:
+    """Whether nobody holds the key, and nobody who was called is expected."""
+    if ledger.is_held(key):
+        return False
+    return not any(
+        row.key == key and is_expected(row, now_us) for row in ledger.work_items.values()
+    )
+
+
+def is_expected(row: Work, now_us: int) -> bool:
+    """Whether it was called a short while ago, for the first time."""
+    if not stands(row) or row.due is None or row.due <= now_us:
+        return False
+    return not (row.call or "").startswith(_SENT)
+
+
+def stands(row: Work) -> bool:
+    """Whether it stands in the line of its key, called or not."""
+    return row.parked is not None and row.state is State.NEW
+
+
+def _is_untold(row: Work) -> bool:
+    """Whether a newer message took its place while it waited, and its caller has not heard."""
+    return row.parked is not None and row.state is State.FAILED
+
+
+def _first(rows: Iterable[Work], key: str) -> Work | None:
+    waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
+    return min(waiting, key=lambda row: (row.parked or 0, row.id), default=None)
+
+
+def may_park(row: Work, request: ClaimRequest) -> bool:
+    """Whether the work may wait for this message."""
+    same = row.message == request.message.name
+    if same and row.retries > request.message.retries:
+        return False
+    if row.state is State.NEW:
+        return row.call is None or same
+    return row.state is State.FAILED and not row.final
+
+
+def waits_again(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
+    """The work's record, once it waits for this message."""
+    waits = waiting_values(request, due=due)
+    return replace(row, **{**waits, "state": State(waits["state"]), **values})
+
+
+def _left(row: Work, now_us: int) -> bool:
+    return row.state is State.PROCESSING and row.lease_until <= now_us
+
+
+def called(ledger: _Rows, row: Work) -> Called:
+    """What is sent of the work."""
+    known = ledger.numbers.get((message_of(row), row.id), (None, None))
+    call, due = row.call or "", row.due or 0
+    return Called(
+        row.id, row.task, row.message, row.retries, call, due, row.attempts, known[0], known[1]
+    )
+
+
+def _uncounted(call: str) -> dict[str, Any]:
+    return {name: value for name, value in json.loads(call).items() if name != "sent"}
+
+
+class _Enqueue:
+    """One enqueue, in one transaction."""
+
+    def __init__(
+        self,
+        ledger: _Rows,
+        tx: MemoryTransaction,
+        request: ClaimRequest,
+        once: Once | None,
+        due_us: int,
+    ) -> None:
+        self.ledger = ledger
+        self.tx = tx
+        self.request = request
+        self.once = once
+        self.due_us = due_us
+        self.work = str(request.work)
+
+    def write(self) -> None:
+        row = self._row()
+        if row is not None and row.state is State.PROCESSING and self._is_alive(row):
+            self._tell(row)  # a live holder's row is not locked
+            return
+        with self.ledger.locking(self.tx, [("work", self.work)]):
+            row = self._row()
+            if row is None:
+                new = self.ledger.new_work(self.request)
+                row = waits_again(new, self.request, due=self.due_us)
+                self._put(row)
+            else:
+                row = self._again(row)
+            self._tell(row)
+
+    def _row(self) -> Work | None:
+        return self.tx.work_items.get(self.work) or self.ledger.work_items.get(self.work)
+
+    def _put(self, row: Work) -> None:
+        self.tx.work_items[self.work] = row
+
+    def _is_alive(self, row: Work) -> bool:
+        return not _left(row, self.ledger.now_us())
+
+    def _again(self, row: Work) -> Work:
+        """Work that is known: FAILED is NEW again; what nobody would send gets this call."""
+        request, known = self.request, row.fingerprint
+        fits = known is None or request.fingerprint is None or known == request.fingerprint
+        if row.state is State.FAILED and not row.final:
+            replaces = self.once is not None and self.once.replaces
+            if not replaces and not fits:
+                return row
+            values = {"final": True, "fingerprint": request.fingerprint}
+            if not replaces:
+                values = {"final": False, "fingerprint": known or request.fingerprint}
+            elif row.message != request.message.name:
+                self._supersede(row.message)
+            self._put(waits_again(row, request, due=self.due_us, **values))
+        elif row.state is State.NEW or _left(row, self.ledger.now_us()):
+            unsent = row.call is None or (row.due is None and row.parked is None)
+            if fits and unsent:
+                self._put(replace(row, call=request.call, due=self.due_us))
+        return self._row() or row
+
+    def _supersede(self, message: str) -> None:
+        self.tx.numbers[message, self.work] = SUPERSEDED
+
+    def _tell(self, row: Work) -> None:
+        """What stands there, where it is another message's; and replace it if that is said."""
+        message = message_of(row)
+        if self.once is None or row.state not in _OPEN or message == self.request.message.name:
+            return
+        begun = row.state is not State.NEW or row.progress is not None
+        standing = Standing(row.id, message, row.call, row.fingerprint, begun)
+        instead = self.once.found(standing)
+        if instead is None:
+            return
+        values = {"fingerprint": instead.fingerprint, "final": True, "parked": None}
+        kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
+        self._put(waits_again(row, instead, due=self.due_us, **values, **kept))
+        if message != instead.message.name:
+            self._supersede(message)
