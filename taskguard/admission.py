@@ -208,26 +208,27 @@ class Admission:
         There it is never free in between.
         """
         tracked = self._tracked(delivery, owner, asked_at_s, None)
-        found = self._claim(delivery, tracked, over=held.owner)
+        found = self._claim(delivery, tracked, held_by=held.owner)
         if isinstance(found, Busy):
             return None
-        if isinstance(found, Admitted) and self.locks is not None:
+        over = found.claimed.over if isinstance(found, Admitted) and found.claimed else None
+        if over is not None and self.locks is not None:
             ttl_s = delivery.policy.ttl_s
             with contextlib.suppress(LockServerUnavailableError):
                 tracked.at_lock_server = self.locks.hand_over(
-                    delivery.keys, held.owner, to=owner, ttl_s=ttl_s
+                    delivery.keys, over, to=owner, ttl_s=ttl_s
                 )
         return found
 
     def _claim(
-        self, delivery: Delivery, tracked: TrackedLease, *, over: Owner | None = None
+        self, delivery: Delivery, tracked: TrackedLease, *, held_by: Owner | None = None
     ) -> Admitted | Answer | Busy:
         """Ask the ledger. Whatever it answers, no lease is left behind but one that it granted."""
         assert self.ledger is not None  # noqa: S101
         lease = tracked.lease
         request = self.request(delivery, lease.owner)
-        if over is not None:
-            request = replace(request, over=over)
+        if held_by is not None:
+            request = replace(request, held_by=held_by)
         asked_at_s = self.clock.monotonic_s()
         try:
             found = self.ledger.claim(request)

@@ -159,8 +159,9 @@ class ClaimRequest:
             when it comes to the ledger.
         newest: how a newer message of its task takes an older one's place on its one key: "latest"
             where that waits, "supersede" also where its holder is at work; None: it does not.
-        over: whom the lock server knows as the key's holder: nobody else is superseded, and a key
-            that this one does not hold in the ledger is not taken. None: it knows of none.
+        held_by: whom the lock server knows as the key's holder, who may be about to claim it, or to
+            end: a key that nobody holds in the ledger is not taken, unless his lease there has run
+            out. None: it knows of none.
     """
 
     keys: tuple[str, ...]
@@ -179,7 +180,7 @@ class ClaimRequest:
     in_line: bool = False
     sent_us: int | None = None
     newest: Newest | None = None
-    over: Owner | None = None
+    held_by: Owner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ class Claimed:
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
         began_as: the former id under which the work began; None: under this one.
+        over: the holder, alive or paused, whose lease this claim has superseded; None: it had none.
         replaced: work whose message waited, and whose place this one took: those messages are to be
             sent again, for their callers to be told.
     """
@@ -245,6 +247,7 @@ class Claimed:
     crashes: int = 0
     progress_json: str | None = None
     began_as: str | None = None
+    over: Owner | None = None
     replaced: tuple[Overdue, ...] = ()
 
 

@@ -21,6 +21,7 @@ from simulation.newest import KeyRow, NewestMessages
 from simulation.stored_calls import SUPERSEDED, StoredCalls
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
+from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
 from taskguard.ledger.protocol import (
     Answer,
@@ -317,7 +318,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
             row = records.speaking
             started = row is not None and row.attempts > 0
             return Busy(None, None, same_work=False, started=started)
-        return self._grant(request, records, decision, keys)
+        granted = self._grant(request, records, decision, keys)
+        return replace(granted, over=Owner.parse(live[0].owner)) if live else granted
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
         row = records.speaking

@@ -95,8 +95,9 @@ class NewestMessages:
         answer = _outdate(self, request, row, records.now_us)
         if answer is not None:
             return answer
-        key = self.keys.get(request.keys[0], KeyRow())
-        if request.over is not None and key.owner != str(request.over):
+        key, held_by = self.keys.get(request.keys[0], KeyRow()), request.held_by
+        free = key.owner == str(request.owner) or key.lease_until <= records.now_us
+        if held_by is not None and key.owner != str(held_by) and free:
             return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
         return None
 

@@ -27,6 +27,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.keys import shorten
+from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.protocol import (
@@ -172,8 +173,7 @@ class _Claiming(Claiming):
             newer = self._newer()
             if newer is not None:
                 return self._end(newer)
-            over, [key] = self.request.over, self.keys
-            if over is not None and key.owner != str(over):
+            if self._is_held_elsewhere():
                 return Busy(None, None, same_work=False, started=self.started)
         return super().decide()
 
@@ -186,6 +186,13 @@ class _Claiming(Claiming):
         if not is_outdated(self.sent_us, others_us=list(others.values())):
             return None
         return max(others, key=lambda work: others[work] or 0)
+
+    def _is_held_elsewhere(self) -> bool:
+        """Whether the lock server's holder is about to claim the key, or to end."""
+        held_by, [key] = self.request.held_by, self.keys
+        if held_by is None or key.owner == str(held_by):
+            return False
+        return not super().holders()
 
     def _end(self, newer: str) -> Answer:
         return _end(
@@ -213,13 +220,15 @@ class _Claiming(Claiming):
         return is_behind(self.db, self.request, self.now_us, but=self.request.task)
 
     def grant(self, decision: Decision) -> Claimed:
+        [key] = super().holders() or [None]
         granted = super().grant(decision)
         work = str(self.request.work)
         if self.mark.work != work:
             self._end_older(by=work)
         replaced = self.line.replace(by=work)
         self.mark.move(fence=granted.claim.fence, work=work, stamp_us=self.sent_us)
-        return replace(granted, replaced=replaced)
+        over = None if key is None else Owner.parse(key.owner)
+        return replace(granted, over=over, replaced=replaced)
 
     def _end_older(self, *, by: str) -> None:
         """PROCESSING -> FAILED, final, for the last one that has begun, dead or alive."""

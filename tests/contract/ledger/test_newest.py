@@ -244,13 +244,17 @@ class TestSupersede:
         book.ledger.give_back(lock.claim)
         claim(book, 2, "supersede")
 
-    def test_only_whom_the_lock_server_knows(self, book: Any) -> None:
-        """Where that names another holder, its lease is about to begin or to end."""
-        older = delivery(1, "supersede")
-        book.ledger.claim(older)
+    def test_whom_the_lock_server_knows(self, book: Any) -> None:
+        """Who holds the key there, and not in the ledger, is about to claim it, or to end."""
         stranger = Owner("f" * 24, "x")
-        assert isinstance(book.ledger.claim(delivery(2, "supersede", over=stranger)), Busy)
-        claim(book, 2, "supersede", over=older.owner)
+        assert isinstance(book.ledger.claim(delivery(1, "supersede", held_by=stranger)), Busy)
+        older = claim(book, 1, "supersede")
+        assert older.over is None
+        assert claim(book, 2, "supersede", held_by=stranger).over == older.claim.owner
+        book.expire_all()
+        assert isinstance(book.ledger.claim(delivery(3, "supersede", held_by=stranger)), Busy)
+        last = Owner.parse(book.work(2).owner)
+        assert claim(book, 3, "supersede", held_by=last).over is None
 
     def test_several_in_a_row(self, book: Any) -> None:
         """Each newer one takes it from the one before; the last one commits."""
