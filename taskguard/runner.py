@@ -715,7 +715,7 @@ class Runner:
         try:
             found = self.ledger.peek(self._admission.request(delivery, tracked.lease.owner))
         except TaskguardError as error:
-            logger.warning("%s: whether it runs got no answer: %s", tracked.lease.key, error)
+            logger.debug("%s: whether it was superseded got no answer: %s", delivery.key, error)
             return None
         if not isinstance(found, Answer) or found.decision is not Decision.OUTDATED:
             return None
