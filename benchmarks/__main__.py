@@ -22,6 +22,7 @@ ALL = (
     "mariadb",
     "leases",
     "drain",
+    "contention",
     "scale",
     "sweep",
 )

@@ -133,7 +133,7 @@ def main(*, quick: bool) -> None:
             TASKGUARD_LOCKS_URL=valkey.url_of(1),
             TASKGUARD_LEDGER_URL=url,
         )
-        servers = [_family(valkey.pid), _family(postgres.pid)]
+        servers = [family(valkey.pid), family(postgres.pid)]
         for queue in (CELERY, RQ):
             _measure(queue, valkey.url, servers, quick=quick)
 
@@ -185,15 +185,15 @@ def _drain(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    clocks = [_family(worker.pid), *servers]
+    clocks = [family(worker.pid), *servers]
     try:
         with redis.Redis.from_url(environment["DRAIN_BROKER"]) as broker:
             return _rate(lambda: queue.left(broker), clocks, count)
     finally:
-        family = psutil.Process(worker.pid).children(recursive=True)
+        children = psutil.Process(worker.pid).children(recursive=True)
         worker.terminate()
         worker.wait(60)
-        for child in psutil.wait_procs(family, timeout=10)[1]:
+        for child in psutil.wait_procs(children, timeout=10)[1]:
             child.kill()
 
 
@@ -212,7 +212,7 @@ def _rate(
         time.sleep(_SLICE_S)
 
 
-def _family(pid: int) -> Callable[[], float]:
+def family(pid: int) -> Callable[[], float]:
     """Seconds of processor time of a process and its children, those that have ended included."""
     parent = psutil.Process(pid)
 

@@ -9,6 +9,7 @@ machines would not: the client's own processor time is told apart from the time 
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -33,6 +34,7 @@ from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redlock import RedlockLocks
+from taskguard.locks.redlock.commands import Call, Commands
 from taskguard_sandbox.servers import DebianRedis, Postgres, SentinelOf, Valkey
 
 PEER = "redis-py Lock"
@@ -78,8 +80,9 @@ def _table_cases(ours: TableLocks, connection: Any) -> dict[str, Callable[[], ob
 
     def cycle(*, with_fence: bool) -> None:
         owner = new_owner("message")
-        ours.acquire(("order:42",), owner, ttl_s=30, with_fence=with_fence, wait_s=0)
-        ours.release(("order:42",), owner)
+        key = (f"order:{with_fence}",)  # a row with a token stays
+        ours.acquire(key, owner, ttl_s=30, with_fence=with_fence, wait_s=0)
+        ours.release(key, owner)
 
     def by_hand() -> None:
         key, owner = 42, str(new_owner("message"))
@@ -195,6 +198,7 @@ def _round_trips(server: Valkey, case: Callable[[], object]) -> int:
 ONE = "one server, taskguard"
 # A server that runs for less has no vote: long leases would have to be waited for.
 TTL_S = 2.0
+KEY = ("order:42",)
 
 
 def _several(*, quick: bool) -> None:
@@ -239,9 +243,39 @@ def _cases_of_several(
     return {
         ONE: lambda: cycle(one),
         "taskguard": lambda: cycle(five),
+        "the least: its scripts on three, by sockets": _least(clients[:3]),
         "redlock-py": redlock_py_cycle,
         "pottery": pottery_cycle,
     }
+
+
+def _least(clients: Sequence[redis.Redis]) -> Callable[[], object]:
+    """What a majority of five costs where nothing is ever late, lost or refused: each server is
+    sent each script once, and its answer is read."""
+    commands = Commands("least")
+    sockets = []
+    for client in clients:
+        port = client.connection_pool.connection_kwargs["port"]
+        sockets.append(socket.create_connection(("127.0.0.1", port)))
+        sockets[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        owner = new_owner()
+        for call in (commands.acquire(KEY, owner, TTL_S, 0.0), commands.release(KEY, owner)):
+            sockets[-1].send(call.by_source)  # it knows the script from here on
+            sockets[-1].recv(1_000)
+
+    def ask(call: Call) -> None:
+        for each in sockets:
+            each.send(call.packed)
+        for each in sockets:
+            if each.recv(1_000)[:1] not in (b"*", b":"):
+                raise AssertionError("a script was refused")
+
+    def cycle() -> None:
+        owner = new_owner("message")
+        ask(commands.acquire(KEY, owner, TTL_S, 0.0))
+        ask(commands.release(KEY, owner))
+
+    return cycle
 
 
 def _wait_for_votes(cycle: Callable[[], object]) -> None:

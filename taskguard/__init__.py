@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskguard.api import TaskGuard, connect
     from taskguard.decorated import Decorator
     from taskguard.delivery import (
+        NOT_BEFORE,
         Answered,
         Codec,
         Completed,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from taskguard.leader import Leader, Leadership
     from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
-    from taskguard.ledger.protocol import Standing
+    from taskguard.ledger.protocol import Claim, Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from taskguard.locks.base import (
         Granted,
         Held,
+        HintingLocks,
         Hold,
         LockProvider,
         Renewal,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
         Traits,
     )
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.outbox import NOT_BEFORE, Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
+    from taskguard.outbox import Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -64,6 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Answered": "delivery",
+    "Claim": "ledger.protocol",
     "Codec": "delivery",
     "Completed": "delivery",
     "Configuration": "doctor",
@@ -82,6 +85,7 @@ _HOMES = {
     "LockProvider": "locks.base",
     "Granted": "locks.base",
     "Held": "locks.base",
+    "HintingLocks": "locks.base",
     "Hold": "locks.base",
     "Renewal": "locks.base",
     "SharingLocks": "locks.base",
@@ -92,7 +96,7 @@ _HOMES = {
     "Lease": "lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "delivery",
-    "NOT_BEFORE": "outbox",
+    "NOT_BEFORE": "delivery",
     "Duplicate": "outbox",
     "OutcomeOfEnqueue": "outbox",
     "Standing": "ledger.protocol",
@@ -130,6 +134,7 @@ __all__ = [
     "NOT_BEFORE",
     "UNSET",
     "Answered",
+    "Claim",
     "Codec",
     "Completed",
     "Configuration",
@@ -147,6 +152,7 @@ __all__ = [
     "GuardedRow",
     "GuardedTask",
     "Held",
+    "HintingLocks",
     "Hold",
     "Leader",
     "Leadership",

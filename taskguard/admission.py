@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taskguard.bounds import slots_of
 from taskguard.clock import Clock
 from taskguard.delivery import Delivery
 from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
@@ -33,7 +35,7 @@ from taskguard.events import (
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.locks.base import NOBODY, Granted, Held, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -72,7 +74,9 @@ class Admission:
         events: Events,
         clock: Clock,
         watchdog: Watchdog,
+        rng: random.Random,
     ) -> None:
+        self._rng = rng
         self.locks = locks
         self.ledger = ledger
         self.events = events
@@ -88,12 +92,12 @@ class Admission:
         try:
             while True:
                 left_s = max(0.0, started_s + wait_s - self.clock.monotonic_s())
-                found = self._ask(delivery, asker, wait_s=left_s, started_s=started_s)
+                found = self._ask_each(delivery, asker, wait_s=left_s, started_s=started_s)
                 if not isinstance(found, Busy):
                     return found
                 self._emit_contended(delivery, found)
                 left_s = started_s + wait_s - self.clock.monotonic_s()
-                if left_s <= 0.0 or (delivery.called and found.key is None):
+                if left_s <= 0.0 or (delivery.called and not _comes_soon(found, left_s)):
                     return found
                 self._wait(delivery, asker, found, left_s)
                 if not asker.in_line:
@@ -110,25 +114,50 @@ class Admission:
             with contextlib.suppress(LockServerUnavailableError):
                 self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
 
-    def _ask(
+    def _ask_each(
         self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
     ) -> Admitted | Answer | Busy:
-        """Ask the lock server, then the ledger, once each."""
+        """Ask once; where its key has slots for one after the other, until one is not taken.
+
+        Each begins at another one, so that they do not all try the same. Nobody waits in the line
+        of a slot: another one may be free before.
+        """
+        bounds = delivery.bounds
+        if bounds is None or bounds.limit == 1:
+            return self._ask(delivery, asker, wait_s=wait_s, started_s=started_s)
+        slots = deque(slots_of(bounds.key, bounds.limit))
+        slots.rotate(self._rng.randrange(len(slots)))
+        bounds = replace(bounds, slots=tuple(slots))
+        for slot in bounds.slots:
+            one = replace(delivery, keys=(slot,), bounds=bounds)
+            last = slot == bounds.slots[-1]
+            found = self._ask(one, asker, wait_s=0.0, started_s=started_s, last=last)
+            if last or not _is_slot_taken(found):
+                return found
+        raise AssertionError("unreachable")
+
+    def _ask(
+        self,
+        delivery: Delivery,
+        asker: _Asker,
+        *,
+        wait_s: float,
+        started_s: float,
+        last: bool = True,
+    ) -> Admitted | Answer | Busy:
+        """Ask the lock server, then the ledger, once each.
+
+        Unless it is the `last` time, nobody wants to know yet what is known of the work.
+        """
         owner, waits = asker.owner, asker.in_line or wait_s > 0.0
         asked_at_s = self.clock.monotonic_s()
         asker.in_line = False
         admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
-            found = self._peek(delivery, owner, admitted)
-            if self._ledger_of(delivery) is None or not isinstance(found, Busy):
-                return found
-            if not self._is_lease(delivery, admitted):
-                return self._overrule(delivery, owner, admitted, asked_at_s)
-            if delivery.policy.busy != "supersede" or found.same_work or admitted.shared:
-                return found
-            self._leave_line(delivery, asker)
-            return self._supersede(delivery, owner, admitted, asked_at_s) or found
+            if not last and self._is_lease(delivery, admitted):
+                return Busy(admitted.owner, admitted.remaining_s, False, False, admitted.key)
+            return self._heed_holder(delivery, asker, admitted, asked_at_s)
         if admitted is not None:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
@@ -142,6 +171,20 @@ class Admission:
                 )
             return Admitted(tracked, None)
         return self._claim(delivery, tracked)
+
+    def _heed_holder(
+        self, delivery: Delivery, asker: _Asker, held: Held, asked_at_s: float
+    ) -> Admitted | Answer | Busy:
+        """The key is taken at the lock server: what the record says, or that it is ours even so."""
+        found = self._peek(delivery, asker.owner, held)
+        if self._ledger_of(delivery) is None or not isinstance(found, Busy):
+            return found
+        if not self._is_lease(delivery, held):
+            return self._overrule(delivery, asker.owner, held, asked_at_s)
+        if delivery.policy.newest != "supersede" or found.same_work or held.shared:
+            return found
+        self._leave_line(delivery, asker)
+        return self._supersede(delivery, asker.owner, held, asked_at_s) or found
 
     def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
         """The lock server's answer; None if it gives none, or there is no lock server."""
@@ -173,21 +216,38 @@ class Admission:
         return self.ledger if delivery.limit == 1 else None
 
     def _peek(self, delivery: Delivery, owner: Owner, held: Held) -> Answer | Busy:
-        """The key is taken at the lock server: is this work done already, or part of it?"""
+        """The key is taken at the lock server: is this work done already, or part of it?
+
+        What comes for the first time and may be parked is not looked for: parking sees whether
+        there is a record.
+        """
+        refused = _refused(held)
+        request = self.request(delivery, owner)
+        if delivery.parking is not None and delivery.is_first and _is_plain(request):
+            return replace(refused, unread=True)
+        return self._read(delivery, refused, request)
+
+    def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
+        """What `ask()` would have answered if it had not left the record unread."""
+        return self._read(delivery, refused, self.request(delivery, Owner("", "")))
+
+    def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
+        holder = refused.owner
         if self.ledger is None or delivery.work is None:
-            same = bool(delivery.message.id) and held.owner.message == delivery.message.id
-            return Busy(held.owner, held.remaining_s, same, same, held.key)
-        found = self.ledger.peek(self.request(delivery, owner))
+            name = delivery.message.id
+            same = bool(name) and holder is not None and holder.message == name
+            return replace(refused, same_work=same, started=same)
+        found = self.ledger.peek(request)
         if isinstance(found, Busy):
-            return Busy(held.owner, held.remaining_s, found.same_work, found.started, held.key)
+            same, started = found.same_work, found.started
+            return replace(refused, same_work=same, started=started, unread=False)
         assert isinstance(found, Answer)  # noqa: S101  # looking never claims
-        if (
-            found.decision is Decision.DONE
-            and found.result_json is None
-            and found.owner == held.owner
-        ):
+        done = found.decision is Decision.DONE
+        if done and found.result_json is None and holder is not None and found.owner == holder:
             # DONE is committed, but its body has not ended: its return value may still come.
-            return Busy(held.owner, held.remaining_s, True, True, held.key)
+            return replace(refused, same_work=True, started=True, unread=False)
+        if holder is None:
+            return _until_body_ends(found, delivery.policy.ttl_s)
         return found
 
     def _overrule(
@@ -229,6 +289,8 @@ class Admission:
         request = self.request(delivery, lease.owner)
         if held_by is not None:
             request = replace(request, held_by=held_by)
+        if tracked.at_lock_server:
+            request = _of_one_slot(request)
         asked_at_s = self.clock.monotonic_s()
         try:
             found = self.ledger.claim(request)
@@ -268,7 +330,7 @@ class Admission:
             view = ledger.view(request.work)
             if view is None:
                 return True
-            claim = Claim(request, view.fence)
+            claim = Claim(_of_any_slot(request), view.fence)
             if view.owner != str(request.owner) or not ledger.give_back(claim):
                 ledger.uncount_crash(claim)
         except TaskguardError as error:
@@ -295,6 +357,7 @@ class Admission:
     ) -> None:
         lease = tracked.lease
         lease.fence = found.claim.fence
+        lease.keys = found.claim.keys  # of several slots the one that it got
         tracked.claim = found.claim
         tracked.decided_by_ledger = True
         tracked.asked_at_s = asked_at_s
@@ -321,7 +384,8 @@ class Admission:
         timeout_s = min(left_s, 1.0)
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
-        if self.locks is not None and busy.key is not None:
+        alone = delivery.bounds is None or delivery.bounds.limit == 1
+        if self.locks is not None and busy.key is not None and alone:
             try:
                 self.locks.wait(busy.key, asker.owner, timeout_s=timeout_s, **asked(delivery.limit))
             except LockServerUnavailableError:
@@ -336,8 +400,6 @@ class Admission:
             if delivery.published_at_s is None
             else self.clock.wall_s() - delivery.published_at_s
         )
-        # Its place in a line; nothing else goes by it.
-        sent_s = delivery.published_at_s if policy.parks else None
         return ClaimRequest(
             keys=delivery.keys,
             owner=owner,
@@ -353,8 +415,12 @@ class Admission:
             formerly=delivery.formerly,
             redelivered=delivery.redelivered or delivery.called,
             in_line=delivery.parking is not None,
-            sent_us=None if sent_s is None else int(sent_s * 1e6),
+            bounds=delivery.bounds,
+            sent_us=None if delivery.published_at_s is None else int(delivery.published_at_s * 1e6),
             newest=None if delivery.work is None else policy.newest,
+            rank=delivery.rank,
+            strict=delivery.strict,
+            max_waiting=policy.max_waiting,
         )
 
     def _tracked(
@@ -392,12 +458,14 @@ class Admission:
         Its holder may be about to claim or to end, which the ledger does not know. No lease of this
         task is what another application wrote, or what outlives `ttl_s` (no expiry, a server whose
         clock was set back). That may be another task's longer lease; then the ledger knows it. Of
-        those who share a key it knows nothing.
+        those who share a key it knows nothing. Where no owners are known, what is held is a lease.
         """
         assert self.locks is not None  # noqa: S101  # it is what holds
         # Some servers keep leases for whole seconds.
-        longest_s = math.ceil(max(delivery.policy.ttl_s, self.locks.traits.min_ttl_s))
-        return held.shared or (held.owner.is_ours and held.remaining_s <= longest_s)
+        traits = self.locks.traits
+        longest_s = math.ceil(max(delivery.policy.ttl_s, traits.min_ttl_s))
+        ours = held.owner.is_ours and held.remaining_s <= longest_s
+        return ours or held.shared or not traits.owners
 
     def emit(self, kind: type[Event], delivery: Delivery, **values: Any) -> None:
         if self.events.hears(kind.level):
@@ -408,6 +476,39 @@ class Admission:
     def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
         holder = busy.owner.message if busy.owner is not None else ""
         self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+
+
+def _refused(held: Held) -> Busy:
+    """By a lock server, which may not know who holds the key, nor for how long."""
+    if held.owner == NOBODY:
+        return Busy(None, None, same_work=False, started=False, key=held.key)
+    return Busy(held.owner, held.remaining_s, same_work=False, started=False, key=held.key)
+
+
+def _comes_soon(found: Busy, left_s: float) -> bool:
+    """Whether who was called is to wait: the lock server lags behind the ledger, or he is early."""
+    early = found.too_early and (found.retry_after_s or 0.0) <= left_s
+    return found.key is not None or early
+
+
+def _is_slot_taken(found: Admitted | Answer | Busy) -> bool:
+    """Whether another one may be free: this one is held, by other work."""
+    taken = isinstance(found, Busy) and (found.key is not None or found.owner is not None)
+    return taken and not found.same_work  # type: ignore[union-attr]  # Busy then
+
+
+def _of_one_slot(request: ClaimRequest) -> ClaimRequest:
+    """The request for the slot that the lock server has granted, and for no other."""
+    bounds = request.bounds
+    if bounds is None or not bounds.slots:
+        return request
+    return replace(request, bounds=replace(bounds, slots=request.keys))
+
+
+def _of_any_slot(request: ClaimRequest) -> ClaimRequest:
+    """The request as its holder's, where it is not known which of its slots he got."""
+    slots = () if request.bounds is None else request.bounds.slots
+    return replace(request, keys=slots) if slots else request
 
 
 def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
@@ -421,3 +522,9 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     if found.decision is not Decision.DONE or ended:
         return found
     return Busy(None, left_s, same_work=True, started=True)
+
+
+def _is_plain(request: ClaimRequest) -> bool:
+    """Whether there is nothing to be read of work but its own record."""
+    unusual = request.row is not None or request.bounds is not None or request.formerly
+    return request.may_create and not unusual

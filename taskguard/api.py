@@ -124,7 +124,6 @@ class TaskGuard:
         self._codec = codec
         self._clock = clock
         self._runner: Runner | None = None
-        self._overridden_runner: tuple[overrides.Overrides, Runner] | None = None
 
     @overrides.until_changed
     def runner(self) -> Runner:
@@ -149,15 +148,10 @@ class TaskGuard:
         return make_namespace(self._namespace)
 
     def _runner_on(self, by: overrides.Overrides) -> Runner:
-        found = self._overridden_runner
-        if found is None or found[0] is not by:
-            events = Events(self.events.emit, by.listener)
-            locks = None if self._locks is None else by.locks
-            ledger = None if self._ledger is None else by.ledger
-            clock = by.clock or self._clock
-            runner = self._make(locks, ledger, events, clock, renewing=by.renewing)
-            found = self._overridden_runner = by, runner
-        return found[1]
+        events = Events(self.events.emit, by.listener)
+        locks = None if self._locks is None else by.locks
+        ledger = None if self._ledger is None else by.ledger
+        return self._make(locks, ledger, events, by.clock or self._clock, renewing=by.renewing)
 
     def _make(
         self,

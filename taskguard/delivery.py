@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from taskguard.ledger.protocol import MessageRef, RowRef
+from taskguard.bounds import Bounds
+from taskguard.ledger.protocol import Claim, MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
+    "NOT_BEFORE",
     "Answered",
     "Codec",
     "Completed",
@@ -27,6 +29,9 @@ __all__ = [
     "Queue",
     "stored_call",
 ]
+
+NOT_BEFORE = "not_before_s"
+"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
 
 def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
@@ -68,7 +73,13 @@ class Queue(Protocol):
 
 
 class Parking(Protocol):
-    """How a message leaves its queue for the ledger, and comes back: `busy="park"`."""
+    """How a message leaves its queue for the ledger, and comes back: `busy="park"`.
+
+    Attributes:
+        queue: the name that the calls carry which it can send.
+    """
+
+    queue: str
 
     def call(self) -> Mapping[str, Any] | None:
         """How the message in hand is sent again, as JSON; None: it cannot be, and is put off."""
@@ -77,7 +88,15 @@ class Parking(Protocol):
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Send a call, with these numbers; raises unless the broker took it.
 
-        Raises StoredCallError for a call that is another queue's.
+        Raises CallWithdrawnError for a call that nobody is to send any more, StoredCallError for
+        one that cannot be sent.
+        """
+        ...
+
+    def failed(self, claim: Claim) -> None:
+        """The work of the message in hand is FAILED, and keeps its place in the line of its key.
+
+        The queue is to say whether the message comes again: `Line.retried()` or `.gave_up()`.
         """
         ...
 
@@ -110,6 +129,8 @@ class Delivery:
         queue: how to put it off; None where that is not possible (plain functions, eager mode).
         parking: how to park it; None where that is not possible, or not asked for.
         called: it waited in the line of its key, and was called: its turn has come.
+        rank: in that line those of a lower rank go first.
+        strict: its work keeps its place in that line from now on until it has ended.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
@@ -119,7 +140,10 @@ class Delivery:
         redelivered: whether the queue says that it has delivered this message before.
         is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
         limit: while fewer than so many hold its key it may come in; 1: it has its keys alone.
-            Others share one key, which is the lock server's to grant: no ledger is asked.
+            Others share one key, which is the lock server's to grant: no ledger is asked. Not that
+            of a task (`policy.limit`), whose holders have a key each.
+        bounds: how many may hold its one key at once, and how often it may be begun, where its
+            policy says so. With slots in it `keys` is one of them, and it asks for that.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -133,6 +157,8 @@ class Delivery:
     queue: Queue | None = None
     parking: Parking | None = None
     called: bool = False
+    rank: int = 0
+    strict: bool = False
     app: str = ""
     by_message: bool = False
     fingerprint: str | None = None
@@ -142,12 +168,19 @@ class Delivery:
     redelivered: bool = False
     is_lock: bool = False
     limit: int = 1
+    bounds: Bounds | None = None
     orders: tuple[type[Exception], ...] = ()
 
     @property
     def key(self) -> str:
         """The keys as one text, for messages."""
-        return ", ".join(self.keys)
+        return ", ".join(self.keys) if self.bounds is None else self.bounds.key
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has said that its message came before."""
+        message = self.message
+        return not (self.called or self.redelivered or message.retries or message.deferrals)
 
 
 @dataclass(frozen=True, slots=True)

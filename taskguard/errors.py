@@ -9,6 +9,7 @@
   - CallTooLargeError              the call is to be stored, and its database cannot take it
   - AlreadyEnqueuedError           enqueue(duplicate=): the same work is waiting or in progress
   - KeyArgumentError               this call's argument cannot be part of a key
+  - LineFullError                  as many wait for the key as `max_waiting` allows
   - KeyBusyError                   another delivery holds the key, and waiting was not asked for
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
   - LeaseLostError                 the lease ran out or was taken over: stop working
@@ -26,6 +27,7 @@
   - RowMissingError                the row that the task is to move does not exist
   - RowIneligibleError             the row is in a state that is not this task's
   - StoredCallError                a stored call cannot be read, or does not fit its task any more
+    + CallWithdrawnError           its message was cancelled, or deleted, in its queue
   - WorkDeadError                  this work has killed its workers too often
     + WorkStillDeadError           it was DEAD before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
@@ -49,6 +51,7 @@ __all__ = [
     "AlreadyEnqueuedError",
     "BodyCancelledError",
     "CallTooLargeError",
+    "CallWithdrawnError",
     "CommandTargetError",
     "CommitUnknownError",
     "ConfigurationError",
@@ -61,6 +64,7 @@ __all__ = [
     "LeaseLostError",
     "LedgerSchemaError",
     "LedgerUnavailableError",
+    "LineFullError",
     "LockServerUnavailableError",
     "MessageTooOldError",
     "MissingDriverError",
@@ -199,6 +203,13 @@ class KeyBusyError(TaskguardError):
         self.retry_after_s = retry_after_s
 
 
+class LineFullError(TaskguardError):
+    """As many messages wait for the key as `max_waiting` allows: this one was not stored.
+
+    Nothing was run. Nothing of it is left that would run later: send it again, if it is wanted.
+    """
+
+
 class KeyAlreadyHeldError(TaskguardError):
     """A guarded body asked for a key that it holds itself: waiting would never end."""
 
@@ -293,6 +304,10 @@ class RowIneligibleError(TaskguardError):
 
 class StoredCallError(TaskguardError):
     """A stored call that nobody can send: it cannot be read, or does not fit its task any more."""
+
+
+class CallWithdrawnError(StoredCallError):
+    """A stored call that nobody is to send: its message was cancelled, or deleted, in its queue."""
 
 
 class WorkDeadError(TaskguardError):

@@ -126,8 +126,8 @@ def running(guard: Guard) -> Iterator[None]:
 
 
 def held_keys() -> set[str]:
-    """The keys that guarded bodies around this call hold."""
-    return {key for guard in _around() for key in guard.keys}
+    """The keys that guarded bodies around this call hold, or hold a slot of."""
+    return {key for guard in _around() for key in (*guard.keys, *guard.asked_for)}
 
 
 def _size(text: str) -> int:
@@ -231,8 +231,14 @@ class Guard:
         return self._lease.keys
 
     @property
+    def asked_for(self) -> tuple[str, ...]:
+        """The keys as they were made: with `limit=3` it holds one of their slots."""
+        return self._delivery.keys
+
+    @property
     def fence(self) -> int:
-        """The fencing token: 64 bits, grows with every claim of the key."""
+        """The fencing token: 64 bits, grows with every claim of the key; with `limit=3`, of the
+        slot."""
         return self._lease.fence
 
     @property
@@ -458,9 +464,18 @@ class Guard:
             column: the table's column for the fence: a nullable BigInteger.
 
         Raises:
-            ConfigurationError: it is no update(), or the table has no such column.
+            ConfigurationError: it is no update(), or the table has no such column; or the task has
+                a `limit=`, whose holders have fences that say nothing of each other.
         """
         from taskguard.fenced.rows import FencedUpdate
+
+        if self._delivery.policy.limit > 1:
+            raise ConfigurationError(
+                f"{self._delivery.task} has limit={self._delivery.policy.limit}: its holders are "
+                "at work at once, each with a fence of its own slot, so no row can refuse the "
+                "older of two. Write in guard.transaction(), or guard by a key that one holds at "
+                "a time."
+            )
 
         return FencedUpdate(statement, column=column, key=self.key, fence=self.fence)
 

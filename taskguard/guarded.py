@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from taskguard.bounds import Bounds
+from taskguard.combinations import refusal
 from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
-from taskguard.policy import Policy, check_newest, make_policy
+from taskguard.policy import Policy, make_policy, refuse_newest, refuse_unbounded
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import RowId
@@ -153,16 +155,32 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
-        if self.policy.parks and isinstance(key, list | tuple) and len(key) > 1:
-            raise self._wants_one_key()
-        try:
-            check_newest(
-                self.policy, once_per=once_per, row=row is not None, formerly=bool(self._formers)
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{self.name}: {error}") from None
+        self._refuse_combination(key, once_per)
+        refuse_newest(self.policy, task=self.name, row=row is not None, moved=bool(self._formers))
         self.row = row
         self._row_of = self._compile_row()
+        self._is_bounded = self.policy.bounded
+        refuse_unbounded(
+            self.policy,
+            task=self.name,
+            row=row is not None,
+            moved=any(former.key is not None for former in formers_in(formerly, task=self.name)),
+        )
+
+    def _refuse_combination(self, key: Any, once_per: str) -> None:
+        """Refuse options that cannot be together; see `combinations.py`."""
+        policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
+        reason = refusal(
+            keys="several" if several else "one",
+            busy=policy.busy,
+            once_per=once_per if once_per in ("key", "message", "tick") else "template",
+            order=policy.order,
+            max_waiting="none" if policy.max_waiting is None else "given",
+            limit="one" if policy.limit == 1 else "several",
+            rate="none" if policy.rate is None else "given",
+        )
+        if reason is not None:
+            raise ConfigurationError(f"{self.name}: {reason}")
 
     def _compile(self, template: Any) -> KeyFunction:
         return compile_key(template, signature=self._signature, task=self.name)
@@ -197,6 +215,7 @@ class GuardedFunction:
         queue: Queue | None = None,
         parking: Parking | None = None,
         called: bool = False,
+        rank: int = 0,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
         orders: tuple[type[Exception], ...] = (),
@@ -205,6 +224,7 @@ class GuardedFunction:
 
         `call` is how its message is sent again, as JSON. The message's id is stored with it, and
         the application's `namespace`, which the keys begin with unless the task has one of its own.
+        `rank` is its place among those who wait for its key: lower ones go first.
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
@@ -215,8 +235,10 @@ class GuardedFunction:
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
         if self.policy.newest is not None and len(keys) > 1:  # a callable has made several
-            raise self._wants_one_key()
+            reason = refusal(keys="several", busy=self.policy.busy)
+            raise ConfigurationError(f"{self.name}: {reason}")
         return Delivery(
+            bounds=self._bounds(keys) if self._is_bounded else None,
             keys=keys,
             work=work,
             formerly=formerly,
@@ -230,12 +252,23 @@ class GuardedFunction:
             # Its policy, and one key: a callable may have made several.
             parking=parking if self.policy.parks and len(keys) == 1 else None,
             called=called,
+            rank=rank,
+            # By its call, for it is to be sent again whoever dies; one key, as for parking.
+            strict=self.policy.order == "strict" and call is not None and len(keys) == 1,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
             call=None if call is None else stored_call(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
+
+    def _bounds(self, keys: tuple[str, ...]) -> Bounds:
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"{self.name}: limit= and rate= are of one key, and its key= made {len(keys)} for "
+                f"this call: {', '.join(keys)}."
+            )
+        return Bounds(keys[0], self.policy.limit, self.policy.starts)
 
     def _former_ids(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], **values: Any
@@ -274,13 +307,6 @@ class GuardedFunction:
         del guard
         coroutine.close()
         raise self._never_runs(f"a function that returns a {type(coroutine).__name__}")
-
-    def _wants_one_key(self) -> ConfigurationError:
-        return ConfigurationError(
-            f'{self.name}: busy="{self.policy.busy}" is for one key: a message that waited for '
-            'several would hold some while it waits for the rest. Say busy="retry", or name one '
-            "key."
-        )
 
     def _never_runs(self, what: str) -> ConfigurationError:
         return ConfigurationError(

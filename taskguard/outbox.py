@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from taskguard.api import TaskGuard
-from taskguard.delivery import Delivery, MessageRef
+from taskguard.combinations import refusal
+from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.errors import (
     AlreadyEnqueuedError,
     ConfigurationError,
@@ -35,7 +36,6 @@ from taskguard.policy import DAY_S, check_number
 
 __all__ = [
     "AGAIN_AFTER_S",
-    "NOT_BEFORE",
     "Duplicate",
     "OutcomeOfEnqueue",
     "Placed",
@@ -53,9 +53,6 @@ Send = Callable[[dict[str, Any], MessageRef], None]
 
 AGAIN_AFTER_S = 3_600.0
 """After so long without a claim a message that was sent counts as lost, in seconds."""
-
-NOT_BEFORE = "not_before_s"
-"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
 
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
 """What `enqueue()` does where the same work is waiting or in progress."""
@@ -196,11 +193,10 @@ def _refuse_duplicates_of_messages(delivery: Delivery, duplicate: str) -> None:
     known = get_args(Duplicate)
     if duplicate not in known:
         raise ConfigurationError(f"duplicate={duplicate!r}: give one of {', '.join(known)}.")
-    if duplicate != "answer" and delivery.by_message:
-        raise ConfigurationError(
-            f"duplicate={duplicate!r}: of {delivery.task} each message, or tick, is work of its "
-            "own (once_per=), so no two are the same. Name the work by its key, or by a template."
-        )
+    once_per = "message" if delivery.by_message else "key"
+    reason = refusal(once_per=once_per, busy=delivery.policy.busy, duplicate=duplicate)
+    if reason is not None:
+        raise ConfigurationError(f"{delivery.task}: duplicate={duplicate!r}: {reason}")
 
 
 def _found(

@@ -10,6 +10,11 @@ there until its work is claimed or ended. Who has stored one looks whether the k
 and who has released a key whether somebody waits: so nobody waits for a key that is free, but for
 what dies in between. Nothing raises here once a body has run.
 
+Where the lock server keeps hints, who has stored one leaves a hint before it looks, and who has
+released takes it: a message that comes for the first time, and finds none, asks the ledger nothing.
+Whoever was called, or delivered before, asks in any case. So a hint that got lost costs the first
+of a line a relay's second, and those behind it nothing.
+
 Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
 key is handed over to one that was sent after it goes next.
 
@@ -22,26 +27,40 @@ Read next: `ledger/statements/lines.py`, and `newest.py` there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from taskguard.delivery import Delivery, stored_call
-from taskguard.errors import LockServerUnavailableError, StoredCallError, TaskguardError
+from taskguard.bounds import Bounds
+from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
+from taskguard.errors import (
+    CallWithdrawnError,
+    LockServerUnavailableError,
+    StoredCallError,
+    TaskguardError,
+)
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Answer, ClaimRequest, LineLedger
-from taskguard.locks.base import Granted, LockProvider
+from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
+from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["CALLED_WAIT_S", "EXPECTED_S", "Line"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
 
 logger = logging.getLogger("taskguard")
 
+Send = Callable[[dict[str, Any], MessageRef], None]
+
 EXPECTED_S = 5.0
 """So long after it was sent a call keeps others of its key waiting, in seconds."""
+
+AHEAD_S = 2.0
+"""So long before its rate allows a start the next one is called, with that delay, in seconds: the
+relay looks twice in that time."""
 
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
@@ -54,15 +73,26 @@ class Line:
         self._locks = locks
         self._ledger = ledger
         self._events = events
+        self._hints = locks is not None and locks.traits.hints
 
-    def park(
-        self, delivery: Delivery, request: ClaimRequest, *, by_lock_server: bool
-    ) -> bool | Answer:
+    def takes_hint(self, delivery: Delivery) -> bool:
+        """Whether who releases its key is told by the lock server that somebody waits.
+
+        Not where one who lost the key would take the hint from who has it: he asks the ledger.
+        """
+        return self._leaves_hint(delivery) and delivery.policy.newest != "supersede"
+
+    def _leaves_hint(self, delivery: Delivery) -> bool:
+        """Whether who waits tells the lock server so.
+
+        Of a bounded key there is none: each of its slots is another key there.
+        """
+        return self._hints and delivery.parking is not None and delivery.bounds is None
+
+    def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool | Answer:
         """Store it; False if that cannot be, or is not to be. Raises as a claim does.
 
         An Answer: it is superseded by a newer one.
-
-        `by_lock_server`: it was that which said that the key is taken, not the ledger.
         """
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
@@ -70,29 +100,35 @@ class Line:
             return False
         text = stored_call(call, delivery.message, delivery.app)
         request = replace(request, call=text)
-        if request.newest is None:
-            parked = self._ledger.park(request)
-        else:
-            found = self._ledger.park_newest(request)
-            if isinstance(found, Answer):
-                return found
-            parked = found is not None
-            self.tell(delivery, () if found is None else found.replaced)
+        if isinstance(parked := self._store(delivery, request, only_new=refused.unread), Answer):
+            return parked
         if not parked:
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if not by_lock_server or self._is_free(request):
+        if self._is_free(delivery, request, refused):
             self.call_next(delivery)
+        return True
+
+    def _store(self, delivery: Delivery, request: ClaimRequest, *, only_new: bool) -> bool | Answer:
+        if request.newest is None:
+            return self._ledger.park(request, only_new=only_new)
+        found = self._ledger.park_newest(request, only_new=only_new)
+        if found is None or isinstance(found, Answer):
+            return found or False
+        self.tell(delivery, found.replaced)
         return True
 
     def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
         """Send messages again whose place this delivery took: their callers hear of it by that."""
         assert delivery.parking is not None  # noqa: S101
         for work in replaced:
-            send(work, delivery.parking.send, self._events, key=delivery.key)
+            try:
+                _send(work, {delivery.parking.queue: delivery.parking.send})
+            except Exception as error:  # noqa: BLE001  # whatever a broker raises
+                logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 
     def hear(self, delivery: Delivery) -> None:
         """Its caller hears now that it never runs: it is sent no more for that. Never raises."""
@@ -101,9 +137,15 @@ class Line:
         except TaskguardError as error:
             logger.debug("%s: that it was told got no answer: %s", delivery.key, error)
 
-    def _is_free(self, request: ClaimRequest) -> bool:
+    def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
-        if self._locks is None:
+        if self._leaves_hint(delivery):
+            try:
+                return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
+            except LockServerUnavailableError:
+                return True
+        by_ledger = refused.key is None
+        if self._locks is None or by_ledger or delivery.bounds is not None:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
         with contextlib.suppress(LockServerUnavailableError):
@@ -117,32 +159,113 @@ class Line:
                     self._locks.release(keys, owner)
         return is_free
 
+    def released(self, delivery: Delivery, *, hint: bool | None) -> None:
+        """Call the first in line after a body, unless it is known that nobody waits.
+
+        `hint`: whether one was left; None: not known.
+        """
+        if hint is not False or not delivery.is_first:
+            self.call_next(delivery)
+
     def call_next(self, delivery: Delivery) -> bool:
-        """Call the first in line if its key is free. False if nobody was; never raises."""
+        """Call the first in line if its key is free. False if nobody was; never raises.
+
+        Of a bounded key all for whom there is room.
+        """
         assert delivery.parking is not None  # noqa: S101
-        (key,) = delivery.keys
+        return self._call_next(delivery.keys[0], delivery.app, delivery.parking, delivery.bounds)
+
+    def retried(
+        self, claim: Claim, *, call: Mapping[str, Any] | None, app: str, in_s: float
+    ) -> None:
+        """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
+
+        `call`: how to send it once more. Never raises: without an answer it is sent again.
+        """
+        text = None if call is None else stored_call(call, claim.request.message, app)
         try:
-            found = self._ledger.call_next(key, expected_s=EXPECTED_S, app=delivery.app)
-            if found is None:
-                return False
-            return send(found, delivery.parking.send, self._events, key=key)
+            self._ledger.keep(claim, call=text, due_in_s=in_s + EXPECTED_S)
+        except TaskguardError as error:
+            logger.warning("%s: its retry is not noted: %s", claim.work, error)
+
+    def gave_up(self, claim: Claim, parking: Parking, *, app: str) -> None:
+        """The message of FAILED work does not come again: the next of its line is called.
+
+        Never raises: without an answer it is sent again, and fails again.
+        """
+        try:
+            self._ledger.leave(claim)
+        except TaskguardError as error:
+            logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
+            return
+        self._call_next(claim.keys[0], app, parking, None)
+
+    def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
+        senders = {parking.queue: parking.send}
+        options: dict[str, Any] = {}
+        if bounds is not None:
+            options = {"bounds": bounds, "ahead_s": AHEAD_S, "most": bounds.limit}
+        try:
+            return call_next(self._ledger, key, senders, self._events, app=app, **options) > 0
         except TaskguardError as error:
             logger.debug("%s: whether somebody waits got no answer: %s", key, error)
             return False
 
 
-def send(
-    work: Overdue, to: Callable[[dict[str, Any], Any], None], events: Events, *, key: str
-) -> bool:
-    """Send a call that the ledger has noted; a relay sends it again if that fails."""
-    try:
-        to(json.loads(work.call), work.message)
-    except StoredCallError as error:
-        logger.debug("%s: its call is left to the relay: %s", work.work, error)
-        return False
-    except Exception as error:  # noqa: BLE001  # whatever a broker raises
-        logger.warning("%s: called, and not sent yet; a relay will: %s", work.work, error)
-        return False
-    if events.hears(Called.level):
-        events.emit(Called(key=key, task=work.task, message=work.message.id))
-    return True
+def call_next(
+    ledger: LineLedger,
+    key: str,
+    senders: Mapping[str, Send],
+    events: Events,
+    *,
+    app: str,
+    bounds: Bounds | None = None,
+    ahead_s: float | None = None,
+    most: int = 1,
+) -> int:
+    """Call the first in line, or `most` of them as there is room: how many were called.
+
+    Nobody if the first one's queue is none of those that there are senders for: its own relay calls
+    it. Whose call was withdrawn leaves the line, FAILED. Raises what the ledger does.
+
+    Args:
+        ledger: it notes who is called.
+        key: whose line it is.
+        senders: how to send, by the name of the queue that a stored call carries.
+        events: who hears of it.
+        app: the application's namespace.
+        bounds: how many may hold the key, and how often it may be begun, if that is known.
+        ahead_s: so long before its rate allows the start one is called, to come then; None: the key
+            has no bounds.
+        most: how many are called at most.
+    """
+    queues, called = list(senders), 0
+    ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
+    while called < most:
+        found = ask(bounds=bounds, ahead_s=ahead_s)
+        if found is None:
+            break
+        try:
+            _send(found, senders)
+        except CallWithdrawnError as error:
+            logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
+            ledger.abandon(found, error=str(error))
+            continue
+        except StoredCallError as error:
+            # Perhaps by this process, which may be of an older deploy: a relay has the last word.
+            logger.debug("%s: its call is left to the relay: %s", found.work, error)
+            break
+        except Exception as error:  # noqa: BLE001  # whatever a broker raises
+            logger.warning("%s: called, and not sent yet; a relay will: %s", found.work, error)
+            break
+        called += 1
+        if events.hears(Called.level):
+            events.emit(Called(key=key, task=found.task, message=found.message.id))
+    return called
+
+
+def _send(found: Overdue, senders: Mapping[str, Send]) -> None:
+    call = json.loads(found.call)
+    if found.wait_s > 0.0:
+        call[NOT_BEFORE] = time.time() + found.wait_s
+    senders[call["queue"]](call, found.message)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from taskguard.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.errors import ConfigurationError
 
 __all__ = [
@@ -16,13 +17,15 @@ __all__ = [
     "OnLost",
     "Policy",
     "check_namespace",
-    "check_newest",
     "check_number",
     "make_policy",
+    "refuse_newest",
+    "refuse_unbounded",
 ]
 
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
 Newest = Literal["latest", "supersede"]
+Order = Literal["fifo", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -39,12 +42,25 @@ class Policy:
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
             (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
-            is free: Celery's tasks, with a ledger), "latest" (the newest waits so, and takes the
-            place of an older one that waits), "supersede" (it takes the key from an older one, also
-            from one at work, whose commit is then refused), "wait" (up to `wait_s`, then as retry),
-            "skip" (dropped), "raise" (KeyBusyError). A delivery that is part of the work in
-            progress, or whose work was started before, is never dropped: that could lose work.
+            is free; with a ledger), "latest" (the newest waits so, and takes the place of an older
+            one that waits), "supersede" (it takes the key from an older one, also from one at work,
+            whose commit is then refused), "wait" (up to `wait_s`, then as retry), "skip"
+            (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
+            whose work was started before, is never dropped: that could lose work.
+        order: who goes first of those that are parked for a key: "fifo", who was sent first;
+            "strict", the same, and nobody goes before a message that has begun, or was called,
+            and has not ended, also while it waits for its own retry; "priority", whose message has
+            the higher priority, by the broker's own rule, and of equal ones who was sent first.
+        max_waiting: so many may be parked for a key; a message beyond that fails with
+            LineFullError. None: any number.
         wait_s: how long "wait" waits, in seconds; 0 by default.
+        limit: so many deliveries hold a key at once, each one of its slots, which is a key with a
+            fence of its own; 1 by default. With a ledger, and one key.
+        rate: how often a key may be begun: "100/m", per second (s), minute, hour (h) or day;
+            None: as often as it is free. What comes too early waits, or is told so, as `busy` says
+            of a key that is taken. With a ledger, and one key.
+        burst: so many may be begun at once after a pause; 1 by default: never two in less than the
+            rate's interval.
         ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
             holder's death its key is taken over within this time.
         max_hold_s: renewal stops after so many seconds and the body is told; None: never.
@@ -61,7 +77,12 @@ class Policy:
     """
 
     busy: Busy = "retry"
+    order: Order = "fifo"
+    max_waiting: int | None = None
     wait_s: float = 0.0
+    limit: int = 1
+    rate: str | None = None
+    burst: int = 1
     ttl_s: float = 30.0
     max_hold_s: float | None = None
     max_crashes: int = 3
@@ -73,6 +94,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, get_args(Busy))
+        _one_of("order", self.order, get_args(Order))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
@@ -80,6 +102,14 @@ class Policy:
         check_number("max_crashes", self.max_crashes, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.max_hold_s is not None:
             check_number("max_hold_s", self.max_hold_s, at_least=self.ttl_s)
+        check_number("limit", self.limit, at_least=1, at_most=MOST_SLOTS, whole=True)
+        check_number("burst", self.burst, at_least=1, at_most=MOST_ROWS, whole=True)
+        if self.rate is not None:
+            rate_of(self.rate, self.burst)
+        elif self.burst != 1:
+            raise ConfigurationError(f"burst={self.burst}: of which rate? Say rate=, too.")
+        if self.max_waiting is not None:
+            check_number("max_waiting", self.max_waiting, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.busy == "wait" and not self.wait_s:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
@@ -95,28 +125,15 @@ class Policy:
         """How a newer message takes an older one's place; None: it does not."""
         return None if self.busy not in ("latest", "supersede") else self.busy
 
+    @property
+    def starts(self) -> Rate | None:
+        """`rate` and `burst`; None: there is no rate."""
+        return None if self.rate is None else rate_of(self.rate, self.burst)
 
-def check_newest(policy: Policy, *, once_per: str, row: bool, formerly: bool) -> None:
-    """Raise ConfigurationError where a newer message cannot take an older one's place."""
-    if policy.newest is None:
-        return
-    said = f'busy="{policy.newest}"'
-    if once_per != "message":
-        raise ConfigurationError(
-            f'{said} is for once_per="message": a newer message can take the place of an older one '
-            f"only where each is work of its own, and with once_per={once_per!r} several are the "
-            'same work, of which the first is done. Say once_per="message".'
-        )
-    if row:
-        raise ConfigurationError(
-            f"{said} and row=: your own row would have to say which of several messages moves it. "
-            'Leave out row=, or say busy="park".'
-        )
-    if formerly:
-        raise ConfigurationError(
-            f"{said} and formerly=: what is newer is known by one key, and a guard that was "
-            "changed holds several. Let the queue run empty, then deploy without formerly=."
-        )
+    @property
+    def bounded(self) -> bool:
+        """Whether a key is bounded by more than that one delivery holds it at a time."""
+        return self.limit > 1 or self.rate is not None
 
 
 def check_namespace(given: object) -> str:
@@ -172,3 +189,46 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
         return Policy(**{**defaults, **options})
     except ConfigurationError as error:
         raise ConfigurationError(f"{task}: {error}") from None
+
+
+def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
+    """Raise ConfigurationError for a task whose `limit` or `rate` could not be kept.
+
+    Args:
+        policy: its options.
+        task: its name, for the message.
+        row: whether it moves a row of the user's own.
+        moved: whether it had another key before (`formerly=`).
+    """
+    if not policy.bounded:
+        return
+    name = f"limit={policy.limit}" if policy.limit > 1 else f"rate={policy.rate!r}"
+    reasons = {
+        row and policy.limit > 1: "of row= one holder at a time moves a row, by a fence that grows "
+        "over all of them; each slot has a fence of its own",
+        moved: "its former key (formerly=) has neither. Let the deliveries of the former guard "
+        "end, or give the new one another task's name (work=)",
+    }
+    if True in reasons:
+        raise ConfigurationError(f"{task}: {name}: {reasons[True]}.")
+
+
+def refuse_newest(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
+    """Raise ConfigurationError for a task whose newer message cannot take an older one's place.
+
+    Args:
+        policy: its options.
+        task: its name, for the message.
+        row: whether it moves a row of the user's own.
+        moved: whether it was guarded in another way before (`formerly=`).
+    """
+    if policy.newest is None:
+        return
+    reasons = {
+        row: "your own row (row=) would have to say which of several messages moves it. Leave out "
+        'row=, or say busy="park"',
+        moved: "what is newer is known by one key, and a guard that was changed (formerly=) holds "
+        "several. Let the queue run empty, then deploy without formerly=",
+    }
+    if True in reasons:
+        raise ConfigurationError(f'{task}: busy="{policy.newest}": {reasons[True]}.')

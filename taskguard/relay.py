@@ -1,4 +1,4 @@
-"""Calls of parked messages that nobody has made: one process in all looks for them, each second.
+"""Calls of parked messages that nobody has made: one process of all looks for them each second.
 
     Relay(runtime, {"celery": send}).run()
 
@@ -7,24 +7,24 @@ the key was freed by a plain lock or by a task that does not park, a call got lo
 relay does it: within a second of when the key is free, or 5 s after a call that nobody followed,
 then after twice as long.
 
-Guarantees: of all relays of a namespace one works, elected by a lease; two at a time do no harm. A
-database or a broker that is away ends nothing. Does not guarantee the order of what it calls again.
+Guarantees: of all relays of a namespace that send to the same queues one works, elected by a lease;
+two at a time do no harm. A database or a broker that is away ends nothing. Does not guarantee the
+order of what it calls again.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from taskguard.api import TaskGuard
+from taskguard.bounds import MOST_SLOTS
 from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
 from taskguard.leader import Leadership
 from taskguard.outbox import Send, outbox_of
-from taskguard.parking import EXPECTED_S
-from taskguard.parking import send as send_call
+from taskguard.parking import AHEAD_S, EXPECTED_S, call_next
 from taskguard.sweep import Sweeper
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ class Relay:
         self._runtime = runtime
         self._callers: Mapping[str, Send] = senders if callers is None else callers
         self._every_s = every_s
-        self._leader = runtime.leader(_NAME, ttl_s=_TTL_S, on_lost="fence")
+        # One that sends to RQ keeps nobody from sending to Celery.
+        name = f"{_NAME}:{'+'.join(sorted(senders))}"
+        self._leader = runtime.leader(name, ttl_s=_TTL_S, on_lost="fence")
         self._stopped = threading.Event()
-        self._recalls = _Recalls(runtime, senders, again_after_s=EXPECTED_S)
+        self._recalls = _Recalls(name, runtime, senders)
 
     def run(self) -> None:
         """Until `stop()`, whenever this process is the one."""
@@ -96,13 +98,11 @@ class Relay:
         """
         ledger, called = outbox_of(self._runtime), 0
         app = self._runtime.namespace
-        for key in ledger.open_keys(app=app, limit=_MOST_KEYS):
-            found = ledger.call_next(key, expected_s=EXPECTED_S, app=app)
-            if found is None:
-                continue
-            caller = self._callers.get(json.loads(found.call).get("queue"))
-            if caller is not None:  # else it is another queue's, whose relay calls it again
-                called += send_call(found, caller, self._runtime.events, key=key)
+        queues, events = list(self._callers), self._runtime.events
+        for key in ledger.open_keys(app=app, queues=queues, limit=_MOST_KEYS, ahead_s=AHEAD_S):
+            called += call_next(
+                ledger, key, self._callers, events, app=app, ahead_s=AHEAD_S, most=MOST_SLOTS
+            )
         if ledger.overdue(limit=1, parked=True):
             try:
                 called += self._recalls.sweep().sent
@@ -114,7 +114,9 @@ class Relay:
 class _Recalls(Sweeper):
     """Sends again what was called and has not come."""
 
-    _key = "taskguard:recalls"
+    def __init__(self, relay: str, runtime: TaskGuard, senders: Mapping[str, Send]) -> None:
+        super().__init__(runtime, senders, again_after_s=EXPECTED_S)
+        self._key = f"{relay}:recalls"
 
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
         return ledger.overdue(limit=self._batch, after=after, parked=True)

@@ -141,10 +141,15 @@ class Runner:
         self._looks_again_at_s = 0.0
         self._unreported: deque[Claim] = deque(maxlen=_MOST_UNREPORTED)
         self._admission = Admission(
-            locks=locks, ledger=ledger, events=self.events, clock=clock, watchdog=self.watchdog
+            locks=locks,
+            ledger=ledger,
+            events=self.events,
+            clock=clock,
+            watchdog=self.watchdog,
+            rng=self._rng,
         )
         # Asked only of deliveries that can be parked, which want a ledger that keeps lines.
-        self._line = Line(locks, cast("LineLedger", ledger), self.events)
+        self.line = Line(locks, cast("LineLedger", ledger), self.events)
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -166,6 +171,11 @@ class Runner:
             raise ConfigurationError(
                 f'{delivery.task} has busy="{delivery.policy.busy}", and there is no ledger to '
                 'wait in. Configure one (TASKGUARD_LEDGER_URL), or say busy="retry".'
+            )
+        if delivery.bounds is not None and self.ledger is None:
+            raise ConfigurationError(
+                f"{delivery.task} has limit= or rate=, and there is no ledger to count in. "
+                "Configure one (TASKGUARD_LEDGER_URL), or take tg.lock(…, limit=…) in the body."
             )
         self._report_late()
         entered = self._enter_or_look(delivery)
@@ -261,13 +271,14 @@ class Runner:
             entered = self._defer_blindly(delivery, error)
         finally:
             if delivery.parking is not None and not isinstance(entered, Admitted | Parked):
-                self._line.call_next(delivery)
+                self.line.call_next(delivery)
         return entered
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:
         found = self._admission.ask(delivery, wait_s=_wait_s(delivery))
-        if isinstance(found, Admitted):
-            return found
+        return found if isinstance(found, Admitted) else self._heed(delivery, found)
+
+    def _heed(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
         if isinstance(found, Answer):
             return self._answer(delivery, found)
         return self._turn_away(delivery, found)
@@ -306,7 +317,7 @@ class Runner:
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
         """A newer message took its place, so that this one never runs."""
         if delivery.parking is not None:
-            self._line.hear(delivery)
+            self.line.hear(delivery)
         if delivery.queue is not None:
             return self._drop(delivery, "outdated")
         self._admission.emit(Duplicate, delivery, reason="outdated")
@@ -397,20 +408,19 @@ class Runner:
             parked = self._park(delivery, busy)
             if parked is not None:
                 return parked
+        if busy.unread:
+            return self._heed(delivery, self._admission.read(delivery, busy))
         if delivery.queue is not None and not (
             untouched and delivery.policy.busy in ("skip", "raise")
         ):
             reason = "the same work is in progress" if busy.same_work else "the key is taken"
+            if busy.too_early:
+                reason = f"its rate is {delivery.policy.rate}"
+                return self._defer(delivery, self._until_start_s(delivery, busy), reason)
             return self._defer(delivery, self._delay_s(delivery, busy.retry_after_s), reason)
         if untouched and delivery.policy.busy == "skip":
             return self._drop(delivery, "skipped")
-        raise KeyBusyError(
-            f"{delivery.key} is held by another delivery"
-            + (f" for at most {busy.retry_after_s:.1f} s" if busy.retry_after_s else "")
-            + ". Nothing was run; call again later, or wait for it with wait_s.",
-            key=delivery.key,
-            retry_after_s=busy.retry_after_s,
-        )
+        raise _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
@@ -418,7 +428,7 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            found = self._line.park(delivery, request, by_lock_server=busy.key is not None)
+            found = self.line.park(delivery, request, busy)
             if isinstance(found, Answer):
                 return self._answer(delivery, found)
             if found:
@@ -436,6 +446,14 @@ class Runner:
         if retry_after_s is not None:
             delay_s = min(delay_s, retry_after_s + self._rng.uniform(0.0, 0.25))
         return min(delay_s, delivery.queue.max_delay_s if delivery.queue else delay_s)
+
+    def _until_start_s(self, delivery: Delivery, busy: Busy) -> float:
+        """Until its rate allows a start; later where it was put off often, for others come, too."""
+        assert delivery.queue is not None  # noqa: S101
+        after_s = busy.retry_after_s or 0.0
+        if delivery.message.deferrals:
+            after_s = max(after_s, self._delay_s(delivery, None))
+        return min(after_s, delivery.queue.max_delay_s)
 
     def _defer(self, delivery: Delivery, delay_s: float, reason: str) -> Outcome:
         """Publish the message again, then record that; only then is this delivery acknowledged."""
@@ -476,7 +494,9 @@ class Runner:
         try:
             self.watchdog.track(tracked)
             if admitted.claimed is not None and admitted.claimed.replaced:
-                self._line.tell(delivery, admitted.claimed.replaced)
+                self.line.tell(delivery, admitted.claimed.replaced)
+            if delivery.parking is not None and _lets_more_in(delivery):
+                self.line.call_next(delivery)
             if delivery.redelivered:
                 self._warn_of_done_elsewhere(delivery, admitted.claimed)
             return Completed(self._body(delivery, tracked, guard, body))
@@ -500,7 +520,7 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self._line.call_next(delivery)
+                self.line.released(delivery, hint=tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]
@@ -661,6 +681,8 @@ class Runner:
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
                 found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+                if found == [State.FAILED]:
+                    self._ask_queue(delivery, claim)
 
         self._end_claim(tracked, end)
         self._release(delivery, tracked)
@@ -696,7 +718,13 @@ class Runner:
             return None
         text = _error_text(error)
         ended: list[bool] = []
-        self._end_claim(tracked, lambda ledger, claim: ended.append(ledger.fail(claim, text)))
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            ended.append(ledger.fail(claim, text))
+            if ended[0]:
+                self._ask_queue(delivery, claim)
+
+        self._end_claim(tracked, end)
         if ended == [False] and guard.may_have_committed(error):
             done = self._committed_unheard(delivery, tracked, guard)
             if done is not None:
@@ -721,6 +749,12 @@ class Runner:
             return None
         self._release(delivery, tracked)
         return self._answer(delivery, found)
+
+    @staticmethod
+    def _ask_queue(delivery: Delivery, claim: Claim) -> None:
+        """Let the queue say whether FAILED work that keeps its place is to be retried."""
+        if claim.request.strict and delivery.parking is not None:
+            delivery.parking.failed(claim)
 
     def _committed_unheard(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard
@@ -831,7 +865,11 @@ class Runner:
             return None
         tracked.released = True
         self.watchdog.untrack(tracked)
-        known = self.watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        known = self.watchdog.release_lock(
+            tracked,
+            handed=tracked.decided_by_ledger,
+            takes_hint=self.line.takes_hint(delivery),
+        )
         held_s = self.clock.monotonic_s() - tracked.lease.taken_at_s
         self._admission.emit(Released, delivery, fence=tracked.lease.fence, held_s=held_s)
         return known
@@ -855,6 +893,27 @@ def _wait_s(delivery: Delivery) -> float:
     # Whoever was called comes where the key is free, but for those who only look.
     wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
+
+
+def _lets_more_in(delivery: Delivery) -> bool:
+    """Whether the next one may begin by the time at which this one does, and not when it ends."""
+    bounds = delivery.bounds
+    return bounds is not None and bounds.limit > 1 and bounds.rate is not None
+
+
+def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
+    after_s = busy.retry_after_s
+    if busy.too_early:
+        what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
+        when = f", and again in {after_s:.1f} s" if after_s else ""
+    else:
+        what = f"{delivery.key} is held by another delivery"
+        when = f" for at most {after_s:.1f} s" if after_s else ""
+    return KeyBusyError(
+        f"{what}{when}. Nothing was run; call again later, or wait for it with wait_s.",
+        key=delivery.key,
+        retry_after_s=after_s,
+    )
 
 
 def _error_text(error: BaseException) -> str:

@@ -19,6 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import (
@@ -29,7 +30,7 @@ from taskguard.errors import (
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.lease import Lease, asked, trusted_until_s
 from taskguard.ledger.protocol import Claim, Ledger
-from taskguard.locks.base import Hold, LockProvider, Renewal
+from taskguard.locks.base import HintingLocks, Hold, LockProvider, Renewal
 from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
 
 __all__ = ["TrackedLease", "Watchdog"]
@@ -50,6 +51,7 @@ class TrackedLease:
     Attributes:
         claim: what the ledger granted; None with locks only, and once it has ended.
         at_lock_server: whether the lock server is thought to hold the lease too.
+        hint: whether somebody left a hint with it that others wait in the ledger; None: not known.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class TrackedLease:
         self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
         self.ended = False
         self.released = False
+        self.hint: bool | None = None
         # Held while the lease is taken again or released: it must not be taken again after a
         # release.
         self.mutex = allocate_lock()
@@ -186,11 +189,15 @@ class Watchdog:
         with self._mutex:
             self._tracked.pop(id(tracked), None)
 
-    def release_lock(self, tracked: TrackedLease, *, handed: bool = False) -> bool | None:
+    def release_lock(
+        self, tracked: TrackedLease, *, handed: bool = False, takes_hint: bool = False
+    ) -> bool | None:
         """End the lease at the lock server; an unknown outcome is left to its expiry.
 
         `handed`: also if we did not take it there, for a delivery that the ledger turned away may
         have handed its lease over to us, and waits for its end.
+
+        `takes_hint`: of a `HintingLocks`, and of one key; `tracked.hint` tells then.
 
         False if the lock server knew of no such lease; None if it was not asked or did not answer.
         """
@@ -203,6 +210,10 @@ class Watchdog:
             tracked.at_lock_server = False
             try:
                 lease = tracked.lease
+                if takes_hint:
+                    locks = cast("HintingLocks", self._locks)
+                    known, tracked.hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
+                    return known
                 return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", tracked.lease.key, error)

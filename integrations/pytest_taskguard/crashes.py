@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from taskguard.delivery import Parking, Queue
 from taskguard.ledger.protocol import DatabaseLedger, LedgerTransaction, LineLedger
 from taskguard.ledger.transactions.external import ExternalConnection
-from taskguard.locks.base import LockProvider
+from taskguard.locks.base import HintingLocks, LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
@@ -55,7 +55,7 @@ def _calls(interface: type[Any]) -> list[str]:
 
 
 _INTERFACES: dict[str, type[Any]] = {
-    "locks": LockProvider,
+    "locks": HintingLocks,
     "ledger": LineLedger,
     "queue": Queue,
     "parking": Parking,
@@ -126,7 +126,7 @@ class Crashes:
 
     def locks(self, locks: LockProvider) -> LockProvider:
         """The lock provider, with boundaries around its calls."""
-        return _Port(locks, "locks", _calls(LockProvider), self)
+        return _Port(locks, "locks", _calls(HintingLocks), self)
 
     def ledger(self, ledger: DatabaseLedger) -> DatabaseLedger:
         """The ledger, with boundaries around its calls."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
-from taskguard import MessageRef, Standing, errors
+from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 from taskguard_celery.message import DEFERRALS_HEADER
 
 __all__ = [
@@ -84,14 +85,19 @@ class CelerySender:
         self._send(self._read(call), message)
 
     def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
-        """The same through the queue beside its own, where a worker of this process has that."""
+        """The same through the queue beside its own, where a worker of this process has that.
+
+        Of a call that is to be sent for later, with that delay.
+        """
         signature = self._read(call)
+        after_s = float(call.get(NOT_BEFORE, 0.0)) - time.time()
+        later: dict[str, Any] = {"countdown": after_s} if after_s > 0.0 else {}
         queue = signature.options.get("queue")
         beside = hand_off_of(queue) if isinstance(queue, str) else ""
         if beside in self._app.amqp.queues:
-            self._send(signature, message, {CALLED_HEADER: queue}, queue=beside)
+            self._send(signature, message, {CALLED_HEADER: queue}, queue=beside, **later)
         else:
-            self._send(signature, message)
+            self._send(signature, message, **later)
 
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""

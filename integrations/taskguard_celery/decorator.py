@@ -44,8 +44,9 @@ from taskguard_celery.message import (
     message_of,
     published_at_s,
     put_off_unread,
+    rank_of,
 )
-from taskguard_celery.parking import CeleryParking, mark_superseded, take_called
+from taskguard_celery.parking import CeleryParking, gave_up, mark_superseded, take_called
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -232,7 +233,10 @@ def _deliver_once(
             raise
         put_off_unread(queue, error)
     published_s = published_at_s(request)
-    parks = compiled.policy.parks
+    policy = compiled.policy
+    parks = policy.parks and queue is not None
+    # What keeps its place is sent again whoever dies; not what expires, of whose end nobody hears.
+    stored = policy.recoverable or (policy.order == "strict" and request.expires is None)
     delivery = compiled.delivery(
         args,
         kwargs,
@@ -242,16 +246,21 @@ def _deliver_once(
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,
-        parking=CeleryParking(task) if parks and queue is not None else None,
+        parking=CeleryParking(task) if parks else None,
         called=called,
+        rank=rank_of(task.app, request) if policy.order == "priority" else 0,
         orders=_ORDERS,
-        call=call_in_hand(task) if compiled.policy.recoverable and queue is not None else None,
+        call=call_in_hand(task) if stored and queue is not None else None,
     )
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:
         outcome = runtime.runner.deliver(delivery, body)
     except errors.WorkStillDeadError:
         _expect(task, errors.WorkStillDeadError)
+        raise
+    except Reject as rejected:
+        if not rejected.requeue:  # of this Celery says nothing later
+            gave_up(task, request)
         raise
     if body.ignored is not None and isinstance(outcome, Completed):
         raise body.ignored

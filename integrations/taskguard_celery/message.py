@@ -47,6 +47,7 @@ __all__ = [
     "message_of",
     "published_at_s",
     "put_off_unread",
+    "rank_of",
     "sending_of",
     "visibility_timeout_s",
 ]
@@ -56,6 +57,8 @@ PUBLISHED_HEADER = "taskguard_published_at"
 
 logger = logging.getLogger("taskguard")
 
+# kombu takes messages of priority 0 first from Redis, and none in order elsewhere but on RabbitMQ.
+_LOWEST_FIRST = frozenset({"redis", "rediss", "sentinel"})
 _VISIBILITY_TIMEOUTS_S = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
 # A message that is delayed beyond the visibility timeout multiplies: 10,471 deliveries in
 # 72 s were measured with a countdown of four times the timeout.
@@ -96,6 +99,15 @@ def published_at_s(request: Any) -> float | None:
     return float(stamp) if stamp is not None else None
 
 
+def rank_of(app: Any, request: Any) -> int:
+    """The message's place among those of its key: what the broker would deliver first is lower.
+
+    On RabbitMQ the highest priority goes first, on Redis the lowest; a message without one has 0.
+    """
+    priority = int((request.delivery_info or {}).get("priority") or 0)
+    return priority if _scheme_of(app) in _LOWEST_FIRST else -priority
+
+
 def is_redelivered(request: Any) -> bool:
     """Whether the broker says that it has delivered the message before.
 
@@ -134,11 +146,16 @@ class NotPublishedError(Exception):
 
 def visibility_timeout_s(app: Any) -> float | None:
     """After how long the broker delivers an unacknowledged message again; None: it does not."""
-    scheme = str(app.conf.broker_read_url or app.conf.broker_url or "").partition(":")[0]
-    default_s = _VISIBILITY_TIMEOUTS_S.get(scheme.partition("+")[0])
+    default_s = _VISIBILITY_TIMEOUTS_S.get(_scheme_of(app))
     if default_s is None:
         return None
     return float((app.conf.broker_transport_options or {}).get("visibility_timeout", default_s))
+
+
+def _scheme_of(app: Any) -> str:
+    """The kind of the broker, by its URL."""
+    scheme = str(app.conf.broker_read_url or app.conf.broker_url or "").partition(":")[0]
+    return scheme.partition("+")[0]
 
 
 def longest_wait_s(task: Task) -> float:

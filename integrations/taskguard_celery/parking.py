@@ -20,23 +20,41 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
 from celery import Celery, Task
 from celery.exceptions import TaskRevokedError
-from celery.signals import worker_process_shutdown, worker_shutdown, worker_shutting_down
+from celery.signals import (
+    task_failure,
+    task_retry,
+    worker_process_shutdown,
+    worker_shutdown,
+    worker_shutting_down,
+)
 from celery.states import REVOKED
 from kombu.common import Broadcast
 
-from taskguard import MessageRef, Relay, errors
-from taskguard_celery.calls import CALLED_HEADER, NAME, CelerySender, call_in_hand, hand_off_of
+from taskguard import MessageRef, Relay
+from taskguard_celery.calls import (
+    CALLED_HEADER,
+    NAME,
+    CelerySender,
+    call_in_hand,
+    call_of,
+    hand_off_of,
+)
 from taskguard_celery.message import NotPublishedError
 from taskguard_celery.runtime import runtime_of
+
+if TYPE_CHECKING:
+    from taskguard import Claim
 
 __all__ = [
     "CeleryParking",
     "consume_hand_offs",
+    "gave_up",
     "is_first_child",
     "mark_superseded",
     "start_relay",
@@ -48,11 +66,16 @@ logger = logging.getLogger("taskguard")
 # So long a worker that ends waits for its relay to step down: another one goes on at once then.
 _STEP_DOWN_S = 2.0
 
+# An attribute of the request whose work has failed, and keeps its place in its key's line.
+_FAILED = "taskguard_failed"
+
 _relays: list[tuple[Relay, threading.Thread]] = []
 
 
 class CeleryParking:
     """How the message that `task` is handling is parked."""
+
+    queue = NAME
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -65,9 +88,44 @@ class CeleryParking:
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Publish a stored call; raises unless the broker took it."""
-        if call.get("queue") != NAME:
-            raise errors.StoredCallError(f"it is a call of {call.get('queue')}, not of Celery")
         CelerySender(self._task.app).hand_off(dict(call), message)
+
+    def failed(self, claim: Claim) -> None:
+        """Wait for Celery to say whether it retries: around the guard there is `autoretry_for`."""
+        setattr(self._task.request, _FAILED, claim)
+
+
+def gave_up(task: Task, request: Any) -> None:
+    """The message in hand does not come again: its work, if it has failed, leaves its line."""
+    claim = vars(request).pop(_FAILED, None)
+    if claim is not None:
+        runtime = runtime_of(task.app)
+        runtime.runner.line.gave_up(claim, CeleryParking(task), app=runtime.namespace)
+
+
+def _on_failure(sender: Any = None, **_: Any) -> None:
+    gave_up(sender, sender.request)
+
+
+def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
+    """Celery has sent the message again: until it comes its work keeps its place."""
+    claim = vars(request).pop(_FAILED, None)
+    if claim is None:
+        return
+    runtime, call = runtime_of(sender.app), None
+    if reason.sig is not None:  # with what the retry has changed: arguments, for example
+        again = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
+        call = call_of(sender.app, {**reason.sig, "options": again}, sender.serializer)
+    in_s = _seconds_until(reason.when)
+    runtime.runner.line.retried(claim, call=call, app=runtime.namespace, in_s=in_s)
+
+
+def _seconds_until(when: Any) -> float:
+    """Of a retry: a number of seconds, a time, or at once."""
+    if isinstance(when, datetime):
+        now = datetime.now(when.tzinfo or UTC).replace(tzinfo=when.tzinfo)
+        when = (when - now).total_seconds()
+    return max(0.0, float(when or 0.0))
 
 
 def take_called(request: Any) -> bool:
@@ -138,6 +196,8 @@ def _join_relays(**_: Any) -> None:
         thread.join(_STEP_DOWN_S)
 
 
+task_failure.connect(_on_failure, weak=False)
+task_retry.connect(_on_retry, weak=False)
 worker_shutting_down.connect(_stop_relays, weak=False)
 worker_shutdown.connect(_join_relays, weak=False)
 worker_process_shutdown.connect(_join_relays, weak=False)

@@ -30,6 +30,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.runtime import build, runtime_of
+from taskguard_celery.tracing import trace_briefly
 
 __all__ = ["check_worker", "safe_defaults", "warnings_for"]
 
@@ -151,8 +152,9 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
         start_relay(sender.app)
 
 
-def _on_child_ready(**_: Any) -> None:
+def _on_child_ready(sender: str | None = None, **_: Any) -> None:
     app = get_current_app()
+    trace_briefly(app, sender)
     if is_first_child() and _parks(app):
         start_relay(app)
 

@@ -34,6 +34,8 @@ class Key(models.Model):
     fence = models.BigIntegerField()
     owner = models.TextField(blank=True)
     lease_until = models.BigIntegerField()
+    slots = models.IntegerField(null=True)
+    next_start = models.BigIntegerField(null=True)
     stamp = models.BigIntegerField(null=True)
 
     objects = _OfTheLedger()
@@ -78,7 +80,9 @@ class Work(models.Model):
     error = models.TextField(null=True)
     call = models.TextField(null=True)
     due = models.BigIntegerField(null=True)
+    rank = models.IntegerField(null=True)
     parked = models.BigIntegerField(null=True)
+    strict = models.SmallIntegerField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)
     finished = models.BigIntegerField(null=True)

@@ -1,8 +1,10 @@
 """An RQ job as JSON, to be stored with its work and put into its queue again later.
 
 Guarantees: id, time of creation, queue, arguments, time-outs, callbacks and meta stay. The
-arguments are as the job's serializer wrote them, and are not read here. A job whose record is still
-in Redis is put into its queue by that record, unless that says that it was cancelled or stopped.
+arguments are as the job's serializer wrote them, and are not read here. A job whose record is
+still in Redis is put into its queue by that record, unless that says that it was cancelled or
+stopped. One whose record is gone is restored, unless it was deleted while it waited for its key: of
+each that waits Redis has a note beside its record, which it loses only together with that.
 """
 
 from __future__ import annotations
@@ -20,17 +22,29 @@ from typing import Any
 
 from redis import Redis
 from redis import exceptions as redis_errors
+from redis.client import Pipeline
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
+from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 
-__all__ = ["NAME", "RQSender", "call_of", "job_in"]
+__all__ = ["CALLED", "LINE_META", "NAME", "PARKED_KEY", "WAITS", "RQSender", "call_of", "job_in"]
 
 logger = logging.getLogger("taskguard")
 
 NAME = "rq"
+
+LINE_META = "taskguard_line"
+"""In `job.meta`: the job waits in the line of its key, or was called from there."""
+WAITS, CALLED = "waits", "called"
+PARKED_KEY = "taskguard:parked"
+"""The set of the ids of jobs that wait for their key, in the queues' Redis."""
+
+# Where a job may stand that waits for its key, or was put off or given up before its turn.
+_REGISTRIES = (DeferredJobRegistry, ScheduledJobRegistry, FailedJobRegistry)
+_WAITING = JobStatus.DEFERRED
 _Calls = list[tuple[dict[str, Any], MessageRef]]
 # Fields about executions are not the call's; its dependencies have been met before.
 _PASSING = frozenset(
@@ -80,26 +94,77 @@ class RQSender:
         self._serializer = serializer
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Put a job into its queue; raises unless Redis took it."""
-        del message  # without numbers: all executions of a job share one record
-        serializer = self._serializer or call.get("serializer")
-        try:
-            job = Job.fetch(call["id"], connection=self.connection, serializer=serializer)
-        except NoSuchJobError:
-            job = self._restored(call, serializer)
-        status = job.get_status(refresh=False)
-        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
-            logger.warning("job %s is %s, so it is not enqueued again", job.id, status.value)
+        """Put a job into its queue; raises unless Redis took it.
+
+        Raises CallWithdrawnError for one that was cancelled or stopped, or deleted in its line.
+        """
+        job = self._standing(call)
+        if LINE_META in job.meta:
+            self.hand_off(call, message)
             return
-        if status is JobStatus.FAILED:
-            with contextlib.suppress(InvalidJobOperation):  # the registry has forgotten it
-                job.requeue()  # takes it out of the registry of failed ones, too
-                return
-        queue = Queue(job.origin, connection=self.connection, serializer=serializer)
+        if job.get_status(refresh=False) is JobStatus.FAILED and _is_requeued(job):
+            return
+        queue = self._queue_of(job)
         if _is_early(call):
             queue.schedule_job(job, datetime.fromtimestamp(call[NOT_BEFORE], UTC))
             return
         queue.enqueue_job(job)
+
+    def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
+        """Put a job whose turn has come before all others of its queue; raises as a call does.
+
+        Not twice, if it is there. What it depends on has been met before.
+        """
+        del message  # without numbers: all executions of a job share one record
+        self._put_at_front(call, lambda: self._standing(call))
+
+    def send_waiting(self, call: dict[str, Any]) -> None:
+        """The same for a job that waits for its key, before its turn; nothing for any other."""
+
+        def waiting() -> Job | None:
+            with contextlib.suppress(NoSuchJobError):
+                job = Job.fetch(call["id"], self.connection, serializer=call.get("serializer"))
+                if job.meta.get(LINE_META) == WAITS and job.get_status(refresh=False) is _WAITING:
+                    return job
+            return None
+
+        self._put_at_front(call, waiting)
+
+    def _put_at_front(self, call: dict[str, Any], find: Callable[[], Job | None]) -> None:
+        def put(pipeline: Pipeline) -> None:
+            job = find()
+            if job is None:
+                return
+            queue = self._queue_of(job)
+            status = job.get_status(refresh=False)
+            if status is JobStatus.QUEUED and queue.get_job_position(job) is not None:
+                return
+            job.meta[LINE_META] = CALLED
+            pipeline.multi()
+            for registry in _REGISTRIES:
+                registry(queue=queue).remove(job, pipeline=pipeline)
+            pipeline.sadd(Queue.redis_queues_keys, queue.key)
+            queue._enqueue_job(job, pipeline=pipeline, at_front=True)  # noqa: SLF001  # as its retry
+
+        self.connection.transaction(put, Job.key_for(call["id"]))
+
+    def _queue_of(self, job: Job) -> Queue:
+        return Queue(job.origin, connection=self.connection, serializer=job.serializer)
+
+    def _standing(self, call: dict[str, Any]) -> Job:
+        """The job by its record, or restored. Raises CallWithdrawnError, StoredCallError."""
+        serializer = self._serializer or call.get("serializer")
+        try:
+            job = Job.fetch(call["id"], connection=self.connection, serializer=serializer)
+        except NoSuchJobError:
+            if self.connection.sismember(PARKED_KEY, call["id"]):
+                self.connection.srem(PARKED_KEY, call["id"])
+                raise errors.CallWithdrawnError(f"its job {call['id']} was deleted") from None
+            return self._restored(call, serializer)
+        status = job.get_status(refresh=False)
+        if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+            raise errors.CallWithdrawnError(f"its job {job.id} is {status.value}")
+        return job
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
@@ -113,7 +178,8 @@ class RQSender:
         )
         for serializer, those in calls.items():
             for call, message in self._put_together(those, self._serializer or serializer):
-                self(call, message)
+                with _withdrawn_ones_logged():
+                    self(call, message)
 
     def _put_together(self, calls: _Calls, serializer: Any) -> _Calls:
         """Enqueue the jobs that need nothing else in one transaction; returns the others."""
@@ -150,6 +216,24 @@ class RQSender:
         return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
 
+def _is_requeued(job: Job) -> bool:
+    """Put a job that RQ gave up back; False if the registry of failed ones has forgotten it."""
+    try:
+        job.requeue()  # takes it out of that registry, too
+    except InvalidJobOperation:
+        return False
+    return True
+
+
+@contextmanager
+def _withdrawn_ones_logged() -> Iterator[None]:
+    """An error in a batch would send all of it once more."""
+    try:
+        yield
+    except errors.CallWithdrawnError as error:
+        logger.warning("not enqueued again: %s", error)
+
+
 def _is_early(call: dict[str, Any]) -> bool:
     """Whether the job is to wait in the schedule."""
     return float(call.get(NOT_BEFORE, 0.0)) > time.time()
@@ -159,5 +243,5 @@ def _is_plain(job: Job) -> bool:
     """Whether the job is enqueued without reading Redis: not ended, and waiting for no other."""
     ended = {JobStatus.CANCELED, JobStatus.STOPPED, JobStatus.FAILED}
     depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
-    waits = getattr(job, "has_rate_limit", False)
+    waits = getattr(job, "has_rate_limit", False) or LINE_META in job.meta
     return not (job.get_status(refresh=False) in ended or depends or waits)

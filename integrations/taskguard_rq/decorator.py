@@ -31,12 +31,15 @@ from taskguard import (
     GuardedFunction,
     MessageRef,
     Outcome,
+    Parked,
     errors,
 )
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
+from taskguard_rq.parking import ParkedJob, RQParking, refuse_rate_limit, take_called
 from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
+from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import TICK_META, name_ticks
@@ -88,12 +91,6 @@ def guarded_job(
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
-    if options.get("busy") in ("park", "latest", "supersede"):
-        raise errors.ConfigurationError(
-            f'busy="{options["busy"]}" is for Celery: an RQ job that finds its key taken is put '
-            'off (busy="retry"), which keeps it in its queue\'s schedule.'
-        )
-
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiled = GuardedJobFunction(
             function,
@@ -106,8 +103,11 @@ def guarded_job(
             options=options,
             busy="retry",
         )
+        _refuse_celerys_own(compiled)
         if once_per == "tick":
             name_ticks()
+        if compiled.policy.busy == "park":
+            note_parking()
 
         is_async = inspect.iscoroutinefunction(function)
 
@@ -214,6 +214,29 @@ def _warn_of_rq_scheduler(name: str) -> None:
     )
 
 
+def _refuse_celerys_own(compiled: GuardedFunction) -> None:
+    """Raise ConfigurationError for an option whose meaning RQ's jobs cannot have."""
+    keeps_none = (
+        "RQ does not say whether a job that failed comes again, so its place could not be kept "
+        "until it has ended"
+    )
+    never_told = "the caller of a job of RQ's could not be told that it never runs"
+    first_come = "Leave it away: who was sent first goes first"
+    instead = 'Say busy="park", or "skip"'
+    why = {
+        ("order", "strict"): (keeps_none, first_come),
+        ("order", "priority"): ("RQ's jobs have no priority", first_come),
+        ("busy", "latest"): (never_told, instead),
+        ("busy", "supersede"): (never_told, instead),
+    }
+    for name, value in (("order", compiled.policy.order), ("busy", compiled.policy.busy)):
+        if (name, value) in why:
+            reason, what = why[name, value]
+            raise errors.ConfigurationError(
+                f"{compiled.name}: {name}={value!r} is for Celery's tasks: {reason}. {what}."
+            )
+
+
 def _deliver(
     job: Job,
     compiled: GuardedFunction,
@@ -221,7 +244,11 @@ def _deliver(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    queue = RQQueue(job)
+    queue, parking = RQQueue(job), None
+    called = take_called(job)
+    if compiled.policy.busy == "park":
+        refuse_rate_limit(job, compiled.name)
+        parking = RQParking(job)
     here = runtime()
     delivery = compiled.delivery(
         args,
@@ -229,8 +256,10 @@ def _deliver(
         namespace=here.namespace,
         message=message,
         published_at_s=job.created_at.timestamp(),
-        redelivered=is_redelivered(job),
+        redelivered=not called and is_redelivered(job),
         queue=queue,
+        parking=parking,
+        called=called,
         orders=(BaseTimeoutException,),
         call=call_of(job) if compiled.policy.recoverable else None,
     )
@@ -241,4 +270,6 @@ def _deliver(
 def _told(queue: RQQueue, outcome: Outcome) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
+    if isinstance(outcome, Parked):
+        return ParkedJob()
     return None if isinstance(outcome, Dropped) else queue.deferred()

@@ -10,6 +10,7 @@ what a crash in between left out, a sweep puts in.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -18,7 +19,16 @@ from redis import Redis
 from rq import Queue, get_current_job
 from rq.job import Job
 
-from taskguard import NOT_BEFORE, Sweeper, check_delay, enqueue_in, errors
+from taskguard import (
+    NOT_BEFORE,
+    Delivery,
+    MessageRef,
+    Standing,
+    Sweeper,
+    check_delay,
+    enqueue_in,
+    errors,
+)
 from taskguard_rq.calls import NAME, RQSender, call_of, job_in
 from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
 from taskguard_rq.runtime import runtime
@@ -152,15 +162,43 @@ def enqueue(
         tuple(args), kwargs or {}, namespace=here.namespace, message=message, call=call
     )
     sender = RQSender(queue.connection, serializer=queue.serializer)
+    replacing = _Replacing(sender, delivery)
     again_after_s = _DELAYED_AGAIN_AFTER_S if delay_s else None
     placed = enqueue_in(
-        session, here, delivery, sender, duplicate=duplicate, again_after_s=again_after_s
+        session,
+        here,
+        delivery,
+        replacing,
+        duplicate=duplicate,
+        in_place_of=replacing.in_place_of,
+        again_after_s=again_after_s,
     )
     if placed.outcome == "skipped":
         return None
     if placed.outcome == "attached" and placed.first is not None:
         job = job_in(placed.first, sender)
     return Enqueued(job, placed, placed.outcome)
+
+
+class _Replacing:
+    """Sends a job, and then the one that it has replaced, if that waits for its key.
+
+    That one comes and ends, as one that stood in its queue does: nobody else would send it.
+    """
+
+    def __init__(self, sender: RQSender, delivery: Delivery) -> None:
+        self._sender = sender
+        self._delivery = delivery
+        self._older: str | None = None
+
+    def in_place_of(self, standing: Standing) -> Delivery:
+        self._older = standing.call
+        return self._delivery
+
+    def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
+        self._sender(call, message)
+        if self._older is not None:
+            self._sender.send_waiting(json.loads(self._older))
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:

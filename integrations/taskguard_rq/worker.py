@@ -3,7 +3,9 @@
 Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
 entry. The stock workers do the same by a retry, whose result record stays; it is not counted.
 `GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
-scheduler is on unless `with_scheduler=False` is said in Python.
+scheduler is on unless `with_scheduler=False` is said in Python. A job that waits for its key
+(`busy="park"`) is DEFERRED, in that registry, and beside a worker that knows of such jobs runs a
+relay (`relay.py`).
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.
@@ -26,9 +28,11 @@ from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
+from taskguard_rq.parking import ParkedJob, allow_parking, defer_in_registry
 from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
+from taskguard_rq.relay import RelayProcess, look_for_lines, note_parking
 from taskguard_rq.runtime import runtime
 
 try:  # RQ 3 has rate limits
@@ -72,6 +76,8 @@ class GuardedWorkerMixin(BaseWorker):
     The order does not matter: as a BaseWorker itself, it always comes before RQ's.
     """
 
+    _relay: RelayProcess | None = None
+
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
 
@@ -80,6 +86,8 @@ class GuardedWorkerMixin(BaseWorker):
         tables are missing, or may not be written, does not start.
         """
         _load(self.connection)
+        self._relay = RelayProcess(self.connection)
+        self._look_for_lines()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True
@@ -88,28 +96,60 @@ class GuardedWorkerMixin(BaseWorker):
     def prepare_job_execution(self, job: Job, *args: Any, **kwargs: Any) -> None:
         """As RQ's, which forgets here that the job was begun before."""
         note_start(job)
+        allow_parking(job)
         super().prepare_job_execution(job, *args, **kwargs)
 
     def handle_job_retry(
         self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Schedule a job that was put off, and forget this execution."""
-        if not isinstance(retry, Deferral):
+        """Schedule a job that was put off, or say that it waits, and forget this execution."""
+        if not isinstance(retry, Deferral | ParkedJob):
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
             return
-        job.number_of_retries = retry.retries
         with self.connection.pipeline() as pipeline:
-            if retry.delay_s:
-                when = datetime.now(UTC) + timedelta(seconds=retry.delay_s)
-                job.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
-                queue.schedule_job(job, when, pipeline=pipeline)
+            if isinstance(retry, ParkedJob):
+                defer_in_registry(job, self.name, pipeline)
             else:
-                queue._enqueue_job(job, pipeline=pipeline)  # noqa: SLF001  # as RQ's own retry
+                _put_off(job, queue, retry, pipeline)
             which = {"execution": kwargs["execution"]} if _NAMES_EXECUTION else {}
             self.cleanup_execution(job, pipeline=pipeline, **which)
             pipeline.execute()
         if release_slot is not None:
             release_slot(job)
+
+    def heartbeat(self, *args: Any, **kwargs: Any) -> None:
+        """As RQ's, after each job and now and then; a relay that is wanted runs from then on."""
+        super().heartbeat(*args, **kwargs)
+        if self._relay is not None and not self.is_horse:
+            self._relay.keep()
+
+    def run_maintenance_tasks(self) -> None:
+        """As RQ's; and a line in which somebody is left by others gets a relay."""
+        super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
+        self._look_for_lines()
+
+    def teardown(self) -> None:
+        """As RQ's; the relay ends with the worker."""
+        super().teardown()  # type: ignore[no-untyped-call]  # RQ's
+        if self._relay is not None and not self.is_horse:
+            self._relay.stop()
+
+    def _look_for_lines(self) -> None:
+        if isinstance(self, SpawnWorker):
+            note_parking()  # its children cannot tell that they know of a job that parks
+        look_for_lines()
+        if self._relay is not None:
+            self._relay.keep()
+
+
+def _put_off(job: Job, queue: Queue, deferral: Deferral, pipeline: Any) -> None:
+    job.number_of_retries = deferral.retries
+    if deferral.delay_s:
+        when = datetime.now(UTC) + timedelta(seconds=deferral.delay_s)
+        job.set_status(JobStatus.SCHEDULED, pipeline=pipeline)
+        queue.schedule_job(job, when, pipeline=pipeline)
+    else:
+        queue._enqueue_job(job, pipeline=pipeline)  # noqa: SLF001  # as RQ's own retry
 
 
 class GuardedWorker(GuardedWorkerMixin, Worker):

@@ -1,8 +1,8 @@
 """`taskguard sweep` and `taskguard relay`: send the messages of overdue work again.
 
-Guarantees: at most one of them sends at a time, over all machines: a lease keeps the others
-waiting. What it sends to are the queues whose integrations are installed (entry points
-`taskguard.queues`).
+Guarantees: at most one of them sends what is overdue at a time, over all machines: a lease keeps
+the others waiting. What it sends to are the queues whose integrations are installed (entry points
+`taskguard.queues`). A relay calls those in line for a key, too, beside the relays of workers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from taskguard.cli.work import CommandError, count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:
+    from taskguard.relay import Relay
     from taskguard.sweep import Sweeper, Swept
 
 __all__ = ["add_sweep"]
@@ -39,7 +40,8 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
         "relay",
         help="the same, every second, until it is stopped",
         description="Sends what was enqueued in a transaction and not sent after it, within "
-        "seconds; and whatever `taskguard sweep` would. Several may run: one sends at a time.",
+        "seconds; calls whose turn has come in the line of a key, where nobody did "
+        '(busy="park"); and whatever `taskguard sweep` would. Several may run.',
     )
     relay.add_argument("--every", type=duration_s, default="1s", metavar="TIME", help="1s")
     for command in (sweep, relay):
@@ -78,7 +80,10 @@ def _run(arguments: argparse.Namespace) -> None:
         raise CommandError(f"say where to send to: {options or 'install an integration first'}.")
     sweeper = Sweeper(runtime, senders, again_after_s=arguments.again_after, batch=arguments.batch)
     if arguments.every is not None:
-        _relay(sweeper, arguments.every)
+        from taskguard.relay import Relay
+
+        lines = Relay(runtime, senders, {name: _caller(send) for name, send in senders.items()})
+        _relay(sweeper, lines, arguments.every)
         return
     try:
         _tell(sweeper.sweep())
@@ -86,12 +91,18 @@ def _run(arguments: argparse.Namespace) -> None:
         print("another sweep is running")
 
 
-def _relay(sweeper: Sweeper, every_s: float) -> None:
+def _caller(send: Any) -> Any:
+    """How to send to who is called for the first time, where a queue has a way of its own."""
+    return getattr(send, "hand_off", send)
+
+
+def _relay(sweeper: Sweeper, lines: Relay, every_s: float) -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     while not stopped.is_set():
         try:
+            lines.look()
             _tell(sweeper.sweep(), quiet=True)
         except (KeyBusyError, LeaseLostError):
             pass  # another relay is running; this one takes over when that ends

@@ -78,6 +78,7 @@ def _waiting(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     for each in found:
         places[each.key] += 1
         called = "" if each.expected_until_s is None else "  called"
+        called = "  is to be retried" if each.failed else called
         since = _when(each.parked_s)
         print(f"{since}  {printable(each.key)}  {places[each.key]}  {printable(each.work)}{called}")
     if not found:

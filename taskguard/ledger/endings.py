@@ -7,6 +7,8 @@ ending changes nothing more.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
@@ -15,6 +17,12 @@ from taskguard.ledger.protocol import Claim
 from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
 from taskguard.states import State
+
+UNDECIDED_S = 30.0
+"""So long FAILED work that keeps its place waits to be told whether its message comes again.
+
+In seconds; then it is overdue, for the process that was to tell is gone.
+"""
 
 __all__ = ["crash", "end_round", "fail", "give_back", "revoke", "storable", "uncount_crash"]
 
@@ -28,9 +36,14 @@ def fail(database: Database, claim: Claim, error: str) -> bool:
         error=storable(database, error),
         lease_until=0,
         rounds=None,
-        due=None,
+        due=_undecided(database, claim),
         finished=database.now(),
     )
+
+
+def _undecided(database: Database, claim: Claim) -> Any:
+    """When FAILED work is overdue: never; work that keeps its place, unless its queue decides."""
+    return database.now() + int(UNDECIDED_S * 1e6) if claim.request.strict else None
 
 
 def give_back(database: Database, claim: Claim) -> bool:
@@ -57,7 +70,7 @@ def end_round(database: Database, claim: Claim, reason: str, *, most: int) -> bo
         error=storable(database, reason),
         owner=FREE,
         lease_until=0,
-        due=sa.case((last, None), else_=WORK.c.due),
+        due=sa.case((last, _undecided(database, claim)), else_=WORK.c.due),
         finished=sa.case((last, database.now()), else_=None),
     )
 
@@ -128,6 +141,7 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
         lease_until=0,
         error="revoked",
         due=None,
+        parked=None,
         finished=database.now(),
     )
     return changed == 1

@@ -29,15 +29,18 @@ from taskguard.ledger.records import (
     overdue_of,
     waiting_values,
 )
+from taskguard.ledger.statements.lines import in_line, place_of
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
-_OPEN = (State.NEW.value, State.PROCESSING.value)
+# FAILED work has a time to be due only where it keeps its place in the line of its key, or where
+# its caller is to hear that a newer message took that.
+_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
 # A newer message took its place while it waited; its caller has not heard of that.
-_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.parked.is_not(None))
+_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -61,6 +64,8 @@ def write(
     now = database.now()
     due = now + int(due_in_s * 1e6)
     fresh = waiting_values(request, due=due)
+    if request.strict:
+        fresh |= place_of(request, database.now_us(db))
     new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
@@ -73,7 +78,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {**fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {"parked": None, **fresh, "final": 1, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
@@ -117,7 +122,7 @@ def overdue(
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
-            WORK.c.due.is_not(None), WORK.c.call.is_not(None)
+            WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
         )
         if work is None:
             select = select.where(WORK.c.due <= database.now_us(db))
@@ -125,10 +130,7 @@ def overdue(
         else:
             select = select.where(WORK.c.id == work)
         if parked:
-            called = WORK.c.state == State.NEW.value
-            select = select.where(WORK.c.parked.is_not(None), sa.or_(called, _UNTOLD))
-        else:
-            select = select.where(WORK.c.state.in_(_OPEN))
+            select = select.where(sa.or_(in_line(WORK), _UNTOLD))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -154,7 +156,7 @@ def sent(
     these = sa.and_(
         WORK.c.id.in_([work.work for work in items]),
         WORK.c.due.in_({work.due_us for work in items}),
-        sa.or_(WORK.c.state.in_(_OPEN), _UNTOLD),
+        WORK.c.state.in_(_OPEN),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)
@@ -207,7 +209,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 WORK.c.id == work.work,
                 WORK.c.due == work.due_us,
                 WORK.c.attempts == work.attempts,
-                sa.or_(WORK.c.state == State.NEW.value, left),
+                sa.or_(WORK.c.state.in_([State.NEW.value, State.FAILED.value]), left),
             )
             .values(
                 state=State.FAILED.value,
@@ -217,6 +219,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 error=error,
                 call=call,
                 due=None,
+                parked=None,
                 finished=database.now(),
             )
         )

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.bounds import Bounds
 from taskguard.findings import Finding
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
@@ -162,6 +163,13 @@ class ClaimRequest:
         held_by: whom the lock server knows as the key's holder, who may be about to claim it, or to
             end: a key that nobody holds in the ledger is not taken, unless his lease there has run
             out. None: it knows of none.
+        bounds: how many may hold its one key at once, and how often it may be begun; None: one, as
+            often as it is free. With slots `keys` is one of them, and a claim is of the one that
+            it got.
+        rank: those of a lower rank go first, whenever they were sent.
+        max_waiting: so many may wait for its key; None: any number.
+        strict: its work has a place in the line of its key from now on, and keeps it until it has
+            ended: `order="strict"`. Wants one key, and a call.
     """
 
     keys: tuple[str, ...]
@@ -181,6 +189,15 @@ class ClaimRequest:
     sent_us: int | None = None
     newest: Newest | None = None
     held_by: Owner | None = None
+    bounds: Bounds | None = None
+    rank: int = 0
+    max_waiting: int | None = None
+    strict: bool = False
+
+    @property
+    def line(self) -> str:
+        """The key that the work stands by on record, in whose line it waits."""
+        return ",".join(self.keys) if self.bounds is None else self.bounds.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +285,9 @@ class Busy:
         same_work: the holder does this very work.
         started: this work was claimed by somebody before.
         key: the key that is taken, where the lock server named it.
+        unread: no record was looked at: what is said of the work is a guess.
+        too_early: its rate allows the next start in `retry_after_s`, and not before; nobody need
+            hold it.
     """
 
     owner: Owner | None
@@ -275,6 +295,8 @@ class Busy:
     same_work: bool
     started: bool
     key: str | None = None
+    unread: bool = False
+    too_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +363,7 @@ class Waiting:
 
     Attributes:
         expected_until_s: until when its message, which was sent, is expected; None: it waits.
+        failed: it has begun and failed, and keeps its place until its retry has come.
     """
 
     key: str
@@ -348,6 +371,7 @@ class Waiting:
     message: str
     parked_s: float
     expected_until_s: float | None
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,14 +656,19 @@ class LineLedger(OutboxLedger, Protocol):
     `ledger/statements/lines.py` says how.
     """
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait.
 
-        Raises CallTooLargeError.
+        `only_new`: nor if there is a record of it, or of its message.
+
+        Raises CallTooLargeError; LineFullError for work that nobody has begun, where
+        `max_waiting` others wait: it is FAILED then, if it was on record.
         """
         ...
 
-    def park_newest(self, request: ClaimRequest) -> ParkedNewest | Answer | None:
+    def park_newest(
+        self, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
         """The same as the only one of its task that waits for the key: `request.newest`.
 
         An Answer: a newer one has begun, or waits, so that this one never runs. None: it is not to
@@ -651,15 +680,49 @@ class LineLedger(OutboxLedger, Protocol):
         """Note that the caller of work that was superseded while it waited is being told so."""
         ...
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 
-        Only one of the namespace `app`.
+        Only one of the namespace `app`, and whose call is for one of `queues`; None: for any. With
+        `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
+        last; and if its rate allows the next start in at most so long, then his message is to come
+        at that moment (`Overdue.wait_s`).
         """
         ...
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        """Keys that somebody of a namespace waits for, and for which nobody was called."""
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call.
+
+        It is overdue in so many seconds. False if the work is no longer what the claim left.
+        """
+        ...
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again."""
+        ...
+
+    def open_keys(
+        self,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
+    ) -> list[str]:
+        """Keys that somebody of a namespace waits for, and for which nobody was called.
+
+        Somebody whose call is for one of `queues`; None: for any. Keys that are free, and whose
+        rate allows a start in at most `ahead_s`.
+        """
         ...
 
 

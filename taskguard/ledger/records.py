@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -55,7 +55,7 @@ def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict
     return {
         "id": request.work,
         "task": request.task,
-        "key": ",".join(request.keys),
+        "key": request.line,
         "fence": 0,
         "attempts": 0,
         "created": created_us,
@@ -90,6 +90,7 @@ class Called(NamedTuple):
     attempts: int
     known_retries: int | None
     known_deferrals: int | None
+    wait_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Overdue:
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
         sends: how often its message was sent since the last claim, as far as that is noted.
+        wait_s: so long after it was read its message is to come, and not before.
     """
 
     work: str
@@ -113,6 +115,7 @@ class Overdue:
     call: str
     due_us: int
     attempts: int = 0
+    wait_s: float = 0.0
 
     @property
     def sends(self) -> int:
@@ -124,7 +127,8 @@ def overdue_of(called: Called) -> Overdue:
     """Work that was called from its key's line, as what is sent again."""
     recorded = (called.known_retries or 0, called.known_deferrals or 0)
     message = message_of(called)
-    return overdue_from(called, message, {(message, called.id): recorded})
+    found = overdue_from(called, message, {(message, called.id): recorded})
+    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
 
 
 def overdue_from(

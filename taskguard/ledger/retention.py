@@ -1,7 +1,8 @@
 """Forgetting what is long done: work, its messages, and keys that nobody has held since.
 
 Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
-ended before the cut-off: released by their holders, or run out, as after a crash. The
+ended before the cut-off (released by their holders, or run out, as after a crash), and whose rate
+allowed a start by then. The
 DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
 locked are left for the next time. No fence goes back: the next one of a key that is gone is the
 database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
@@ -70,7 +71,12 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     keys = _in_batches(
         database,
         (KEYS.c.key,),
-        lambda: sa.and_(KEYS.c.lease_until < before_us, KEYS.c.fence < before_us),
+        lambda: sa.and_(
+            KEYS.c.lease_until < before_us,
+            KEYS.c.fence < before_us,
+            # Else the next start would come too early.
+            sa.func.coalesce(KEYS.c.next_start, 0) < before_us,
+        ),
         batch,
     )
     return Purged(work_items=work_items, messages=messages, keys=keys)

@@ -11,12 +11,14 @@ renewals of others. For one machine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
@@ -387,31 +389,69 @@ class SqlLedger:
 
     # -- work in line for its key -------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
         self._check_call(request)
-        return self._database.twice(lambda: self._transactions.statements.park(request))
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.park(request, only_new=only_new))
 
-    def park_newest(self, request: ClaimRequest) -> ParkedNewest | Answer | None:
+    def park_newest(
+        self, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
         """The same as the only one of its task that waits for the key; see `protocol.py`."""
         self._check_call(request)
-        return self._database.twice(lambda: newest.park(self._database, request))
+        return self._database.twice(lambda: newest.park(self._database, request, only_new=only_new))
 
     def told(self, work: str) -> None:
         """Note that the caller of work that was superseded while it waited is being told so."""
         self._database.twice(lambda: newest.told(self._database, work))
 
-    def call_next(self, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
-        """Note that the first in line is called, if the key is free: its message is to be sent."""
-        statements = self._transactions.statements
-        found = self._database.twice(
-            lambda: statements.call_next(key, app=app, expected_s=expected_s)
+    def call_next(
+        self,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
+        """Note that the first in line is called, if the key is free; see `protocol.py`."""
+        call = functools.partial(
+            self._transactions.statements.call_next,
+            key,
+            app=app,
+            queues=queues,
+            expected_s=expected_s,
+            bounds=bounds,
+            ahead_s=ahead_s,
         )
+        found = self._database.twice(call)
         return None if found is None else outbox.overdue_of(found)
 
-    def open_keys(self, *, app: str = "", limit: int = 1000) -> list[str]:
-        """Keys that somebody waits for, and for which nobody was called."""
-        return self._database.twice(lambda: lines.open_keys(self._database, app=app, limit=limit))
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call."""
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.keep(claim, call=call, due_in_s=due_in_s))
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again."""
+        return self._database.twice(lambda: self._transactions.statements.leave(claim))
+
+    def open_keys(
+        self,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
+    ) -> list[str]:
+        """Keys that somebody waits for, and for which nobody was called; see `protocol.py`."""
+        return self._database.twice(
+            lambda: lines.open_keys(
+                self._database, app=app, queues=queues, limit=limit, ahead_s=ahead_s
+            )
+        )
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
         """Forget work that ended so long ago, its messages, and keys whose lease ended before.

@@ -89,6 +89,10 @@ KEYS = sa.Table(
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
+    # Of a key with slots: how many there were at the last claim. With a rate: from when on the next
+    # start is allowed. See `ledger/statements/bounded.py`.
+    sa.Column("slots", sa.Integer),
+    sa.Column("next_start", _LONG),
     # When the newest message that has begun was sent; see `ledger/statements/newest.py`.
     sa.Column("stamp", _LONG),
     **_INNODB,
@@ -122,8 +126,11 @@ WORK = sa.Table(
     # How its message is sent again, and from when on the work is overdue; see `ledger/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
-    # Since when NEW work stands in the line of its key; see `ledger/statements/lines.py`.
+    # Its place in the line of its key, of the lowest rank first, and whether it keeps that until it
+    # ends; NULL: it stands in none. See `ledger/statements/lines.py`.
+    sa.Column("rank", sa.Integer),
     sa.Column("parked", _LONG),
+    sa.Column("strict", sa.SmallInteger),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
@@ -142,6 +149,7 @@ sa.Index(
 sa.Index(
     "taskguard_work_parked",
     WORK.c.key,
+    WORK.c.rank,
     WORK.c.parked,
     postgresql_where=WORK.c.parked.is_not(None),
     sqlite_where=WORK.c.parked.is_not(None),

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from taskguard.findings import Finding, Level
 from taskguard.ledger.connections.database import Database, driver_of
 
-__all__ = ["findings", "is_pooled"]
+__all__ = ["findings", "is_in_galera", "is_pooled"]
 
 _SHORT_S = 600.0
 
@@ -58,6 +58,12 @@ def is_pooled(connection: Any) -> bool:
     """Whether a pooler gave psycopg's connection a session: its greeting had another number."""
     [pid] = connection.execute("select pg_backend_pid()").fetchone()
     return bool(pid != connection.info.backend_pid)
+
+
+def is_in_galera(db: sa.Connection) -> bool:
+    """Whether the server is a node of a Galera cluster."""
+    found = db.exec_driver_sql(_IN_CLUSTER).first()
+    return found is not None and bool(found[1] == "ON")
 
 
 def _postgresql(db: sa.Connection, where: str) -> Iterator[Finding]:
@@ -104,8 +110,7 @@ def _mysql(db: sa.Connection, where: str) -> Iterator[Finding]:
             if not _is_refused(error.orig):
                 raise
             yield _forbidden(where)
-    in_cluster = db.exec_driver_sql(_IN_CLUSTER).first()
-    if in_cluster is not None and in_cluster[1] == "ON":
+    if is_in_galera(db):
         yield Finding(
             "locks_galera",
             Level.WARNING,

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.pools import on_other_pool
 from taskguard.lock_table.findings import is_pooled
 from taskguard.lock_table.postgresql import CHANNEL
 
@@ -161,13 +160,9 @@ class _Ear:
 
     def _connect(self) -> Any:
         """A connection that is in no pool; None: it would hear nothing, or is not wanted."""
-        engine = on_other_pool(self._database.engine)
-        pooled: Any = engine.raw_connection()
-        connection = pooled.driver_connection
-        pooled.detach()
+        connection = self._database.lone_connection()
         with self._mutex:
             self._connection = connection
-        connection.autocommit = True
         # Behind a pooler of transactions what listens is a session that another has by then.
         if self._is_closed or is_pooled(connection):
             self._rests_until_s = time.monotonic() + _REST_OF_POOLED_S

@@ -1,4 +1,4 @@
-"""The steps of a lock in a table: names and numbers for the database, second tries, waiting.
+"""The steps of a lock in a table: names and numbers for the database, waiting.
 
 Guarantees: whatever goes wrong comes out as LockServerUnavailableError, which says what to do and
 never a password; a call ends within a few seconds, also on a database that is frozen. Where nobody
@@ -7,54 +7,41 @@ can be told of a release (no LISTEN), waiters look for themselves.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from taskguard.errors import (
-    ConfigurationError,
-    LedgerSchemaError,
-    LedgerUnavailableError,
-    LockServerUnavailableError,
-    TransactionRetryError,
-)
+from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.dialects import Fault
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table import table
+from taskguard.lock_table.answers import Answers
 from taskguard.lock_table.findings import findings
 from taskguard.lock_table.listener import Listener
+from taskguard.lock_table.looking import WAIT_SLICE_S, longer_pauses_s, look_until
 from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
 from taskguard.lock_table.steps import Steps, shares_in
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.policy import DAY_S, check_number
 
 __all__ = ["TableLocks"]
 
 logger = logging.getLogger("taskguard")
 
-_T = TypeVar("_T")
-
-# One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost, or a
-# lease that ran out, costs a second and no more.
-_WAIT_SLICE_S = 1.0
 # A waiter's mark outlives the slice by what a slow caller needs to ask again.
 _WANTED_US = 3_000_000
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.25
 _KEYS_PER_RENEWAL = 1_000
 _DAY_US = 86_400_000_000
 # One release in so many asks whether it is time to delete what is of no use any more.
 _RELEASES_PER_LOOK = 200
 _FORGET_EVERY_US = 600_000_000
 _MOST_FORGOTTEN = 10_000
-_RETRIES = 3
 _RENEWALS = {
     "R": Renewal.RENEWED,
     "G": Renewal.GONE,
@@ -80,7 +67,7 @@ class TableLocks:
             connect_s = max(2, math.ceil(answer_s))  # libpq takes no less
             database = Database(database, lock_timeout_s=answer_s, connect_timeout_s=connect_s)
         self._database: Database = database
-        self._answer_s = answer_s
+        self._answers = Answers(database, answer_s=answer_s)
         kind = database.engine.dialect.name
         table.refuse_other_kinds(kind)
         self._listener: Listener | None = None
@@ -124,14 +111,14 @@ class TableLocks:
         names, me = {_text(key): key for key in keys}, _text(str(owner))
         waits_us = _WANTED_US if wait_s > 0 and self._listener is not None else 0
         if limit == 1:
-            found = self._ask(
+            found = self._answers.of(
                 lambda: self._steps.take(
                     list(names), me, ttl_us=_us(ttl_s), fenced=with_fence, waits_us=waits_us
                 )
             )
         else:
             [name] = names
-            found = self._ask(
+            found = self._answers.of(
                 lambda: self._steps.share(
                     name,
                     me,
@@ -163,7 +150,7 @@ class TableLocks:
         def free() -> int:
             return self._steps.free(names, me) if limit == 1 else self._steps.unshare(names[0], me)
 
-        freed = self._ask(free, on_retry=lambda: again.append(None))
+        freed = self._answers.of(free, on_retry=lambda: again.append(None))
         if random.randrange(_RELEASES_PER_LOOK) == 0:  # noqa: S311 - no secret
             self._forget_in_passing()
         return bool(freed or again)
@@ -172,7 +159,9 @@ class TableLocks:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
         names, finder, true = _texts(keys), _text(str(owner)), _text(str(to))
         return bool(
-            self._ask(lambda: self._steps.hand_over(names, finder, to=true, ttl_us=_us(ttl_s)))
+            self._answers.of(
+                lambda: self._steps.hand_over(names, finder, to=true, ttl_us=_us(ttl_s))
+            )
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
@@ -199,13 +188,13 @@ class TableLocks:
 
     def _renew(self, holds: Sequence[Hold]) -> list[str]:
         answers: list[str] = []
-        for batch in _batches(holds):
+        for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
             asked = [(_texts(each.keys), _text(str(each.owner)), _us(each.ttl_s)) for each in batch]
             if batch[0].limit == 1:
-                letters = self._ask(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
+                letters = self._answers.of(lambda asked=asked: self._steps.renew(asked))  # type: ignore[misc]
             else:
                 shares = [(names[0], owner, ttl_us) for names, owner, ttl_us in asked]
-                letters = self._ask(lambda shares=shares: self._steps.renew_shares(shares))  # type: ignore[misc]
+                letters = self._answers.of(lambda shares=shares: self._steps.renew_shares(shares))  # type: ignore[misc]
             answers += [_RENEWALS[letter] for letter in letters]
         return answers
 
@@ -214,34 +203,33 @@ class TableLocks:
         del owner
         if timeout_s <= 0:
             return
-        name, until_s = _text(key), time.monotonic() + min(timeout_s, _WAIT_SLICE_S)
-        look_s = _FIRST_LOOK_S
+        name, ends_s = _text(key), time.monotonic() + min(timeout_s, WAIT_SLICE_S)
 
-        def has_room() -> bool:
+        def look() -> bool:
             return (
                 self._steps.is_free(name) if limit == 1 else self._steps.has_room(name, most=limit)
             )
 
-        with contextlib.ExitStack() as stack:
-            woken = stack.enter_context(self._listener.waiting(name)) if self._listener else None
+        def has_room() -> bool:
+            return self._answers.of(look)
+
+        if self._listener is None:
+            look_until(has_room, ends_s=ends_s)
+            return
+        with self._listener.waiting(name) as woken:
+            pauses_s = longer_pauses_s()
             while True:
                 # In this order: a release after the look is heard, one before it is seen.
-                hears = woken is not None and woken.hears
-                if self._ask(has_room):
+                hears = woken.hears
+                left_s = ends_s - time.monotonic()
+                if has_room() or left_s <= 0:
                     return
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
+                if woken.wait(left_s if hears else min(next(pauses_s), left_s)):
                     return
-                pause_s = left_s if hears else min(look_s, left_s)
-                if woken is None:
-                    time.sleep(pause_s)
-                elif woken.wait(pause_s):
-                    return
-                look_s = min(2 * look_s, _LAST_LOOK_S)
 
     def check(self) -> list[Finding]:
         """What is wrong with the database, the table and the way to them."""
-        return self._ask(lambda: findings(self._database))
+        return self._answers.of(lambda: findings(self._database))
 
     def close(self) -> None:
         """Close idle connections; those of a ledger are the ledger's to close."""
@@ -266,7 +254,7 @@ class TableLocks:
         check_number("older_than_s", older_than_s, at_least=3_600.0)
         gone = 0
         while True:
-            last = self._ask(
+            last = self._answers.of(
                 lambda: self._steps.forget(
                     older_us=_us(older_than_s), every_us=0, most=_MOST_FORGOTTEN
                 )
@@ -280,73 +268,6 @@ class TableLocks:
             self._steps.forget(older_us=_DAY_US, every_us=_FORGET_EVERY_US, most=_MOST_FORGOTTEN)
         except Exception as error:  # noqa: BLE001  # the lock is released, and that is what counts
             logger.debug("%r: old rows stay for now: %s", self, error)
-
-    # -- answers ------------------------------------------------------------------------------
-
-    def _ask(self, ask: Callable[[], _T], *, on_retry: Callable[[], None] = lambda: None) -> _T:
-        """The answer; asked once more after a connection that was dead, some times if refused.
-
-        Not after one that did not answer in time: the database is frozen, or far too busy.
-        """
-        lost = refused = 0
-        asked_at_s = time.monotonic()
-        while True:
-            try:
-                return ask()
-            except TransactionRetryError as error:
-                refused += 1
-                if refused > _RETRIES:
-                    raise self._unavailable(error) from error
-            except LedgerUnavailableError as error:
-                lost += 1
-                if lost > 1 or time.monotonic() - asked_at_s >= self._answer_s:
-                    raise self._unavailable(error) from error
-                on_retry()
-            except LedgerSchemaError as error:
-                raise self._unavailable(error) from error
-            except self._database.engine.dialect.loaded_dbapi.Error as error:
-                raise self._unavailable(error) from error
-
-    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
-        place = self._database.place
-        if isinstance(error, LedgerSchemaError):
-            return LockServerUnavailableError(
-                f"The locks in {place} cannot be used: {self._refusal(error)}"
-            )
-        said = str(error).partition("\n")[0].rstrip(".")
-        return LockServerUnavailableError(f"The locks in {place} gave no answer: {said}.")
-
-    def _refusal(self, error: LedgerSchemaError) -> str:
-        cause: Any = error.__cause__
-        origin = getattr(cause, "orig", None) or cause
-        dialect, driver = self._database.dialect, self._database.engine.dialect.loaded_dbapi
-        missing = (
-            dialect.fault(origin, driver) is Fault.NO_TABLE
-            or getattr(origin, "sqlstate", None) == "42883"  # undefined_function
-        )
-        if missing:
-            return (
-                "the table taskguard_locks, or a function of it, is not there. Run "
-                "`taskguard locks create`."
-            )
-        said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
-        return (
-            f"{said}. Its user needs SELECT, INSERT, UPDATE and DELETE on taskguard_locks; if a "
-            "column or a function is missing, run `taskguard locks create`."
-        )
-
-
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch
 
 
 def _text(text: str) -> str:

@@ -12,7 +12,7 @@ lease that ends within its ttl, or that the provider frees by itself: nobody els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,16 +20,21 @@ from taskguard.findings import Finding
 from taskguard.lease import Owner
 
 __all__ = [
+    "NOBODY",
     "NO_LIMIT",
     "Granted",
     "Held",
+    "HintingLocks",
     "Hold",
     "LockProvider",
     "Renewal",
     "SharingLocks",
     "Traits",
+    "in_batches",
 ]
 
+# Of a key that is taken, where nothing says by whom: see `Traits.owners`.
+NOBODY = Owner("", "")
 # Of who may come in beside anybody who shares the key: a reader.
 NO_LIMIT = 1_000_000_000
 
@@ -42,20 +47,27 @@ class Traits:
         session: leases end with the provider's session: `close()` and a lost session free them.
             False: they outlive connections, and end by their ttl.
         tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
+        owners: it knows who holds a key, and for how long. False: who is refused may be told
+            NOBODY, which counts as a live lease, `hand_over()` frees the keys, and an owner that
+            asks twice gets the same grant by the same provider only.
         min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
         failover_s: for how long it may give no answer while another server takes its place, as far
             as its last `check()` was told; 0.0: nobody has said.
         fair: who waits for a key gets it in the order in which they came, and nobody comes in
             between. False: whoever asks first when it is free.
         shares: several may hold one key at once: it is a `SharingLocks`.
+        hints: it tells whoever releases a key that somebody waits for it in the ledger: it is a
+            `HintingLocks`. False: the ledger is asked after each body of a task that parks.
     """
 
     session: bool = False
     tokens: bool = True
+    owners: bool = True
     min_ttl_s: float = 0.0
     failover_s: float = 0.0
     fair: bool = False
     shares: bool = False
+    hints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +90,9 @@ class Held:
 
     Attributes:
         key: the key that is taken.
-        owner: who holds it.
-        remaining_s: for how long that lease still stands, at most.
+        owner: who holds it; NOBODY where that is not known.
+        remaining_s: for how long that lease still stands, at most; of NOBODY's that is not known,
+            either, and this is the ttl that was asked for.
         shared: whether it is one of those who share the key, of whom a ledger knows nothing.
     """
 
@@ -107,6 +120,20 @@ class Renewal:
     TAKEN = "taken"  # another owner holds at least one of the keys
     UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
     SKIPPED = "skipped"  # its row is locked by somebody, or completed by this very claim: ask again
+
+
+def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]:
+    """Holds for several messages, each with so many keys, or with a single hold of more."""
+    batch: list[Hold] = []
+    size = 0
+    for hold in holds:
+        if batch and size + len(hold.keys) > most_keys:
+            yield batch
+            batch, size = [], 0
+        batch.append(hold)
+        size += len(hold.keys)
+    if batch:
+        yield batch
 
 
 @runtime_checkable
@@ -140,6 +167,8 @@ class LockProvider(Protocol):
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
+
+        Where `traits.owners` is False they are freed, and it takes them when it renews.
 
         False if none of them was `owner`'s, and none is `to`'s already.
         """
@@ -204,4 +233,28 @@ class SharingLocks(LockProvider, Protocol):
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
         """As of every provider; `limit`: as it was refused."""
+        ...
+
+
+@runtime_checkable
+class HintingLocks(LockProvider, Protocol):
+    """A lock server that keeps a hint for each key: somebody waits for it in the ledger.
+
+    `traits.hints` says so. A hint is left before it is looked whether the key is free, and taken
+    after the key was freed: so of the two, who leaves one and who releases, one at least finds the
+    other. A server that forgets may forget a hint; it never makes one up for long.
+    """
+
+    def leave_hint(self, key: str) -> bool:
+        """Leave one for whoever releases the key next by `release_and_take_hint()`.
+
+        Whether the key is free, so that nobody may come to take it.
+        """
+        ...
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Release, and take the hint, whoever the key belongs to, in one round trip.
+
+        Whether the owner held it, as of `release()`; whether there was a hint, or may have been.
+        """
         ...

@@ -53,14 +53,15 @@ class MemoryLocks:
         # Who waits for a key, in the order in which they came. The lock of a key whose owner is
         # still in the line is only kept for it; so is a share.
         self._lines: dict[str, dict[Owner, _Waiter]] = {}
+        self._hints: set[str] = set()
 
     def __repr__(self) -> str:
         return "<MemoryLocks>"
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, also for several at once, first come, first served."""
-        return Traits(fair=True, shares=True)
+        """Leases with tokens, also for several at once, first come, first served; with hints."""
+        return Traits(fair=True, shares=True, hints=True)
 
     def acquire(
         self,
@@ -116,6 +117,21 @@ class MemoryLocks:
                     freed = True
             return freed
 
+    def leave_hint(self, key: str) -> bool:
+        """Leave a hint for whoever releases the key next; whether it is free."""
+        with self._mutex:
+            self._hints.add(key)
+            now_s = self._clock.monotonic_s()
+            return self._standing(key, now_s) is None and not self._sharing(key, now_s)
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Release, and take the hint that was left."""
+        freed = self.release((key,), owner)
+        with self._mutex:
+            hint = key in self._hints
+            self._hints.discard(key)
+            return freed, hint
+
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
         with self._mutex:
@@ -150,6 +166,7 @@ class MemoryLocks:
             self._shares.clear()
             self._fences.clear()
             self._lines.clear()
+            self._hints.clear()
 
     def held(self) -> dict[str, Owner]:
         """Who holds what just now, or has it kept until it comes; of those who share, one."""
@@ -307,11 +324,12 @@ class MemoryLocks:
                 self._step_back(key, owner, now_s)
         if waits:
             self._join(taken, owner, limit, now_s)
-        kept = lock.owner in self._lines.get(taken, ())
+        left_s = lock.until_s - now_s
+        kept = lock.owner in self._lines.get(taken, ()) and left_s <= _WAIT_SLICE_S
         return Held(
             key=taken,
             owner=lock.owner,
-            remaining_s=_WAIT_SLICE_S if kept and not waits else lock.until_s - now_s,
+            remaining_s=_WAIT_SLICE_S if kept and not waits else left_s,
             shared=bool(self._sharing(taken, now_s)),
         )
 

@@ -26,7 +26,7 @@ def beside(make_shop: Callable[..., Shop]) -> Shop:
 
 def locks_left(shop: Any) -> list[str]:
     """But for what a worker leaves when it starts, and its relay's lease."""
-    others = "'the ledger', 'leader:taskguard-relay'"
+    others = "'the ledger', 'leader:taskguard-relay:celery'"
     with shop.engine.connect() as db:
         left = f"select key from taskguard_locks where owner <> '' and key not in ({others})"
         return list(db.execute(sa.text(left)).scalars())

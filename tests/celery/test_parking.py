@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ import redis
 import sqlalchemy as sa
 from celery import chord, group
 
+from support import invoices
+from support.office import Office
 from support.waiting import wait_until
+from taskguard.errors import LineFullError
 from taskguard.ledger.tables import WORK
 from taskguard.states import State
 
@@ -76,6 +81,36 @@ def test_on_rabbitmq(rabbit_shop: Any) -> None:
     assert overlaps(shop, "a") == 0
     assert sum(one > other + 1 for one, other in pairwise(numbers_of(shop, "a"))) == 0
     assert waiting(shop) == []
+
+
+def test_by_priority(shop: Any) -> None:
+    """Whom the broker would deliver first goes first, on Redis 0; of equal ones who was sent first.
+
+    Beyond `max_waiting` a message fails with an error that names the key.
+    """
+    take_turns_by_priority(shop, [2, 4, 8, 6, 7, 3, 1, 5, 9])
+
+
+def test_by_priority_on_rabbitmq(rabbit_shop: Any) -> None:
+    """The same there, where the highest priority goes first."""
+    take_turns_by_priority(rabbit_shop, [1, 5, 9, 3, 6, 7, 2, 4, 8])
+
+
+def take_turns_by_priority(shop: Any, order: list[int]) -> None:
+    """Nine of four priorities, and one too many."""
+    with shop.worker(concurrency=2):
+        first = shop.tasks.by_priority.delay("a", 0, 3.0)
+        shop.wait_for_steps("began")
+        later = [
+            shop.tasks.by_priority.apply_async(("a", number), priority=priority)
+            for number, priority in enumerate((9, 0, 5, 0, 9, 3, 3, 0, 9), 1)
+        ]
+        wait_until(lambda: len(waiting(shop)) == 9)
+        with pytest.raises(LineFullError, match="queue:a"):
+            shop.tasks.by_priority.delay("a", 10).get(timeout=60)
+        assert [each.get(timeout=60) for each in (first, *later)] == list(range(10))
+    assert numbers_of(shop, "a") == [0, *order]
+    assert overlaps(shop, "a") == 0
 
 
 def test_nobody_is_held_while_it_waits(shop: Any) -> None:
@@ -148,9 +183,42 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
         assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
     # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
-    led = [line for line in shop.logs().splitlines() if "leader taskguard-relay: this proc" in line]
+    led = [
+        line for line in shop.logs().splitlines() if "leader taskguard-relay:celery: this" in line
+    ]
     assert led
     assert all("/ForkPoolWorker-" in line for line in led)
+
+
+def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None:
+    """Tasks and jobs of one key, in the order in which they were sent, each called by his own."""
+    office = Office(
+        broker=valkey.url_of(4),
+        locks=shop.environment["SHOP_LOCKS"],
+        database=shop.environment["SHOP_DATABASE"],
+        folder=tmp_path,
+        tables=False,
+    )
+    with contextlib.closing(office), shop.worker(concurrency=2):
+        office.worker()
+        office.worker()
+        first = shop.tasks.queue_up.delay("a", 0, 3.0)
+        shop.wait_for_steps("began")
+        others: list[Any] = []
+        for number in (1, 3, 5):
+            others.append(office.queue.enqueue(invoices.queue_up, "a", number))
+            others.append(shop.tasks.queue_up.delay("a", number + 1))
+        assert first.get(timeout=60) == 0
+        for number, other in enumerate(others, 1):
+            if hasattr(other, "return_value"):
+                office.wait_for(lambda job=other: job.return_value() is not None, "its end")
+                assert other.return_value() == number
+            else:
+                assert other.get(timeout=60) == number
+    assert numbers_of(shop, "a") == list(range(7))
+    # Who cannot send a call leaves it to a relay, which looks every second; not to a recall.
+    moments = [step.at_s for step in shop.steps("began")]
+    assert max(later - one for one, later in pairwise(moments[1:])) < 5
 
 
 def test_a_revoked_one_does_not_run(shop: Any) -> None:

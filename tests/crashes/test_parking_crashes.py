@@ -1,4 +1,4 @@
-"""Real Celery workers, killed (SIGKILL) at each boundary of parking and calling.
+"""Real workers, killed (SIGKILL) at each boundary of parking and calling.
 
 Three messages of one line: the first one works for a moment, the others are parked, and called. One
 of them dies at a boundary, once: each runs, once, in the end.
@@ -6,6 +6,7 @@ of them dies at a boundary, once: each runs, once, in the end.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,21 +17,26 @@ import pytest
 from support.crash_rig import CrashRig, crash_rig
 from support.exploration import Exploration
 from support.waiting import wait_until
+from taskguard_celery import enqueue
 
 ROLES = ("first", "second", "third")
 PARKING = {
     *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *("locks.leave_hint asked", "locks.leave_hint done"),
+    *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
     *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
 }
 
 
 @pytest.fixture(
     params=[
-        "pg_url",
-        "sqlite_url",
-        pytest.param("mariadb_url", marks=pytest.mark.debian),
-        pytest.param("mysql_url", marks=pytest.mark.debian),
-    ]
+        ("celery", "pg_url"),
+        ("celery", "sqlite_url"),
+        pytest.param(("celery", "mariadb_url"), marks=pytest.mark.debian),
+        pytest.param(("celery", "mysql_url"), marks=pytest.mark.debian),
+        ("rq", "pg_url"),
+    ],
+    ids="-".join,
 )
 def rig(
     request: pytest.FixtureRequest,
@@ -40,16 +46,17 @@ def rig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
-    database = str(request.getfixturevalue(request.param))
-    with crash_rig("celery", database, valkey, tmp_path, monkeypatch) as made:
-        made.task = "support.crashing.in_line"
+    queue, kind = request.param
+    database = str(request.getfixturevalue(kind))
+    with crash_rig(queue, database, valkey, tmp_path, monkeypatch) as made:
+        made.task = f"support.crashing.in_line{'_by_rq' if queue == 'rq' else ''}"
         yield made
 
 
 def send(rig: CrashRig, line: str, **crashes: str) -> list[str]:
     items = [f"{line}-{role}" for role in ROLES]
     for role, item in zip(ROLES, items, strict=True):
-        rig.jobs.in_line.apply_async((item, line, crashes.get(role)), task_id=item)
+        rig.send_in_line(item, line, crashes.get(role))
     return items
 
 
@@ -69,7 +76,7 @@ def test_killed_at_any_boundary_of_a_line_each_runs_once(
             if role != "third" or at.partition("#")[0] in PARKING
         ]
         assert {at.partition("#")[0] for _, at in cases} >= PARKING
-        if rig.engine.dialect.name != "postgresql":
+        if rig.engine.dialect.name != "postgresql" or rig.queue == "rq":
             cases = exploration.pick(cases, at_most=12)
         lines = [(re.sub(r"\W", "-", f"{role} {at}"), role, at) for role, at in cases]
         for line, role, at in lines:
@@ -80,3 +87,33 @@ def test_killed_at_any_boundary_of_a_line_each_runs_once(
     # Who comes first decides who is parked, and a machine that is busy decides who comes first.
     assert len(struck) >= 0.5 * len(lines), sorted({line for line, *_ in lines} - set(struck))
     print(f"{len(lines)} boundaries, {len(struck)} kills, one effect each")
+
+
+# What a message comes by that fails, and keeps its place until Celery has said what becomes of it.
+FIRST = ("body asked", "ledger.fail asked", "ledger.fail done", "parking.failed done")
+FIRST += ("ledger.keep asked", "ledger.keep done", "transaction.commit done")
+SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next done")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rig", ["pg_url", "sqlite_url"], indirect=True)
+def test_killed_while_it_keeps_its_place_the_order_stays(rig: CrashRig) -> None:
+    """The first one is retried, the second one has no retries left: nobody goes before them, each
+    has its effect once, and the line goes on."""
+    rig.task = "support.crashing.strictly"
+    cases = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
+    lines = [(re.sub(r"\W", "-", f"{role} {at}"), role, at) for role, at in cases]
+    with rig.worker(), rig.worker():
+        for line, role, at in lines:
+            for each in ROLES:  # a place from its enqueueing on: no neighbour is faster
+                item = f"{line}-{each}"
+                args = (item, line, at if each == role else None)
+                enqueue(rig.jobs.strictly, args, task_id=item)
+        rig.wait_until_done([f"{line}-{role}" for line, _, _ in lines for role in ROLES[::2]])
+        struck = [line for line, role, _ in lines if rig.struck(f"{line}-{role}")]
+    for line, _, _ in lines:
+        began = [each for each, _ in itertools.groupby(rig.began(line))]
+        assert began == [f"{line}-{role}" for role in ROLES]
+    assert rig.effects() == {f"{line}-{role}": 1 for line, _, _ in lines for role in ROLES[::2]}
+    assert rig.ledger.waiting() == []
+    assert len(struck) == len(lines), sorted({line for line, *_ in lines} - set(struck))

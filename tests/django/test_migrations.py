@@ -65,6 +65,8 @@ def test_tables_of_an_older_version_are_migrated(request: pytest.FixtureRequest,
         assert "parked" not in printed.getvalue()
         call_command("sqlmigrate", "taskguard", "0003", stdout=printed)
         assert "ADD COLUMN" in printed.getvalue()
+        call_command("sqlmigrate", "taskguard", "0004", stdout=printed)
+        assert "(key, rank, parked)" in printed.getvalue().replace("`", "").replace("(255)", "")
     ledger.close()
 
 

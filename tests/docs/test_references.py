@@ -14,6 +14,7 @@ import pytest
 
 from support.pages import PAGES, ROOT
 from taskguard import errors, events
+from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
 from taskguard.policy import Policy
 from taskguard.states import BY_ROW, TRANSITIONS, State
 
@@ -43,13 +44,13 @@ def faults() -> list[tuple[int, str]]:
 
 
 def test_architecture_has_each_invariant_that_a_test_cites() -> None:
-    """S1 to S9 and L1 to L5, each with its sentence."""
+    """S1 to S11 and L1 to L6, each with its sentence."""
     texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/*.py")]
     texts += [file.read_text(encoding="utf-8") for file in TESTS.glob("model/*.tla")]
-    cited = set(re.findall(r"\b(?:S[1-9]|L[1-9])\b", "\n".join(texts)))
-    known = set(re.findall(r"^- \*\*([SL]\d)\*\* ", page("architecture.md"), re.MULTILINE))
+    cited = set(re.findall(r"\b(?:S[1-9]\d?|L[1-9])\b", "\n".join(texts)))
+    known = set(re.findall(r"^- \*\*([SL]\d+)\*\* ", page("architecture.md"), re.MULTILINE))
     assert cited <= known
-    assert known == {*(f"S{n}" for n in range(1, 10)), *(f"L{n}" for n in range(1, 6))}
+    assert known == {*(f"S{n}" for n in range(1, 12)), *(f"L{n}" for n in range(1, 7))}
 
 
 def test_architecture_has_each_fault_of_the_catalogue() -> None:
@@ -78,6 +79,20 @@ def test_the_table_of_options_has_each_option_with_its_default() -> None:
         assert f'"{declared[name]}"' in rows[name]
     assert (rows["retention_s"], declared["retention_s"]) == ("30 days", 30 * 86_400)
     assert rows["recoverable"] == rows["atomic"] == "`False`"
+
+
+def test_the_page_of_combinations_has_each_rule() -> None:
+    """In the order in which they decide, and none that the code does not know."""
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", page("reference/combinations.md"), re.MULTILINE)
+    options = [(f"`{name}`", ", ".join(values)) for name, values in DIMENSIONS.items()]
+    rules = [
+        (
+            "; ".join(f"`{name}` {', '.join(values)}" for name, values in rule.fits.items()),
+            rule.says,
+        )
+        for rule in (*REFUSALS, *DELIVERIES, *ENQUEUES)
+    ]
+    assert rows == [*options, *rules]
 
 
 def test_the_table_of_events_has_each_event() -> None:

@@ -127,6 +127,7 @@ FAULTS = (
                 "TestFrozen::test_the_ledger_decides_and_work_goes_on",
                 "TestFrozen::test_with_locks_only_the_lease_is_lost",
             ),
+            "faults/test_advisory_locks.py": ("TestServer::test_frozen",),
         },
     ),
     Fault(
@@ -195,6 +196,7 @@ FAULTS = (
         13,
         "the lock server is killed, with and without a file of its own",
         {
+            "faults/test_advisory_locks.py": ("TestServer::test_killed",),
             "faults/test_lock_server.py": (
                 "TestKilled::test_without_persistence_the_ledger_keeps_the_key",
                 "TestKilled::test_without_persistence_fences_grow",
@@ -469,8 +471,9 @@ FAULTS = (
                 "TestPooled::test_locks_are_as_ever",
                 "TestPooled::test_waiters_look_for_themselves",
             ),
+            "faults/test_advisory_locks.py": ("test_a_pooler_of_transactions",),
+            "integration/test_advisory_locks.py": ("TestFindings::test_pooled",),
         },
-        Reason("Advisory locks as a lock server do not exist yet: they would have to refuse it."),
     ),
     Fault(
         31,
@@ -492,6 +495,15 @@ FAULTS = (
                 "TestSession::test_a_session_that_has_ended",
                 "TestEnsemble::test_a_leader_that_is_killed",
                 "test_a_worker_that_is_frozen_or_killed",
+            ),
+            "faults/test_advisory_locks.py": (
+                "TestSessionEnds::test_the_ledger_keeps_the_key",
+                "TestSessionEnds::test_its_holder_takes_it_again",
+            ),
+            "integration/test_advisory_locks.py": (
+                "TestSession::test_killed",
+                "TestDeadHolder::test_frozen",
+                "TestDeadHolder::test_killed",
             ),
         },
     ),

@@ -75,6 +75,20 @@ def test_the_ledger_decides_and_the_value_stays(
     assert (overruled.key, overruled.level) == ("order:1", 30)
 
 
+def test_what_is_kept_for_a_waiter_by_a_clock_that_was_set_back(rig: LockRig) -> None:
+    """It never comes, and what is kept for it, and its place, outlive every lease."""
+    waiter = str(new_owner("m"))
+    rig.client.set(LOCK, waiter, px=HOUR_MS)
+    rig.client.zadd(f"{LOCK}:line", {waiter: 1})
+
+    @rig.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> int:
+        return guard.attempt
+
+    assert ship(1) == 1  # type: ignore[call-arg]  # the guard is ours
+    assert "lock_overruled" in rig.names()
+
+
 @pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
 def test_so_it_does_for_plain_locks(rig: LockRig, value: str, expires_ms: int | None) -> None:
     """And who holds it by the ledger still keeps others out, for no longer than that lease."""

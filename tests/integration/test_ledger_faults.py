@@ -28,8 +28,9 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, Claimed
+from taskguard.ledger.protocol import Claim, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
 from taskguard_sandbox.servers import Postgres
@@ -481,18 +482,44 @@ def test_a_paused_holder_cannot_commit_behind_a_takeover_that_a_crash_could_lose
         time.sleep(1.0)  # by now this claim is on disk, and its lease is over
         second = ledger.claim(request(1, work="b"))
         assert isinstance(second, Claimed)
-        parent = psutil.Process(server.pid)
-        family = [parent, *parent.children(recursive=True)]
-        # By what they are called before any of them is killed, which ends others.
-        servers = [each for each in family if _is_called(each, "postgres")]
-        for process in servers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill_all_of(server)
         server.restart()
         with pytest.raises(StaleTokenError):
             ledger.complete(paused.claim, None)
         ledger.complete(second.claim, None)
         ledger.close()
+
+
+def test_a_parked_message_survives_a_crash_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was acknowledged; one whose record is not flushed is gone after kill -9."""
+    need(Postgres)
+    off = "set_config('synchronous_commit', 'off', true)"
+    park = postgresql._PARK.replace("as now_us,", f"as now_us, {off},", 1)
+    assert off in park
+    with Postgres() as server:
+        ledger = SqlLedger(server.create_database("crashes"))
+        ledger.create_schema()
+        for number, flushed in ((1, True), (2, False)):
+            if not flushed:
+                monkeypatch.setattr(postgresql, "_PARK", park)
+            call = json.dumps({"queue": "test", "message": f"m{number}"})
+            message = MessageRef(f"m{number}")
+            assert ledger.park(request(number, message=message, keys=("account",), call=call))
+            _kill_all_of(server)
+            server.restart()
+            waiting = [each.message for each in ledger.waiting("account")]
+            assert waiting == ["m1"]
+        ledger.close()
+
+
+def _kill_all_of(server: Postgres) -> None:
+    parent = psutil.Process(server.pid)
+    family = [parent, *parent.children(recursive=True)]
+    # By what they are called before any of them is killed, which ends others.
+    servers = [each for each in family if _is_called(each, "postgres")]
+    for process in servers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _is_called(process: psutil.Process, name: str) -> bool:

@@ -31,6 +31,8 @@ KEY = "account:1"
 class NotingParking:
     """Notes who is called."""
 
+    queue = "test"
+
     def __init__(self, message: str, called: list[str]) -> None:
         self._message = message
         self._called = called

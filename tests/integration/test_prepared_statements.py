@@ -240,7 +240,10 @@ def test_a_second_interrupt_leaves_no_answer_to_others(
 def test_without_a_thread_for_deadlines_no_connection_is_lost(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process at its limit of threads says so, and has as many connections as before."""
+    """A process at its limit of threads says so, and has as many connections as before.
+
+    A list is no value of libpq's: its statement goes by a cursor, which a thread has to watch.
+    """
 
     def start(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
@@ -250,7 +253,8 @@ def test_without_a_thread_for_deadlines_no_connection_is_lost(
         patched.setattr(deadlines, "start_thread", start)
         for _ in range(30):
             with pytest.raises(RuntimeError, match="thread"):
-                database.ask(STATEMENT, VALUES)
+                database.ask("select %(several)s::int[]", {"several": [1]})
+        assert database.ask(STATEMENT, VALUES) == [ROW], "no thread is needed for the others"
         assert not deadlines._watch._open
     assert database.pools.ledgers.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     assert database.ask(STATEMENT, VALUES) == [ROW]

@@ -238,14 +238,14 @@ def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
     for name in gone:
         store.ledger.complete(store.claim(name).claim, None)
     store.age(31)
-    make, purged = steps.Claiming._make_keys, []
+    make, purged = steps.LockedClaim._make_keys, []
 
     def make_keys(self: Any) -> None:
         make(self)
         if not purged:
             purged.append(store.ledger.purge(older_than_s=30 * DAY_S))
 
-    monkeypatch.setattr(steps.Claiming, "_make_keys", make_keys)
+    monkeypatch.setattr(steps.LockedClaim, "_make_keys", make_keys)
     both = replace(store.request("both"), keys=("order:a", "order:b"), work=work)
     assert isinstance(store.ledger.claim(both), Claimed)
     assert purged[0].keys == len(gone)

@@ -1,4 +1,4 @@
-"""Checks the model of leases and fencing tokens (`Taskguard.tla`) with TLC.
+"""Checks the models of leases and fences (`Taskguard.tla`) and of lines (`Line.tla`) with TLC.
 
     python tests/model/check.py [--faults N] [names]
 
@@ -25,7 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CONFIGURATIONS", "Checked", "check", "expected_of", "missing_tool"]
+__all__ = ["CONFIGURATIONS", "Checked", "check", "expected_of", "missing_tool", "module_of"]
 
 HERE = Path(__file__).resolve().parent
 CONFIGURATIONS = tuple(sorted(path.stem for path in HERE.glob("*.cfg")))
@@ -68,6 +68,11 @@ def expected_of(name: str) -> str:
     return found[2] or "holds"
 
 
+def module_of(name: str) -> str:
+    """The module that a configuration is of."""
+    return "Line.tla" if name.startswith("line_") else "Taskguard.tla"
+
+
 def check(name: str, *, faults: int | None = None) -> Checked:
     """Run TLC on one configuration: one thread, a small heap, and no file left behind."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -80,7 +85,7 @@ def check(name: str, *, faults: int | None = None) -> Checked:
             *("-cp", str(_jar()), "tlc2.TLC", "-nowarning", "-workers", "1"),
             # The end, when all is done, is no deadlock.
             *("-deadlock", "-lncheck", "final"),
-            *("-metadir", scratch, "-config", f"{scratch}/{name}.cfg", "Taskguard.tla"),
+            *("-metadir", scratch, "-config", f"{scratch}/{name}.cfg", module_of(name)),
         ]
         started_s = time.monotonic()
         done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
@@ -126,7 +131,7 @@ def _says(found: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each configuration; 1 if one is not as expected."""
-    parser = argparse.ArgumentParser(description="Checks the model of leases and fencing tokens.")
+    parser = argparse.ArgumentParser(description="Checks the models of leases and of lines.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)}; default: all")
     parser.add_argument("--faults", type=int, help="instead of what a configuration names")
     asked = parser.parse_args(arguments)
@@ -137,7 +142,7 @@ def main(arguments: list[str]) -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
-    row = "{:<20} {:<19} {:<19} {:>9} {:>7}"
+    row = "{:<26} {:<19} {:<19} {:>9} {:>7}"
     print(row.format("configuration", "expected", "found", "states", "seconds"))
     wrong = []
     for name in asked.names or CONFIGURATIONS:

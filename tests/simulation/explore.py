@@ -15,15 +15,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from simulation.history import ViolationError
+from simulation.line_world import LineWorld
 from simulation.scheduler import Choices, StuckError
 from simulation.world import World
 
 __all__ = ["Failure", "Report", "run_many", "run_one", "shrink", "trace"]
 
 _SHRINK_S = 20.0
-Mistake = Callable[[World], object]
+Mistake = Callable[[Any], object]
+Kind = type[World]
+"""What schedules are of: World, or LineWorld."""
 
 
 @dataclass
@@ -53,13 +57,14 @@ class Report:
 def run_one(
     seed: int = 0,
     *,
+    kind: Kind = World,
     replay: Sequence[int] | None = None,
     lines: list[str] | None = None,
     mistake: Mistake | None = None,
 ) -> tuple[Failure | None, Counter[str]]:
     """One schedule; the same seed, or the same choices, give the same one."""
     choices = Choices(seed, replay=replay)
-    world = World(choices, trace=None if lines is None else lines.append)
+    world = kind(choices, trace=None if lines is None else lines.append)
     failure = None
     if mistake is not None:
         mistake(world)
@@ -75,13 +80,14 @@ def run_one(
 def run_many(
     seeds: Iterable[int],
     *,
+    kind: Kind = World,
     stop_at: int = 1,
     mistake: Mistake | None = None,
 ) -> Report:
     """Schedules one after the other, until `stop_at` have failed."""
     report = Report()
     for seed in seeds:
-        failure, counts = run_one(seed, mistake=mistake)
+        failure, counts = run_one(seed, kind=kind, mistake=mistake)
         report.schedules += 1
         report.counts += counts
         if failure is not None:
@@ -92,7 +98,11 @@ def run_many(
 
 
 def shrink(
-    failure: Failure, *, within_s: float = _SHRINK_S, mistake: Mistake | None = None
+    failure: Failure,
+    *,
+    kind: Kind = World,
+    within_s: float = _SHRINK_S,
+    mistake: Mistake | None = None,
 ) -> Failure:
     """The same violation with fewer choices that are not 0: whole stretches first, then each."""
     best = failure
@@ -100,7 +110,7 @@ def shrink(
 
     def better(choices: list[int]) -> bool:
         nonlocal best
-        found, _ = run_one(failure.seed, replay=choices, mistake=mistake)
+        found, _ = run_one(failure.seed, kind=kind, replay=choices, mistake=mistake)
         if found is None or found.name != failure.name:
             return False
         made = _trimmed(found.choices)
@@ -133,20 +143,21 @@ def _weight(choices: list[int]) -> tuple[int, int]:
     return sum(1 for each in choices if each), len(choices)
 
 
-def trace(failure: Failure, *, mistake: Mistake | None = None) -> str:
+def trace(failure: Failure, *, kind: Kind = World, mistake: Mistake | None = None) -> str:
     """What happens in a failing schedule, line by line."""
     lines: list[str] = []
-    run_one(failure.seed, replay=failure.choices, lines=lines, mistake=mistake)
+    run_one(failure.seed, kind=kind, replay=failure.choices, lines=lines, mistake=mistake)
     return "\n".join(lines)
 
 
-def explore(schedules: int, seed: int, *, processes: int) -> Report:
+def explore(schedules: int, seed: int, *, processes: int, kind: Kind = World) -> Report:
     """Many schedules on several processors; ends with the first that fails."""
     report = Report()
     if processes == 1:
-        report.add(run_many(range(seed, seed + schedules)))
+        report.add(run_many(range(seed, seed + schedules), kind=kind))
         return report
-    command = [sys.executable, "-m", "simulation.explore", "--part"]
+    command = [sys.executable, "-m", "simulation.explore"]
+    command += ["--lines", "--part"] if kind is LineWorld else ["--part"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = []
     for number in range(processes):
@@ -174,8 +185,8 @@ def _read(said: str) -> Report:
     return Report(values["schedules"], Counter(values["counts"]), failures)
 
 
-def _part(start: int, stop: int, step: int) -> int:
-    report = run_many(range(start, stop, step))
+def _part(kind: Kind, start: int, stop: int, step: int) -> int:
+    report = run_many(range(start, stop, step), kind=kind)
     failures = [asdict(each) for each in report.failures]
     told = {"schedules": report.schedules, "counts": report.counts, "failures": failures}
     print(json.dumps(told))
@@ -188,21 +199,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--lines", action="store_true", help="of messages that wait in lines")
     parser.add_argument("--part", type=int, nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
+    kind: Kind = LineWorld if asked.lines else World
     logging.disable(logging.CRITICAL)  # what workers have to say about their faults
     if asked.part:
-        return _part(*asked.part)
+        return _part(kind, *asked.part)
     started_s = time.monotonic()
-    report = explore(asked.schedules, asked.seed, processes=asked.processes)
+    report = explore(asked.schedules, asked.seed, processes=asked.processes, kind=kind)
     took_s = time.monotonic() - started_s
     print(f"{report.schedules:,} schedules in {took_s:.0f} s, seeds from {asked.seed}")
     for name, count in sorted(report.counts.items()):
         print(f"  {name:35} {count:>12,}")
     for failure in report.failures[:1]:
-        small = shrink(failure)
+        small = shrink(failure, kind=kind)
         print(f"\nseed {failure.seed}: {failure.text}\n")
-        print(trace(small))
+        print(trace(small, kind=kind))
         print(f"\nreplay: --seed {failure.seed} --schedules 1")
     return 1 if report.failures else 0
 

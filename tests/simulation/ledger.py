@@ -19,10 +19,12 @@ from typing import Any
 
 from simulation.newest import KeyRow, NewestMessages
 from simulation.stored_calls import SUPERSEDED, StoredCalls
+from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.endings import UNDECIDED_S
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -33,6 +35,7 @@ from taskguard.ledger.protocol import (
     WorkView,
 )
 from taskguard.ledger.records import Overdue
+from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
 
@@ -68,7 +71,9 @@ class Work:
     error: str | None = None
     call: str | None = None
     due: int | None = None
+    rank: int | None = None
     parked: int | None = None
+    strict: int | None = None
     finished: int | None = None
 
 
@@ -100,7 +105,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
-            done |= {"call": None, "due": None}
+            done |= {"call": None, "due": None, "parked": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -157,6 +162,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if row.lease_until < now_us
                 and row.fence < now_us
                 and row.stamp is None  # a mark is purged when its messages are too old to run
+                and (row.next_start or 0) < now_us
                 and ("key", key) not in self._locked
             ]
             for key in gone:
@@ -209,7 +215,10 @@ class MemoryLedger(NewestMessages, StoredCalls):
 
     @staticmethod
     def rows_of(claim: Claim | ClaimRequest) -> list[tuple[str, str | None]]:
-        rows: list[tuple[str, str | None]] = [("key", key) for key in claim.keys]
+        names = set(claim.keys)
+        if isinstance(claim, ClaimRequest) and claim.bounds is not None:
+            names.add(claim.bounds.key)
+        rows: list[tuple[str, str | None]] = [("key", key) for key in sorted(names)]
         return rows if claim.work is None else rows + records_of((claim.work, *claim.formerly))
 
     def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
@@ -270,10 +279,13 @@ class MemoryLedger(NewestMessages, StoredCalls):
             if decision not in CLAIMABLE and decision is not Decision.BURY:
                 self._catch_up(records, decision)
                 return records.answer(request, decision)
+            request = self._of_one_slot(request)
             rows = self.rows_of(request)
             if request.newest is not None:
                 rows += self.rows_beside(request)
             with self._at_once(rows, self.lock_timeout_s):
+                if self._of_one_slot(request) != request:
+                    return self._busy(records.speaking)  # while this waited for its rows
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
@@ -286,6 +298,56 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if self.work_items[mine.id] == mine:
                     same = {"id": mine.id, "task": mine.task, "key": mine.key}
                     self.work_items[mine.id] = replace(row, created=mine.created, **same)
+
+    def _others(self, request: ClaimRequest) -> list[KeyRow]:
+        """Who else holds its key, or one of the slots."""
+        assert request.bounds is not None
+        key, owner = request.bounds.key, str(request.owner)
+        return [
+            row
+            for name, row in self.keys.items()
+            if (name == key or is_slot(name, of=key)) and row.owner != owner and self.is_held(name)
+        ]
+
+    def _of_one_slot(self, request: ClaimRequest) -> ClaimRequest:
+        """Of the slot that it has, or of the first that is free, or of the first."""
+        if request.bounds is None or not request.bounds.slots:
+            return request
+        slots, owner = request.bounds.slots, str(request.owner)
+        mine = [slot for slot, row in self.keys.items() if row.owner == owner]
+        free = [slot for slot in slots if not self.is_held(slot)]
+        return replace(request, keys=([*mine, *free, *slots][0],))
+
+    @staticmethod
+    def _busy(row: Work | None, after_us: int | None = None, *, too_early: bool = False) -> Busy:
+        after_s = None if after_us is None else after_us / 1e6
+        started = row is not None and row.attempts > 0
+        return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
+
+    def _held_up(self, request: ClaimRequest, row: Work | None, now_us: int) -> Busy | None:
+        """What keeps it from a key that is free; if nothing does, its start is charged."""
+        bounds, others = request.bounds, []
+        if bounds is not None and bounds.slots:
+            others = self._others(request)
+            if len(others) >= bounds.limit:
+                return self._busy(row, min(each.lease_until for each in others) - now_us)
+        room = 1 if bounds is None else bounds.limit - len(others)
+        if request.in_line and self.is_behind(request, room=room):
+            return self._busy(row)
+        if bounds is None:
+            return None
+        base = self.keys.get(bounds.key, KeyRow())
+        early_us = 0
+        if bounds.rate is not None:
+            opens_us = bounds.rate.opens_us(base.next_start, now_us)
+            early_us = opens_us - now_us
+            noted = opens_us if early_us > 0 else bounds.rate.charged_us(opens_us, now_us)
+            base = replace(base, next_start=noted)
+        if early_us <= 0:
+            fence = max(base.fence, now_us) if bounds.slots and base.owner == FREE else base.fence
+            base = replace(base, slots=bounds.limit if bounds.slots else None, fence=fence)
+        self.keys[bounds.key] = base
+        return self._busy(row, early_us, too_early=True) if early_us > 0 else None
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
@@ -309,17 +371,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
         )
         if live and not supersedes:
             last = max(live, key=lambda key: key.lease_until)
+            if request.bounds is not None and len(request.bounds.slots) > 1:
+                first_us = min(row.lease_until for row in self._others(request))
+                return self._busy(records.speaking, first_us - records.now_us)
             return busy_key(last.owner, last.lease_until, records.speaking, records.now_us)
         if all(key.owner == owner for key in keys) and (
             decision is Decision.SAME or request.work is None
         ):
             return records.claimed(request, keys[0].fence, decision)
-        if request.in_line and not supersedes and self.is_behind(request):
-            row = records.speaking
-            started = row is not None and row.attempts > 0
-            return Busy(None, None, same_work=False, started=started)
-        granted = self._grant(request, records, decision, keys)
-        return replace(granted, over=Owner.parse(live[0].owner)) if live else granted
+        held_up = None
+        if decision is not Decision.SAME and not supersedes:
+            held_up = self._held_up(request, records.speaking, records.now_us)
+        keys = [self.keys.get(key, KeyRow()) for key in request.keys]
+        return held_up or self._grant(request, records, decision, keys)
 
     def _bury(self, request: ClaimRequest, records: Records) -> Answer:
         row = records.speaking
@@ -332,6 +396,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                     crashes=each.crashes + 1,
                     owner=FREE,
                     due=None,
+                    parked=None,
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
@@ -345,16 +410,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _grant(
         self, request: ClaimRequest, records: Records, decision: Decision, keys: list[KeyRow]
     ) -> Claimed:
-        fence = self.next_fence(keys, records.now_us)
+        fence, owner = self.next_fence(keys, records.now_us), str(request.owner)
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
-        granted = KeyRow(fence, str(request.owner), until_us)
-        self.keys.update(dict.fromkeys(request.keys, granted))
+        live = (row for row in keys if row.owner != owner and row.lease_until > records.now_us)
+        over = next((Owner.parse(row.owner) for row in live), None)
+        values = {"fence": fence, "owner": owner, "lease_until": until_us}
+        for key, row in zip(request.keys, keys, strict=True):
+            granted = self.keys[key] = replace(row, **values)
         replaced: tuple[Overdue, ...] = ()
         if request.newest is not None:
             replaced = self.take_place(request, records, fence)
         if request.work is not None:
             self._write(request, records, decision, granted)
-        return replace(records.claimed(request, fence, decision), replaced=replaced)
+        return replace(records.claimed(request, fence, decision), over=over, replaced=replaced)
 
     def _write(
         self, request: ClaimRequest, records: Records, decision: Decision, granted: KeyRow
@@ -390,6 +458,11 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 )
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
+            if request.strict and work == request.work:
+                place = place_of(request, records.now_us)
+                if known is not None and known.parked is not None:
+                    place["parked"] = known.parked
+                fresh = replace(fresh, **place)
             self.work_items[fresh.id] = fresh
 
     def new_work(self, request: ClaimRequest, **values: Any) -> Work:
@@ -397,7 +470,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return Work(
             id=str(request.work),
             task=request.task,
-            key=",".join(request.keys),
+            key=request.line,
             message=request.message.name,
             retries=request.message.retries,
             state=State.NEW,
@@ -479,7 +552,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
             rounds=0,
             lease_until=0,
             finished=now_us,
-            due=None,
+            due=now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None,
         )
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
@@ -548,6 +621,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 lease_until=0,
                 error="revoked",
                 due=None,
+                parked=None,
                 finished=self.now_us(),
             )
             return True

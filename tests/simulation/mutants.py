@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant("every lock is believed", _believe_every_lock, ("L1",)),
     Mutant("former key not held", _former_key_unheld, ("S1", "S3", "S5", "S6")),
     Mutant("former record not read", _former_record_unread, ("S2", "S6")),
-    Mutant("superseded by arrival", _by_arrival, ("S9",)),
-    Mutant("mark forgotten", _mark_forgotten, ("S9",)),
+    Mutant("superseded by arrival", _by_arrival, ("S11",)),
+    Mutant("mark forgotten", _mark_forgotten, ("S11",)),
     Mutant("superseded work stays", _superseded_runs_again, ("L1", "S6", "S7", "S8")),
     Mutant("former record not written", _former_record_unwritten, ("S2",)),
 )

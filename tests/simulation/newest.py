@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulation.stored_calls import called, may_park, stands, waits_again
+from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
 from taskguard.ledger.decisions import Records
 from taskguard.ledger.protocol import Answer, Busy, ClaimRequest, ParkedNewest
 from taskguard.ledger.records import Overdue, overdue_of
+from taskguard.ledger.statements.lines import place_of
 from taskguard.ledger.statements.newest import mark_of
 from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
@@ -34,6 +35,8 @@ class KeyRow:
     fence: int = 0
     owner: str = _FREE
     lease_until: int = 0
+    slots: int | None = None
+    next_start: int | None = None
     stamp: int | None = None
 
 
@@ -114,21 +117,26 @@ class NewestMessages:
         self.keys[mark_of(request)] = KeyRow(fence, work, lease_until=0, stamp=stamp_us)
         return _replace_waiting(self, request)
 
-    def park_newest(self: _Rows, request: ClaimRequest) -> ParkedNewest | Answer | None:
+    def park_newest(
+        self: _Rows, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
         by = object()
         try:
             with self.locking(by, [("work", request.work), *self.rows_beside(request)]):
                 row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return None
                 if row is not None and not may_park(row, request):
                     return None
                 now_us = self.now_us()
                 answer = _outdate(self, request, row, now_us)
                 if answer is not None:
                     return answer
-                place = _sent_us(request, row, now_us)
                 before = self.new_work(request) if row is None else row
+                place = place_of(request, before.created)
                 waits = waits_again(before, request, due=None)
-                self.work_items[before.id] = replace(waits, parked=place)
+                self.work_items[before.id] = replace(waits, **place)
                 return ParkedNewest(_replace_waiting(self, request))
         finally:
             self.unlock(by)
@@ -138,7 +146,7 @@ class NewestMessages:
         try:
             with self.locking(by, [("work", work)]):
                 row = self.work_items.get(work)
-                if row is not None and row.state is State.FAILED and row.parked is not None:
+                if row is not None and is_untold(row):
                     self.work_items[work] = replace(row, **_TOLD)
         finally:
             self.unlock(by)

@@ -22,6 +22,7 @@ from greenlet import getcurrent, greenlet
 __all__ = [
     "Choices",
     "Crashed",
+    "IdleError",
     "Process",
     "Scheduler",
     "SimClock",
@@ -39,6 +40,10 @@ class Crashed(BaseException):
 
 class StuckError(AssertionError):
     """Nobody can go on, or nobody comes to an end."""
+
+
+class IdleError(StuckError):
+    """Everybody waits for somebody else."""
 
 
 class Choices:
@@ -181,7 +186,7 @@ class Scheduler:
             if not ready:
                 wakes_at_s = min((each.wakes_at_s for each in self._threads), default=float("inf"))
                 if wakes_at_s == float("inf"):
-                    raise StuckError("everybody waits for somebody else")
+                    raise IdleError("everybody waits for somebody else")
                 self.now_s = max(self.now_s, wakes_at_s)
                 continue
             self.steps += 1

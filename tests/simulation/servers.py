@@ -22,6 +22,7 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.lease import Owner
+from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
 from taskguard.locks.base import Granted, Held, Hold, Traits
 from taskguard.states import State
@@ -112,6 +113,15 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
+    def leave_hint(self, key: str) -> bool:
+        return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Asked twice, both are True: the first time may have had them."""
+        found: list[tuple[bool, bool]] = []
+        self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
+        return (True, True) if len(found) > 1 else found[0]
+
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
             "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
@@ -121,12 +131,12 @@ class PortLocks(Boundary):
         return self._ask("renew", lambda: self.world.locks.renew(holds))
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        del key, owner
-        self.world.scheduler.sleep(timeout_s)
+        locks = self.world.locks
+        self.world.scheduler.block(lambda: locks._is_turn(key, owner), min(timeout_s, 1.0))
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return self.world.locks.traits
 
     def check(self) -> list[Finding]:
         return []
@@ -296,6 +306,44 @@ class PortLedger(Boundary):
         key = ", ".join(claim.keys)
         text = "the connection broke; nothing was written"
         return TransactionRetryError(text, key=key, fence=claim.fence)
+
+    # -- stored calls -------------------------------------------------------------------------
+
+    def park(self, request: ClaimRequest, **how: Any) -> bool:
+        return self._ask("park", lambda: self.world.park(request, **how))
+
+    def call_next(self, key: str, **how: Any) -> Overdue | None:
+        return self._ask("call_next", lambda: self.world.call_next(key, **how))
+
+    def open_keys(self, **asked: Any) -> list[str]:
+        return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
+
+    def overdue(self, **asked: Any) -> list[Overdue]:
+        return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))
+
+    def sent(self, items: Sequence[Overdue], **how: Any) -> int:
+        return self._ask("sent", lambda: self.world.ledger.sent(items, **how))
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        return self._ask("abandon", lambda: self.world.ledger.abandon(work, error=error))
+
+    def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> None:
+        """Never late: of several statements the server does none but the COMMIT by itself."""
+
+        def do() -> None:
+            self.world.ledger.enqueue(db, request, **how)
+
+        for left in reversed(range(_TRIES)):
+            self.world.boundary(self.process, "ledger.enqueue asked")
+            lost = self.world.loses("ledger.enqueue")
+            if lost != "question":
+                do()
+            self.world.boundary(self.process, "ledger.enqueue done")
+            if lost is None:
+                return
+            self.world.scheduler.sleep(_TIMEOUT_S)
+            if not left:
+                raise LedgerUnavailableError("enqueue: no answer")
 
     # -- not called by the runner -------------------------------------------------------------
 

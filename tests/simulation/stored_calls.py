@@ -13,14 +13,16 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from taskguard.bounds import Bounds, is_slot
+from taskguard.errors import LineFullError
 from taskguard.ledger.outbox import Overdue, overdue_of
-from taskguard.ledger.protocol import ClaimRequest, Once, Standing, Waiting
+from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
 from taskguard.ledger.records import message_of, waiting_values
-from taskguard.ledger.statements.lines import Called
+from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 
 if TYPE_CHECKING:
-    from simulation.ledger import MemoryTransaction, Work
+    from simulation.ledger import KeyRow, MemoryTransaction, Work
 
 __all__ = [
     "SUPERSEDED",
@@ -28,6 +30,8 @@ __all__ = [
     "called",
     "is_expected",
     "is_open",
+    "is_untold",
+    "keeps",
     "may_park",
     "stands",
     "waits_again",
@@ -37,6 +41,8 @@ SUPERSEDED = (2**31 - 1, 2**31 - 1)
 """The number of a message that was replaced."""
 
 _OPEN = (State.NEW, State.PROCESSING)
+# FAILED work is due only where it keeps its place, or its caller is to hear that it lost it.
+_SENDABLE = (*_OPEN, State.FAILED)
 _LAST = 2**63 - 1
 _SENT = '{"sent":'
 
@@ -44,6 +50,7 @@ _SENT = '{"sent":'
 class _Rows(Protocol):
     """What is asked of the ledger that these calls are stored in."""
 
+    keys: dict[str, KeyRow]
     work_items: dict[str, Work]
     numbers: dict[tuple[str, str | None], tuple[int, int]]
 
@@ -93,9 +100,9 @@ class StoredCalls:
         now_us = self.now_us()
 
         def is_due(row: Work) -> bool:
-            if row.due is None or row.call is None:
+            if row.due is None or row.call is None or row.state not in _SENDABLE:
                 return False
-            if not (stands(row) or _is_untold(row) if parked else row.state in _OPEN):
+            if parked and not (stands(row) or keeps(row) or is_untold(row)):
                 return False
             if after is not None and (row.due, row.id) <= (after.due_us, after.work):
                 return False
@@ -113,9 +120,7 @@ class StoredCalls:
         noted = 0
         for item in items:
             row = self.work_items.get(item.work)
-            if row is None or row.due != item.due_us:
-                continue
-            if row.state not in _OPEN and not _is_untold(row):
+            if row is None or row.due != item.due_us or row.state not in _SENDABLE:
                 continue
             if self.is_locked(("work", row.id)):
                 continue
@@ -133,10 +138,10 @@ class StoredCalls:
                 row = self.work_items.get(work.work)
                 if row is None or (row.due, row.attempts) != (work.due_us, work.attempts):
                     return False
-                if _is_untold(row):
+                if is_untold(row):
                     self.work_items[row.id] = replace(row, due=None, parked=None)
                     return True
-                if row.state is not State.NEW and not _left(row, now_us):
+                if row.state is State.PROCESSING and not _left(row, now_us):
                     return False
                 self.work_items[row.id] = replace(
                     row,
@@ -147,6 +152,7 @@ class StoredCalls:
                     error=error,
                     call=json.dumps(_uncounted(work.call)),
                     due=None,
+                    parked=None,
                     finished=now_us,
                 )
                 return True
@@ -155,58 +161,97 @@ class StoredCalls:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self: _Rows, request: ClaimRequest) -> bool:
+    def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
-        sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
         try:
             with self.locking(by, [("work", request.work)]):
                 row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return False
+                if _is_full(self, row, request):
+                    if row is not None and row.message == request.message.name:
+                        refused = {"state": State.FAILED, "due": None, "finished": now_us}
+                        self.work_items[row.id] = replace(row, **refused)
+                    raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
                 if row is not None and not may_park(row, request):
                     return False
                 before = self.new_work(request) if row is None else row
-                place = now_us
-                if before.state is State.NEW:
-                    place = sent_us if before.parked is None else before.parked
+                place = place_of(request, now_us)
+                if before.parked is not None:
+                    place["parked"] = before.parked
+                elif before.state is State.FAILED and not request.strict:
+                    place["parked"] = now_us
                 waits = waits_again(before, request, due=None)
-                self.work_items[before.id] = replace(waits, key=request.keys[0], parked=place)
+                self.work_items[before.id] = replace(waits, **place)
                 return True
         finally:
             self.unlock(by)
 
-    def call_next(self: _Rows, key: str, *, expected_s: float, app: str = "") -> Overdue | None:
-        by = object()
+    def keep(self: _Rows, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        due = self.now_us() + int(due_in_s * 1e6)
+        return _change_kept(self, claim, due=due, **({} if call is None else {"call": call}))
+
+    def leave(self: _Rows, claim: Claim) -> bool:
+        return _change_kept(self, claim, due=None, parked=None)
+
+    def call_next(
+        self: _Rows,
+        key: str,
+        *,
+        expected_s: float,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Overdue | None:
+        by, ahead_us = object(), int((ahead_s or 0.0) * 1e6)
         first = _first(self.work_items.values(), key)
         if first is None:
             return None
         try:
             with self.locking(by, [("work", first.id)]):
                 now_us = self.now_us()
-                if self.work_items.get(first.id) != first or not is_open(self, key, now_us):
+                wait_us = room(self, first, now_us, bounds)
+                if self.work_items.get(first.id) != first or wait_us is None or wait_us > ahead_us:
                     return None
-                if json.loads(first.call or "{}").get("app", "") != app:
+                if not _is_for(first, app, queues):
                     return None
-                expected = replace(first, due=now_us + int(expected_s * 1e6))
+                expected = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
                 self.work_items[first.id] = expected
-                return overdue_of(called(self, expected))
+                return overdue_of(called(self, expected)._replace(wait_us=wait_us))
         finally:
             self.unlock(by)
 
-    def open_keys(self: _Rows, *, app: str = "", limit: int = 1000) -> list[str]:
+    def open_keys(
+        self: _Rows,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        limit: int = 1000,
+        ahead_s: float = 0.0,
+    ) -> list[str]:
         now_us = self.now_us()
+
+        def has_room(row: Work) -> bool:
+            wait_us = room(self, row, now_us, None)
+            return wait_us is not None and wait_us <= ahead_s * 1e6
+
         waiting = {
             row.key
             for row in self.work_items.values()
-            if stands(row)
-            and row.due is None
-            and json.loads(row.call or "{}").get("app", "") == app
-            and is_open(self, row.key, now_us)
+            if stands(row) and row.due is None and _is_for(row, app, queues) and has_room(row)
         }
         return sorted(waiting)[:limit]
 
     def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
-        rows = [row for row in self.work_items.values() if stands(row)]
+        rows = [
+            row
+            for row in self.work_items.values()
+            if stands(row) or (keeps(row) and row.state is State.FAILED)
+        ]
         rows = [row for row in rows if key in (None, row.key)]
-        rows.sort(key=lambda row: (row.key, row.parked or 0, row.id))
+        rows.sort(key=lambda row: (row.key, _place(row), row.id))
         return [
             Waiting(
                 row.key,
@@ -214,35 +259,107 @@ class StoredCalls:
                 row.message,
                 (row.parked or 0) / 1e6,
                 None if row.due is None else row.due / 1e6,
+                failed=row.state is State.FAILED,
             )
             for row in rows[:limit]
         ]
 
-    def is_behind(self: _Rows, request: ClaimRequest) -> bool:
-        """Whether somebody who came before this work waits, or was called just now."""
+    def is_behind(self: _Rows, request: ClaimRequest, *, room: int = 1) -> bool:
+        """Whether somebody who goes before this work waits, or has not ended.
+
+        Or as many as there is room for, if they were called.
+        """
         now_us, mine = self.now_us(), self.work_items.get(str(request.work))
-        place = _LAST
+        place = request.rank, _LAST
         if mine is not None and mine.state is State.PROCESSING:
-            place = 0
-        elif mine is not None and stands(mine) and mine.message == request.message.name:
-            place = mine.parked or 0
-        return any(
-            row.key == request.keys[0]
-            and stands(row)
-            and (row.due is None or is_expected(row, now_us))
-            and (row.parked or 0) < place
-            and not (request.newest is not None and row.task == request.task)
+            return False
+        placed = mine is not None and mine.parked is not None
+        if mine is not None and placed and mine.message == request.message.name:
+            place = _place(mine)
+        before = [
+            None if keeps(row) else row.due
             for row in self.work_items.values()
-        )
+            if row.key == request.line
+            and _place(row) < place
+            and (keeps(row) or _is_awaited(row, request.work, now_us))
+            and not (request.newest is not None and row.task == request.task)
+        ]
+        return None in before or len(before) >= room
 
 
-def is_open(ledger: _Rows, key: str, now_us: int) -> bool:
-    """Whether nobody holds the key, and nobody who was called is expected."""
-    if ledger.is_held(key):
+def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
+    """Whether nobody holds the key, is expected, or keeps a place before this one."""
+    if ledger.is_held(first.key):
         return False
     return not any(
+        row.key == first.key
+        and (is_expected(row, now_us) or (keeps(row) and _place(row) < _place(first)))
+        for row in ledger.work_items.values()
+    )
+
+
+def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int | None:
+    """In how many µs this one may begin if it is called now; None: nobody may be called."""
+    key = first.key
+    noted = ledger.keys.get(key)
+    slots, next_start = (None, None) if noted is None else (noted.slots, noted.next_start)
+    limit = bounds.limit if bounds is not None else slots or 1
+    if limit == 1 and not is_open(ledger, first, now_us):
+        return None
+    expected = sum(
         row.key == key and is_expected(row, now_us) for row in ledger.work_items.values()
     )
+    if limit > 1:
+        held = sum(is_slot(each, of=key) and ledger.is_held(each) for each in ledger.keys)
+        if ledger.is_held(key) or expected + held >= limit:
+            return None
+    opens_us = next_start or 0
+    if bounds is not None and bounds.rate is not None:
+        opens_us = bounds.rate.opens_us(next_start, now_us)
+        for _ in range(expected):
+            opens_us = bounds.rate.charged_us(opens_us, max(opens_us, now_us))
+    elif expected and next_start is not None:
+        return None
+    return max(0, opens_us - now_us)
+
+
+def _is_awaited(row: Work, work: str | None, now_us: int) -> bool:
+    """Whether it waits, or is expected; of this very work, until it was sent again."""
+    called_once = not (row.call or "").startswith(_SENT)
+    mine = row.id == work and called_once
+    return stands(row) and (row.due is None or mine or is_expected(row, now_us))
+
+
+def keeps(row: Work) -> bool:
+    """Whether it is strict, and does not wait: it was sent, or has begun, and has not ended."""
+    placed = row.parked is not None and bool(row.strict)
+    return placed and row.due is not None and row.state in _SENDABLE
+
+
+def _place(row: Work) -> tuple[int, int]:
+    return row.rank or 0, row.parked or 0
+
+
+def _is_full(ledger: _Rows, row: Work | None, request: ClaimRequest) -> bool:
+    if request.max_waiting is None or (row is not None and (row.parked or row.attempts)):
+        return False
+    of_key = [each for each in ledger.work_items.values() if each.key == request.line]
+    return sum(map(stands, of_key)) >= request.max_waiting
+
+
+def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
+    by = object()
+    try:
+        with ledger.locking(by, [("work", claim.work)]):
+            row = ledger.work_items.get(str(claim.work))
+            mine = State.FAILED, claim.fence, str(claim.owner)
+            if row is None or row.parked is None or (row.state, row.fence, row.owner) != mine:
+                return False
+            retries = claim.request.message.retries + 1
+            ledger.work_items[row.id] = replace(row, retries=retries, **values)
+            return True
+    finally:
+        ledger.unlock(by)
 
 
 def is_expected(row: Work, now_us: int) -> bool:
@@ -257,14 +374,19 @@ def stands(row: Work) -> bool:
     return row.parked is not None and row.state is State.NEW
 
 
-def _is_untold(row: Work) -> bool:
+def is_untold(row: Work) -> bool:
     """Whether a newer message took its place while it waited, and its caller has not heard."""
-    return row.parked is not None and row.state is State.FAILED
+    return row.parked is not None and row.state is State.FAILED and row.final
 
 
 def _first(rows: Iterable[Work], key: str) -> Work | None:
     waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
-    return min(waiting, key=lambda row: (row.parked or 0, row.id), default=None)
+    return min(waiting, key=lambda row: (_place(row), row.id), default=None)
+
+
+def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
+    call = json.loads(row.call or "{}")
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
 def may_park(row: Work, request: ClaimRequest) -> bool:
@@ -274,7 +396,7 @@ def may_park(row: Work, request: ClaimRequest) -> bool:
         return False
     if row.state is State.NEW:
         return row.call is None or same
-    return row.state is State.FAILED and not row.final
+    return row.state is State.FAILED and not row.final and (row.parked is None or same)
 
 
 def waits_again(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
@@ -327,7 +449,8 @@ class _Enqueue:
             row = self._row()
             if row is None:
                 new = self.ledger.new_work(self.request)
-                row = waits_again(new, self.request, due=self.due_us)
+                place = place_of(self.request, self.ledger.now_us()) if self.request.strict else {}
+                row = waits_again(new, self.request, due=self.due_us, **place)
                 self._put(row)
             else:
                 row = self._again(row)
@@ -350,7 +473,7 @@ class _Enqueue:
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row
-            values = {"final": True, "fingerprint": request.fingerprint}
+            values = {"final": True, "fingerprint": request.fingerprint, "parked": None}
             if not replaces:
                 values = {"final": False, "fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:

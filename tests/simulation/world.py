@@ -13,16 +13,18 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import taskguard.admission
+import taskguard.parking
 import taskguard.watchdog
 from simulation.history import CHANGED, BoomError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
     Crashed,
+    IdleError,
     Process,
     Scheduler,
     SimClock,
@@ -30,13 +32,22 @@ from simulation.scheduler import (
     SimWakeup,
 )
 from simulation.servers import BrokerError, DatabaseError, PortLedger, PortLocks
-from taskguard.delivery import Delivery, MessageRef
+from taskguard.delivery import Delivery, MessageRef, Parking
 from taskguard.errors import (
     TaskguardError,
     TransactionAbandonedError,
     TransactionFailedError,
 )
-from taskguard.events import Event, Events, LockOverruled, Lost, StaleRefused, Takeover
+from taskguard.events import (
+    Called,
+    Event,
+    Events,
+    LockOverruled,
+    Lost,
+    Parked,
+    StaleRefused,
+    Takeover,
+)
 from taskguard.guard import Guard
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
@@ -45,6 +56,10 @@ from taskguard.policy import Policy
 from taskguard.runner import Runner
 
 __all__ = ["Message", "Task", "World"]
+
+# Nothing, a kill, a pause, a duplicate, a lock server that is emptied, a clock that jumps, a
+# transaction that is ended, the lock server's clock, a purge.
+_FAULT_WEIGHTS = (300, 2, 3, 2, 1, 1, 1, 1, 2)
 
 _BODIES = (
     "transaction",
@@ -97,7 +112,8 @@ class Message:
     retries: int = 0
     deferrals: int = 0
     ready_at_s: float = 0.0
-    sent_s: float = 0.0
+    sent_s: float | None = None
+    called: bool = False
 
     @property
     def number(self) -> tuple[int, int]:
@@ -222,6 +238,8 @@ class Worker:
             Takeover: "takeovers",
             Lost: "leases lost",
             LockOverruled: "locks overruled",
+            Parked: "messages parked",
+            Called: "messages called",
         }
         if type(event) in names:
             self.world.counts[names[type(event)]] += 1
@@ -232,13 +250,12 @@ class Worker:
         world = self.world
         world.boundary(self.process, "broker.publish asked")
         lost = world.loses("broker.publish")
-        made = Message(
-            message.id,
-            message.task,
-            message.retries + retries,
-            deferrals,
-            world.scheduler.now_s + delay_s,
-            message.sent_s,
+        made = replace(
+            message,
+            retries=message.retries + retries,
+            deferrals=deferrals,
+            ready_at_s=world.scheduler.now_s + delay_s,
+            called=False,
         )
         if lost != "question":
             world.publish(made)
@@ -293,6 +310,8 @@ class Worker:
             queue=PortQueue(self, message, max_delay_s=self.world.visibility_s / 4),
             by_message=task.by_message,
             published_at_s=message.sent_s,
+            parking=self.world.parking_of(self, message),
+            called=message.called,
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
@@ -349,6 +368,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.history = History(self)
         self.faulty = False
+        self.has_faults = True
         self.open: dict[int, OpenTransaction] = {}
         self.has_locks = not choices.one_in(5)
         self.deploys = choices.one_in(2)
@@ -359,6 +379,7 @@ class World:
         self._owners = 0
         self._workers = 0
         self._idle_s = 8.0
+        self.fault_weights: tuple[int, ...] = _FAULT_WEIGHTS
         # For mutants.
         self.acknowledges_first = False
         self.publishes_again = True
@@ -378,12 +399,13 @@ class World:
             try:
                 self._fill()
                 many = 150 + 100 * self.choices.pick((1, 1, 1))
-                self.faulty = True
-                self.scheduler.run(
-                    after_step=self._after_step,
-                    until=lambda: self.scheduler.steps >= many or self._quiet(),
-                    limit=many,
-                )
+                self.faulty = self.has_faults
+                with contextlib.suppress(IdleError):  # until somebody comes to mend it
+                    self.scheduler.run(
+                        after_step=self._after_step,
+                        until=lambda: self.scheduler.steps >= many or self._quiet(),
+                        limit=many,
+                    )
                 self._calm()
                 self.scheduler.run(
                     after_step=self._after_step, until=self._quiet, limit=many + 6_000
@@ -424,7 +446,9 @@ class World:
                 when_s = self.clock.wall_s() - 60.0 + self.choices.pick((1, 1, 1, 1))
                 ready_s = self.scheduler.now_s + (0.0, 0.3, 1.5)[self.choices.pick((2, 1, 1))]
                 ready_s = ready_s if busy != "retry" else 0.0
-                message = Message(name, task, 0, 0, ready_s, sent_s.setdefault(name, when_s))
+                message = Message(
+                    name, task, ready_at_s=ready_s, sent_s=sent_s.setdefault(name, when_s)
+                )
                 self.publish(message)
         names = [name for name, _ in self.published]
         self.counts["ids used twice"] += len(names) - len(set(names))
@@ -433,6 +457,11 @@ class World:
 
     def _change(self) -> str:
         return ("key", "once_per", "")[self.choices.pick((2, 1, 1))]
+
+    def parking_of(self, worker: Worker, message: Message) -> Parking | None:
+        """How the message is parked; here none is."""
+        del worker, message
+        return None
 
     def start_worker(self) -> None:
         """One more; a deploy may be taken back, so that it has either guard."""
@@ -472,41 +501,56 @@ class World:
             raise Crashed
         self.say(f"{process.name} {name}")
         if self.faulty:
-            fault = self.choices.pick((300, 2, 3, 2, 1, 1, 1, 1, 2))
+            fault = self.choices.pick(self.fault_weights)
             if fault == 1:
                 self.counts["processes killed"] += 1
                 self.say(f"{process.name} KILLED")
                 scheduler.kill(process)
-                self.start_worker()
+                self.replace_process(process)
                 raise Crashed
             if fault == 2:
                 paused_s = (0.5, 1.5, 4.0, 12.0)[self.choices.pick((1, 2, 2, 1))]
                 self.counts["processes paused"] += 1
                 self.say(f"{process.name} PAUSED for {paused_s} s")
                 process.paused_until_s = scheduler.now_s + paused_s
-            if fault == 3:
-                self._duplicate()
-            if fault == 4:
-                self.counts["lock server emptied"] += 1
-                self.say("lock server EMPTIED")
-                self.locks.flush()
-            if fault == 5:
-                jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
-                if self.counts["keys purged"]:
-                    jump_s = abs(jump_s)  # what is purged is older than clocks are set back
-                self.counts["database clock jumped"] += 1
-                self.say(f"database clock JUMPS by {jump_s} s")
-                self.database_clock.ahead_s += jump_s
-                self.history.trusts_are_disjoint = False
-            if fault == 6:
-                self._abort_a_transaction()
-            if fault == 7:
-                self._set_the_lock_servers_clock_back()
-            if fault == 8:
-                gone = self.ledger.purge_keys()
-                self.counts["keys purged"] += gone
-                self.say(f"keys PURGED: {gone}")
+            if fault > 2:
+                self.strike(fault)
         scheduler.step()
+
+    def replace_process(self, process: Process) -> None:
+        """Whoever was killed has a successor."""
+        del process
+        self.start_worker()
+
+    def strike(self, fault: int) -> None:
+        """What befalls servers and messages, by its place in `_FAULT_WEIGHTS`."""
+        (
+            self._duplicate,
+            self._empty_the_lock_server,
+            self._let_the_clock_jump,
+            self._abort_a_transaction,
+            self._set_the_lock_servers_clock_back,
+            self._purge_keys,
+        )[fault - 3]()
+
+    def _empty_the_lock_server(self) -> None:
+        self.counts["lock server emptied"] += 1
+        self.say("lock server EMPTIED")
+        self.locks.flush()
+
+    def _let_the_clock_jump(self) -> None:
+        jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
+        if self.counts["keys purged"]:
+            jump_s = abs(jump_s)  # what is purged is older than clocks are set back
+        self.counts["database clock jumped"] += 1
+        self.say(f"database clock JUMPS by {jump_s} s")
+        self.database_clock.ahead_s += jump_s
+        self.history.trusts_are_disjoint = False
+
+    def _purge_keys(self) -> None:
+        gone = self.ledger.purge_keys()
+        self.counts["keys purged"] += gone
+        self.say(f"keys PURGED: {gone}")
 
     def _duplicate(self) -> None:
         held = [each.message for each in self.broker.taken.values()]
@@ -574,6 +618,12 @@ class World:
         self.history.released(owner, before, self.locks.held())
         return released
 
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        before = self.locks.held()
+        answer = self.locks.release_and_take_hint(key, owner)
+        self.history.released(owner, before, self.locks.held())
+        return answer
+
     def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
         found = self.ledger.claim(request)
         if isinstance(found, Claimed):
@@ -583,6 +633,8 @@ class World:
         return found
 
     def _note_guard(self, claim: Claim) -> None:
+        if claim.work is None:
+            return
         guards = self._claimed_by.setdefault(claim.work_ids[-1], set())
         before = len(guards)
         guards.add(bool(claim.formerly))
@@ -647,7 +699,8 @@ class World:
             "start_thread",
             lambda function: scheduler.spawn(scheduler.process, function),
         )
-        put(taskguard.admission, "new_owner", lambda message="": self.owner(message))
+        for module in (taskguard.admission, taskguard.parking):
+            put(module, "new_owner", lambda message="": self.owner(message))
 
     def owner(self, message: str = "") -> Owner:
         """Nonces in order, so that a trace reads well."""

@@ -64,6 +64,14 @@ class CrashRig:
         if kind == "twice":
             self._rq.push_job_id(job.id)
 
+    def send_in_line(self, item: str, line: str, at: str | None) -> None:
+        """One message of a line."""
+        if self.queue == "celery":
+            self.jobs.in_line.apply_async((item, line, at), task_id=item)
+        else:
+            retry = Retry(max=5, interval=1)
+            self._rq.enqueue(self.jobs.in_line_by_rq, item, line, at, job_id=item, retry=retry)
+
     def state(self, item: str) -> State | None:
         view = self.ledger.view(f"{self.task} item:{item}")
         return None if view is None else view.state
@@ -84,6 +92,10 @@ class CrashRig:
 
     def struck(self, item: str) -> bool:
         return (self.folder / f"struck {item}").exists()
+
+    def began(self, line: str) -> list[str]:
+        """Which bodies of a line began, one after the other."""
+        return (self.folder / f"order {line}").read_text().split()
 
     def effects(self) -> Counter[str]:
         with self.engine.connect() as db:
@@ -115,6 +127,7 @@ def crash_rig(
         (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
         (taskguard_celery.decorator, "CeleryParking", taskguard_celery.decorator.CeleryParking),
         (taskguard_rq.decorator, "RQQueue", taskguard_rq.decorator.RQQueue),
+        (taskguard_rq.decorator, "RQParking", taskguard_rq.decorator.RQParking),
     ):
         monkeypatch.setattr(module, name, value)
     made = CrashRig(queue, valkey, database, folder)

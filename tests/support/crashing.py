@@ -58,6 +58,8 @@ rq_queue = taskguard_rq.decorator.RQQueue
 taskguard_celery.decorator.CeleryQueue = lambda task: crashes.queue(celery_queue(task))  # type: ignore[assignment,misc,arg-type]
 taskguard_celery.decorator.CeleryParking = lambda task: crashes.parking(celery_parking(task))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.decorator.RQQueue = lambda job: crashes.queue(rq_queue(job))  # type: ignore[assignment,misc,arg-type]
+rq_parking = taskguard_rq.decorator.RQParking
+taskguard_rq.decorator.RQParking = lambda job: crashes.parking(rq_parking(job))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.configure(locks=locks, ledger=ledger)
 
 
@@ -131,9 +133,35 @@ def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:
 def in_line(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Its first one takes a moment, so that others find the key taken."""
     del at
+    _take_turn(item, 0.3, guard)
+
+
+def _take_turn(item: str, seconds: float, guard: Guard) -> None:
     with crashes.around("body"):
         if item.endswith("first"):
-            time.sleep(0.3)
+            time.sleep(seconds)
+        with guard.transaction() as db:
+            _write(db, item)
+
+
+@app.task(shared=False, autoretry_for=(Boom,), default_retry_delay=1, max_retries=1)
+@crashing
+@taskguard_celery.guarded_task(
+    key="line:<kind>",
+    once_per="item:<item>",
+    busy="park",
+    order="strict",
+    ttl_s=TTL_S,
+    max_crashes=20,
+)
+def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """Of the line `kind`. Its first one fails once, the second one for good."""
+    del at
+    with (FOLDER / f"order {kind}").open("a") as file:
+        file.write(f"{item}\n")
+    with crashes.around("body"):
+        if item.endswith("second") or (item.endswith("first") and guard.attempt == 1):
+            raise Boom(item)
         with guard.transaction() as db:
             _write(db, item)
 
@@ -143,3 +171,13 @@ def in_line(item: str, kind: str, at: str | None, guard: Guard) -> None:
 def by_rq(item: str, kind: str, at: str | None, guard: Guard) -> str:
     del at
     return work(item, kind, guard)
+
+
+@crashing
+@taskguard_rq.guarded_job(
+    key="line:<kind>", once_per="item:<item>", busy="park", ttl_s=TTL_S, max_crashes=20
+)
+def in_line_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """The same; a work horse takes longer to come."""
+    del at
+    _take_turn(item, 1.0, guard)

@@ -84,6 +84,23 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
         effect(db, invoice, guard)
 
 
+@guarded_job(key="account:<account>", once_per="message", limit=2, ttl_s=TTL_S)
+def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> int:
+    """Two at a time for each account. Returns how many were at work when it began."""
+    step(account, "began")
+    with engine().connect() as db:
+        count = sa.text("select count(*) from steps where item = :item and name = :name")
+        began, ended = (
+            db.execute(count, {"item": account, "name": name}).scalar_one()
+            for name in ("began", "ended")
+        )
+    time.sleep(seconds)
+    with guard.transaction() as db:
+        effect(db, f"{account} {number}", guard)
+    step(account, "ended")
+    return int(began - ended)
+
+
 @guarded_job(**deploys.guard_of("invoice:<invoice>"), ttl_s=TTL_S)
 def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
@@ -170,6 +187,24 @@ def book(account: int, guard: Guard) -> None:
     """Once for each message."""
     with guard.transaction() as db:
         effect(db, account, guard)
+
+
+@guarded_job(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> int:
+    """Stands in line for its key; the first attempt may wait for a step "go"."""
+    item = f"{name} {number}"
+    step(item, "began")
+    while waits and guard.attempt == 1 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
+@guarded_job(key="newest:<invoice>", busy="park", ttl_s=TTL_S)
+def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
+    """As `index`, in line behind who holds its key."""
+    return index.__wrapped__(invoice, words, waits, guard=guard)  # type: ignore[no-any-return]
 
 
 @guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])

@@ -25,20 +25,26 @@ HERE = Path(__file__).resolve().parent.parent
 class Office:
     """Everything that a test of real RQ workers looks at."""
 
-    def __init__(self, *, broker: str, locks: str, database: str, folder: Path) -> None:
+    def __init__(
+        self, *, broker: str, locks: str, database: str, folder: Path, tables: bool = True
+    ) -> None:
         self.environment = {"TASKGUARD_LOCKS_URL": locks, "TASKGUARD_LEDGER_URL": database}
         self.broker = broker
         self.connection = redis.Redis.from_url(broker)
         self.queue = Queue("invoices", connection=self.connection)
         self.folder = folder
         self.ledger = SqlLedger(database)
-        self.ledger.create_schema()
         self.engine = sa.create_engine(database)
+        if tables:
+            self._create_tables()
+        self._workers: list[Family] = []
+
+    def _create_tables(self) -> None:
+        self.ledger.create_schema()
         with self.engine.begin() as db:
             # No unique index: a double effect has to be seen.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
             db.execute(sa.text("create table steps (item text, name text, pid int)"))
-        self._workers: list[Family] = []
 
     def worker(
         self, kind: str = "taskguard_rq.GuardedWorker", *options: str, **environment: str
@@ -47,7 +53,7 @@ class Office:
 
         Environment variables are given by name.
         """
-        log = self.folder / f"worker-{len(self._workers)}.log"
+        log = self.folder / f"worker-rq-{len(self._workers)}.log"
         command = [sys.executable, "-m", "rq.cli", "worker", "invoices", "-u", self.broker]
         command += ["--worker-class", kind, *options]
         environment = {

@@ -183,6 +183,18 @@ def in_order(place: Place) -> Iterator[None]:
     place.twice(place.book, 7, 100)
     assert place.memory.events[0].key == "account:7"
     assert place.events()["completed"] == 1
+    yield
+    place.twice(place.transfer, 8, 100)
+    assert place.events()["completed"] == 2
+
+
+@around("docs/how-to/limits.md")
+def limits(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.sync, 7, 1)
+    assert place.memory.events[0].key == "account:7"
+    assert place.events()["completed"] == 1
 
 
 @around("docs/how-to/latest-wins.md")

@@ -135,6 +135,78 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
 @guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """Stands in line for its key, and takes `seconds`; later attempts take no time."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.by_two")
+@guarded_task(key="queue:<name>", once_per="message", limit=2, ttl_s=TTL_S)
+def by_two(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Two at a time; who comes too many is put off."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.queue_up_by_two")
+@guarded_task(key="queue:<name>", once_per="message", busy="park", limit=2, ttl_s=TTL_S)
+def queue_up_by_two(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Two at a time, the others in line."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.at_times")
+@guarded_task(key="queue:<name>", once_per="message", rate="5/s", ttl_s=TTL_S)
+def at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Five in a second; who comes too early is put off."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.queue_up_at_times")
+@guarded_task(key="queue:<name>", once_per="message", busy="park", limit=4, rate="5/s", ttl_s=TTL_S)
+def queue_up_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Five in a second, the others in line."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.by_priority")
+@guarded_task(
+    key="queue:<name>",
+    once_per="message",
+    busy="park",
+    order="priority",
+    max_waiting=9,
+    ttl_s=TTL_S,
+)
+def by_priority(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The same in a line whose order is that of priorities, with nine places."""
+    return _take_turn(name, number, seconds, guard)
+
+
+@task(
+    name="shop.strictly",
+    bind=True,
+    autoretry_for=(ValueError,),
+    max_retries=2,
+    default_retry_delay=1,
+)
+@guarded_task(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
+def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard) -> int:
+    """In a line in which nobody goes before one that is to be retried; `how` it ends at first."""
+    item = f"{name} {number}"
+    step(item, "began")
+    while guard.attempt == 1 and number == 0 and not _may_go():
+        time.sleep(0.05)
+    step(item, "ended")
+    if how == "fails" or (how == "fails twice" and guard.attempt < 3):
+        raise ValueError(item)
+    if how == "retries" and guard.attempt == 1:
+        raise self.retry(countdown=3)
+    if how == "dies" and guard.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
+def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
     if guard.attempt == 1:
         time.sleep(seconds)

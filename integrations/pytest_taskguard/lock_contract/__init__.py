@@ -20,6 +20,7 @@ Read next: `server.py`, then `leases.py`.
 from __future__ import annotations
 
 from pytest_taskguard.lock_contract.contention import TestContention
+from pytest_taskguard.lock_contract.hints import TestHints
 from pytest_taskguard.lock_contract.leases import (
     TestAcquire,
     TestHandOver,
@@ -44,6 +45,7 @@ __all__ = [
     "TestClose",
     "TestContention",
     "TestHandOver",
+    "TestHints",
     "TestOrder",
     "TestRelease",
     "TestRenew",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, LockProvider
+from taskguard.locks.base import NOBODY, Granted, Held, Hold, LockProvider
 
 __all__ = [
     "KEY",
@@ -22,6 +22,7 @@ __all__ = [
     "abandoned",
     "granted",
     "kept_s",
+    "known",
     "locks",
     "renewed",
     "slack_s",
@@ -87,6 +88,11 @@ def granted(
     answer = take(locks, keys, owner, ttl_s=ttl_s, with_fence=with_fence)
     assert isinstance(answer, Granted)
     return answer
+
+
+def known(locks: LockProvider, *owners: Owner) -> set[Owner]:
+    """Who may be told to be the holder, where it is one of these."""
+    return set(owners) if locks.traits.owners else {*owners, NOBODY}
 
 
 def renewed(

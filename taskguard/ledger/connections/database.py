@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -35,12 +35,15 @@ from taskguard.ledger.connections.engine import (
 )
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
-from taskguard.ledger.connections.pools import Lifo, Pools
+from taskguard.ledger.connections.pools import Lifo, Pools, on_other_pool
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 from taskguard.ledger.refusals import NoConnectionError
 
-__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "driver_of"]
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "Lone", "driver_of"]
 
 _T = TypeVar("_T")
 
@@ -58,6 +61,15 @@ _MOST_SAID = 300
 
 class LockTimeoutError(LedgerUnavailableError):
     """Another transaction holds the row."""
+
+
+class Lone(Protocol):
+    """Who has a connection that is in no pool."""
+
+    connection: Any
+
+    def invalidate(self, error: BaseException | None) -> None:
+        """The connection is of no use any more."""
 
 
 class CannotWriteError(LedgerUnavailableError):
@@ -177,9 +189,9 @@ class Database:
                 driver = driver_of(db)
                 if self.begins_itself:
                     # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
-                    deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place)
+                    deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place, watched=False)
                     with deadline, _DriverCall(self, db, driver):
-                        self._libpq.run(driver, _opening(idle_s))
+                        self._libpq.run(driver, _opening(idle_s), deadline)
                 else:
                     refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
@@ -222,12 +234,13 @@ class Database:
         limit_s = self.lock_timeout_s
         with (
             self.pools.ledgers as engine,
-            _Taken(self, engine, _LONGEST_ANSWER_S + limit_s) as pooled,
-            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+            _Taken(self, engine, _LONGEST_ANSWER_S + limit_s) as taken,
+            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
-            self.dialect.limit_waiting(connection, pooled.info, limit_s)
+            info = taken.pooled.info
+            self.dialect.limit_waiting(connection, info, limit_s)
             try:
-                return self._executed.ask(connection, pooled.info, statement, values)
+                return self._executed.ask(connection, info, statement, values)
             except self.engine.dialect.loaded_dbapi.Error:
                 connection.rollback()  # one that was killed ran none of its handlers
                 raise
@@ -240,10 +253,47 @@ class Database:
         """
         with (
             self.pools.locks as engine,
-            _Taken(self, engine, longest_s) as pooled,
-            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+            _Taken(self, engine, longest_s) as taken,
+            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
-            yield connection, pooled.info
+            yield connection, taken.pooled.info
+
+    def lone_connection(self) -> Any:
+        """A connection of the driver's that is in no pool, commits each statement, and stays open.
+
+        Raises what `translated()` says.
+        """
+        with self.translated():
+            pooled: Any = on_other_pool(self.engine).raw_connection()
+        connection = pooled.driver_connection
+        pooled.detach()
+        if self.engine.dialect.driver == "pymysql":
+            connection.autocommit(True)
+        else:
+            connection.autocommit = True
+        return connection
+
+    def ask_alone(
+        self,
+        lone: Lone,
+        statement: str,
+        values: dict[str, Any],
+        *,
+        longest_s: float,
+    ) -> list[Any]:
+        """The rows of one statement on a `lone_connection()`.
+
+        Told to `lone.invalidate()` where its state is not known any more.
+        """
+        connection = lone.connection
+        deadline = Deadline(connection, longest_s, place=self.place)
+        with deadline, _DriverCall(self, lone, connection):
+            by_psycopg = self.engine.dialect.driver == "psycopg"
+            rows = (self._rows if by_psycopg else _fetch)(connection, statement, values)
+        if deadline.passed:  # its answer came, and its socket was shut at the same moment
+            lone.invalidate(None)
+            raise LedgerUnavailableError(f"The database {self.place} answered too late.")
+        return rows
 
     def ask(
         self,
@@ -261,27 +311,29 @@ class Database:
         share = self.pools.renewals if renewal else self.pools.ledgers
         with (
             share as engine,
-            _Taken(self, engine, longest_s) as pooled,
-            _DriverCall(self, pooled, pooled.dbapi_connection) as connection,
+            _Taken(self, engine, longest_s, watched=False) as taken,
+            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
             if self.begins_itself:
-                return self._alone(pooled, connection, statement, values)
+                return self._alone(taken, connection, statement, values)
             before, connection.autocommit = connection.autocommit, True
             try:
-                return self._alone(pooled, connection, statement, values)
+                return self._alone(taken, connection, statement, values)
             finally:
                 if not connection.closed:
                     connection.autocommit = before
 
-    def _alone(self, pooled: Any, connection: Any, statement: str, values: Any) -> list[Any]:
+    def _alone(self, taken: _Taken, connection: Any, statement: str, values: Any) -> list[Any]:
         """The rows of a statement that sees the newest rows, whatever the role's default is."""
-        if LEVEL not in pooled.info:  # an Engine of the user's: asked once for each connection
-            [[pooled.info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {})
-        if pooled.info[LEVEL] == READ_COMMITTED:
-            return self._rows(connection, statement, values)
+        info, deadline = taken.pooled.info, taken.deadline
+        if LEVEL not in info:  # an Engine of the user's: asked once for each connection
+            [[info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {}, deadline)
+        if info[LEVEL] == READ_COMMITTED:
+            return self._rows(connection, statement, values, deadline)
+        deadline.watch()
         connection.execute(_BEGIN)
         try:
-            rows = self._rows(connection, statement, values)
+            rows = self._rows(connection, statement, values, deadline)
         except BaseException:
             if not connection.closed:
                 connection.rollback()
@@ -289,11 +341,19 @@ class Database:
         connection.commit()
         return rows
 
-    def _rows(self, connection: Any, statement: str, values: dict[str, Any]) -> list[Any]:
+    def _rows(
+        self,
+        connection: Any,
+        statement: str,
+        values: dict[str, Any],
+        deadline: Deadline | None = None,
+    ) -> list[Any]:
         """The rows of one statement, by psycopg."""
-        found = self._libpq.ask(connection, statement, values)
+        found = self._libpq.ask(connection, statement, values, deadline)
         if found is not None:
             return found
+        if deadline is not None:
+            deadline.watch()
         psycopg: Any = self.engine.dialect.loaded_dbapi
         if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
             # Left to the user's cursor class: one that binds values itself prepares nothing, for a
@@ -447,26 +507,35 @@ class _Translated(AbstractContextManager[None]):
 class _Taken:
     """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy."""
 
-    __slots__ = ("_database", "_deadline", "_engine", "_longest_s", "_pool", "_pooled")
+    __slots__ = ("_database", "_engine", "_longest_s", "_pool", "_watched", "deadline", "pooled")
 
-    def __init__(self, database: Database, engine: sa.Engine, longest_s: float) -> None:
+    def __init__(
+        self, database: Database, engine: sa.Engine, longest_s: float, *, watched: bool = True
+    ) -> None:
         self._database = database
         self._engine = engine
         self._longest_s = longest_s
+        self._watched = watched  # as `Deadline` has it
         self._pool = engine.pool if isinstance(engine.pool, Lifo) else None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         pool, database = self._pool, self._database
         with database.translated():
             pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
         try:
-            deadline = Deadline(pooled.dbapi_connection, self._longest_s, place=database.place)
+            deadline = Deadline(
+                pooled.dbapi_connection,
+                self._longest_s,
+                place=database.place,
+                watched=self._watched,
+            )
             deadline.__enter__()
         except BaseException:
             self._return(pooled, known=False)  # its deadline may stand
             raise
-        self._pooled, self._deadline = pooled, deadline
-        return pooled
+        self.pooled: Any = pooled
+        self.deadline = deadline
+        return self
 
     def __exit__(
         self,
@@ -477,10 +546,10 @@ class _Taken:
         known = False
         try:
             drivers_error = self._database.engine.dialect.loaded_dbapi.Error
-            self._deadline.__exit__(kind, error, trace)
+            self.deadline.__exit__(kind, error, trace)
             known = error is None or isinstance(error, (TaskguardError, drivers_error))
         finally:
-            self._return(self._pooled, known=known and not self._deadline.passed)
+            self._return(self.pooled, known=known and not self.deadline.passed)
 
     def _return(self, pooled: Any, *, known: bool) -> None:
         """Back to the pool. Not `known`: an interrupt came while an answer was on its way."""
@@ -497,7 +566,10 @@ class _DriverCall:
     """A block for calls of the driver itself: on an error it does what SQLAlchemy would do."""
 
     def __init__(
-        self, database: Database, pooled: sa.Connection | sa.PoolProxiedConnection, driver: Any
+        self,
+        database: Database,
+        pooled: sa.Connection | sa.PoolProxiedConnection | Lone,
+        driver: Any,
     ) -> None:
         self._database = database
         self._pooled = pooled

@@ -4,6 +4,9 @@ A server that is frozen, or behind a network that swallows packets, keeps its co
 kernel goes on acknowledging, and drivers wait for ever. So one native thread closes the socket of a
 connection that has waited too long, and the driver says that its connection is gone.
 
+Statements that go by `libpq.py` look at the time themselves, and need no thread: a process for one
+job has none.
+
 Guarantees: within a second after its deadline a call of the ledger's own ends, with psycopg,
 psycopg2 and PyMySQL. Does not bound how long a body's own statements and its COMMIT take.
 """
@@ -40,24 +43,34 @@ class Deadline:
         driver: the driver's own connection.
         longest_s: for how long, in seconds.
         place: the database, for people.
+        watched: a thread looks at the time, from the block's beginning; or from `watch()` on.
 
     Attributes:
-        passed: the connection did not answer in time, and its socket was shut.
+        at_s: when that is, by `time.monotonic()`.
+        passed: the connection did not answer in time, and was closed, or its socket shut.
     """
 
     # A class and not a generator: each statement of the ledger's has one.
-    __slots__ = ("_at_s", "_driver", "_longest_s", "_place", "passed")
+    __slots__ = ("_driver", "_longest_s", "_place", "_watched", "at_s", "passed")
 
-    def __init__(self, driver: Any, longest_s: float, *, place: str) -> None:
+    def __init__(self, driver: Any, longest_s: float, *, place: str, watched: bool = True) -> None:
         self.passed = False
+        self._watched = watched
         self._driver = driver
         self._longest_s = longest_s
         self._place = place
-        self._at_s = time.monotonic() + longest_s
+        self.at_s = time.monotonic() + longest_s
 
     def __enter__(self) -> Self:
-        _watch.add(self)
+        if self._watched:
+            _watch.add(self)
         return self
+
+    def watch(self) -> None:
+        """Let a thread look at the time from now on."""
+        if not self._watched:
+            self._watched = True
+            _watch.add(self)
 
     def __exit__(
         self,
@@ -65,7 +78,8 @@ class Deadline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _watch.remove(self)
+        if self._watched:
+            _watch.remove(self)
         if self.passed and isinstance(error, Exception):
             raise LedgerUnavailableError(
                 f"The database {self._place} gave no answer within {self._longest_s:g} s; the "
@@ -74,7 +88,7 @@ class Deadline:
 
     def peek(self, now_s: float) -> None:
         """Shut the socket if the time is up."""
-        if not self.passed and now_s >= self._at_s:
+        if not self.passed and now_s >= self.at_s:
             self.passed = True
             with contextlib.suppress(Exception):  # closed already
                 shared = _socket.socket(fileno=os.dup(_fileno(self._driver)))
@@ -86,11 +100,11 @@ class Deadline:
     @contextmanager
     def put_off(self) -> Iterator[None]:
         """In the block no answer of the server is waited for; after it the time begins anew."""
-        self._at_s = float("inf")
+        self.at_s = float("inf")
         try:
             yield
         finally:
-            self._at_s = time.monotonic() + self._longest_s
+            self.at_s = time.monotonic() + self._longest_s
 
 
 def _fileno(driver: Any) -> int:

@@ -21,9 +21,13 @@ import functools
 import re
 from collections.abc import Callable, Generator, Mapping
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskguard.ledger.connections.sessions import POOLED, PREPARED
+
+if TYPE_CHECKING:
+    from taskguard.ledger.connections.deadlines import Deadline
 
 __all__ = ["FORGOTTEN", "NOT_SENT", "Commit", "Libpq", "Numbered", "numbered"]
 
@@ -121,13 +125,21 @@ class Libpq:
         self._fetch = psycopg.generators.fetch_many
         self._error_of = psycopg.errors.error_from_result
         self._error = psycopg.Error
+        self._too_late = psycopg.OperationalError
         self._has_pipelines = psycopg.Pipeline.is_supported()
         self._prepares = True
 
     def ask(
-        self, connection: Any, statement: str, values: Mapping[str, Any]
+        self,
+        connection: Any,
+        statement: str,
+        values: Mapping[str, Any],
+        deadline: Deadline | None = None,
     ) -> list[tuple[Any, ...]] | None:
-        """The rows of one statement; None: it is for a cursor. Raises psycopg's errors."""
+        """The rows of one statement; None: it is for a cursor. Raises psycopg's errors.
+
+        Where no answer has come by the deadline, the connection is closed.
+        """
         sendable = self._sendable(connection, statement, values)
         if sendable is None:
             return None
@@ -136,14 +148,14 @@ class Libpq:
             prepared: dict[bytes, bool] | None = kept.setdefault(PREPARED, {})
             if prepared is None or not self._prepares or kept[POOLED]:
                 pgconn.send_query_params(asked.sent, sent)
-                return self._rows(connection)
+                return self._rows(connection, deadline)
             alone = pgconn.transaction_status == _IDLE
             try:
-                if self._is_prepared(connection, asked, prepared):
+                if self._is_prepared(connection, asked, prepared, deadline):
                     pgconn.send_query_prepared(asked.prepared, sent)
                 else:
                     pgconn.send_query_params(asked.sent, sent)
-                return self._rows(connection)
+                return self._rows(connection, deadline)
             except self._error as error:
                 if error.sqlstate in FORGOTTEN:
                     self._prepares = False
@@ -153,7 +165,7 @@ class Libpq:
                 if not alone:
                     raise
             pgconn.send_query_params(asked.sent, sent)
-            return self._rows(connection)
+            return self._rows(connection, deadline)
 
     def ask_and_commit(self, connection: Any, statement: str, values: Mapping[str, Any]) -> Commit:
         """A transaction's last statement and its COMMIT, in one message.
@@ -198,11 +210,11 @@ class Libpq:
             failed = committed.status != _COMMAND_OK
             return Commit(sent=True, error=self._error_of(committed) if failed else None)
 
-    def run(self, connection: Any, statements: str) -> None:
-        """Statements without values and without rows, in one message. Raises psycopg's errors."""
+    def run(self, connection: Any, statements: str, deadline: Deadline) -> None:
+        """Statements without values and without rows, in one message. Raises as `ask()` does."""
         with connection.lock:
             connection.pgconn.send_query(statements.encode())
-            for result in connection.wait(self._execute(connection.pgconn)):
+            for result in self._answers(connection, deadline):
                 if result.status != _COMMAND_OK:
                     raise self._error_of(result)
 
@@ -222,12 +234,18 @@ class Libpq:
             return None
         return asked, sent
 
-    def _is_prepared(self, connection: Any, asked: Numbered, prepared: dict[bytes, bool]) -> bool:
+    def _is_prepared(
+        self,
+        connection: Any,
+        asked: Numbered,
+        prepared: dict[bytes, bool],
+        deadline: Deadline | None = None,
+    ) -> bool:
         """From its second time on: a connection of a process for one job has no second time."""
         known = prepared.get(asked.prepared)
         if known is False:
             connection.pgconn.send_prepare(asked.prepared, asked.sent)
-            self._rows(connection)
+            self._rows(connection, deadline)
         prepared[asked.prepared] = known is not None
         return known is not None
 
@@ -259,8 +277,31 @@ class Libpq:
         completed, committed, _ = connection.wait(fetch())
         return completed, committed
 
-    def _rows(self, connection: Any) -> list[tuple[Any, ...]]:
-        [*_, result] = connection.wait(self._execute(connection.pgconn))
+    def _answers(self, connection: Any, deadline: Deadline | None) -> list[Any]:
+        waiting = self._execute(connection.pgconn)
+        if deadline is not None:
+            waiting = self._until(deadline, connection, waiting)
+        found: list[Any] = connection.wait(waiting)
+        return found
+
+    def _until(
+        self, deadline: Deadline, connection: Any, waiting: Generator[Any, Any, Any]
+    ) -> Generator[Any, Any, Any]:
+        """Wait until the deadline: psycopg comes by ten times a second, to look for interrupts."""
+        try:
+            state = next(waiting)
+            while True:
+                ready = yield state
+                if monotonic() >= deadline.at_s:
+                    deadline.passed = True
+                    connection.close()
+                    raise self._too_late("no answer in time")
+                state = waiting.send(ready)
+        except StopIteration as done:
+            return done.value
+
+    def _rows(self, connection: Any, deadline: Deadline | None) -> list[tuple[Any, ...]]:
+        [*_, result] = self._answers(connection, deadline)
         if result.status == _COMMAND_OK:
             return []
         if result.status != _TUPLES_OK:

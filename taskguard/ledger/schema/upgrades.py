@@ -88,6 +88,14 @@ def _mysql_if(count: str, there: str, statement: str) -> tuple[str, ...]:
     )
 
 
+def _lines_to_4(rank: str) -> tuple[str, ...]:
+    """What has ended leaves its line, and all who wait are of one rank; `rank`, as it is quoted."""
+    return (
+        "UPDATE taskguard_work SET parked = NULL WHERE parked IS NOT NULL AND state <> 'NEW'",
+        f"UPDATE taskguard_work SET {rank} = 0 WHERE parked IS NOT NULL",  # noqa: S608 - ours
+    )
+
+
 # Version 1 is the first.
 STEPS: tuple[Step, ...] = (
     Step(
@@ -200,15 +208,89 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         to=4,
-        why="of messages that take each other's place it is known when the newest was sent that "
-        "has begun: the column `stamp`",
+        why="a line has ranks, and work may keep its place in it: the columns `rank` and `strict`; "
+        "what has ended stands in no line; several may hold a key at once, and how often it is "
+        "begun may be limited: how many slots it has is in the column `slots`, when the next start "
+        "is allowed in `next_start`; of messages that take each other's place it is known when the "
+        "newest was sent that has begun: the column `stamp`",
         statements={
-            "postgresql": ("ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",),
-            "mariadb": ("ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",),
-            "mysql": _mysql_unless(
-                "taskguard_keys", "stamp", "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT"
+            "postgresql": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rank INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
+                *_lines_to_4("rank"),
+                "DROP INDEX IF EXISTS taskguard_work_parked",
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work "
+                    "(key, rank, parked) WHERE parked IS NOT NULL"
+                ),
             ),
-            "sqlite": ("ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",),
+            "mariadb": (
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS `rank` INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
+                *_lines_to_4("`rank`"),
+                "DROP INDEX IF EXISTS taskguard_work_parked ON taskguard_work",
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work "
+                    "(`key`(255), `rank`, parked)"
+                ),
+            ),
+            "mysql": (
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "slots",
+                    "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                ),
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "next_start",
+                    "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                ),
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "stamp",
+                    "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",
+                ),
+                *_mysql_unless(
+                    "taskguard_work",
+                    "rank",
+                    "ALTER TABLE taskguard_work ADD COLUMN `rank` INTEGER",
+                ),
+                *_mysql_unless(
+                    "taskguard_work",
+                    "strict",
+                    "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
+                ),
+                *_lines_to_4("`rank`"),
+                *_mysql_if(
+                    "> 0",
+                    "statistics WHERE table_schema = database() "
+                    "AND index_name = 'taskguard_work_parked'",
+                    "DROP INDEX taskguard_work_parked ON taskguard_work",
+                ),
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work "
+                    "(`key`(255), `rank`, parked)"
+                ),
+            ),
+            "sqlite": (
+                "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
+                "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",
+                "ALTER TABLE taskguard_work ADD COLUMN rank INTEGER",
+                "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
+                *_lines_to_4("rank"),
+                "DROP INDEX taskguard_work_parked",
+                (
+                    "CREATE INDEX taskguard_work_parked ON taskguard_work (key, rank, parked) "
+                    "WHERE parked IS NOT NULL"
+                ),
+            ),
         },
     ),
 )

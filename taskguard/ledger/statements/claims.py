@@ -23,11 +23,11 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
 )
-from taskguard.ledger.statements.lines import is_behind
+from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
-__all__ = ["Claiming", "Seen", "claim", "decision_of", "peek", "peek_in"]
+__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 
 
 # The columns that decide a claim, and those that its answer tells.
@@ -36,19 +36,25 @@ _COLUMNS = (
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
     "crashed_owner", "rounds",
 )  # fmt: skip
+_KEY_COLUMNS = (KEYS.c.key, KEYS.c.fence, KEYS.c.owner, KEYS.c.lease_until)
 
 
-def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
-    """Decide and record, in one transaction, whether this delivery may run."""
+def claim(
+    database: Database, request: ClaimRequest, *, by: type[LockedClaim] | None = None
+) -> ClaimAnswer:
+    """Decide and record, in one transaction, whether this delivery may run.
+
+    `by`: how, once the rows are to be locked; None: as the claim of a key that is not bounded.
+    """
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
-            found = peek_in(database, db, request)
+            found = _peek(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
                 _settle(db, request, found)
                 _catch_up(db, found)
                 return found.answer(request)
-        return Claiming(database, db, request).decide()
+        return (by or LockedClaim)(database, db, request).decide()
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
@@ -65,7 +71,7 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         return
     if not put_off:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None))
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, parked=None))
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -113,11 +119,10 @@ class Seen(NamedTuple):
 def peek(database: Database, request: ClaimRequest) -> Seen:
     """What a claim would find."""
     with database.transaction() as db:
-        return peek_in(database, db, request)
+        return _peek(database, db, request)
 
 
-def peek_in(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
-    """The same in the transaction of `db`."""
+def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
     records = _read(database, db, request)
     return Seen(records, decision_of(request, records, own), own)
@@ -195,7 +200,7 @@ def _statements(database: Database, keys: int) -> _Statements:
         read=Prepared(peek.with_for_update() if dialect.locks_joined else peek, sql),
         make_keys=Prepared(dialect.insert_missing(KEYS, new), sql),
         lock_keys=Prepared(
-            sa.select(KEYS).where(these).order_by(KEYS.c.key).with_for_update(), sql
+            sa.select(*_KEY_COLUMNS).where(these).order_by(KEYS.c.key).with_for_update(), sql
         ),
         take_keys=Prepared(
             sa.update(KEYS).where(these), sql, columns=("fence", "owner", "lease_until")
@@ -207,7 +212,7 @@ def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
     return Prepared(sa.insert(WORK), database.engine.dialect, columns=columns)
 
 
-class Claiming:
+class LockedClaim:
     """One claim with its rows locked: the user's own, then keys, in order, then the work."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
@@ -222,7 +227,7 @@ class Claiming:
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
             self._make_keys()
             self.keys = database.read(db, self.statements.lock_keys, self.names)
-        self.lock_beside()
+        self._lock_beside()
         if request.work is None:
             self.records = Records((None,), ((0, 0),), database.now_us(db))
         else:
@@ -232,7 +237,7 @@ class Claiming:
     def _make_keys(self) -> None:
         self.statements.make_keys.run(self.db, self.names)
 
-    def lock_beside(self) -> None:
+    def _lock_beside(self) -> None:
         """What else is to be locked between the keys and the work: nothing here."""
 
     def decide(self) -> ClaimAnswer:
@@ -243,30 +248,36 @@ class Claiming:
             return self._bury(self.row)
         if decision not in CLAIMABLE:
             return Seen(self.records, decision, self.own).answer(self.request)
-        live = self.holders()
+        live = self._holders()
         if live:
-            last = max(live, key=lambda key: key.lease_until)
-            return busy_key(last.owner, last.lease_until, self.row, self.now_us)
-        if self.request.in_line and self.is_behind():
-            return Busy(None, None, same_work=False, started=self.started)
-        return self.grant(decision)
+            return self._taken(max(live, key=lambda key: key.lease_until))
+        refused = self._held_up(decision)
+        return self._grant(decision) if refused is None else refused
 
-    @property
-    def started(self) -> bool:
-        """Whether somebody has claimed the work before."""
-        return self.row is not None and self.row.attempts > 0
-
-    def holders(self) -> list[Any]:
+    def _holders(self) -> list[Any]:
         """The rows of keys that somebody else holds."""
         return [
             key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
         ]
 
-    def is_behind(self) -> bool:
-        """Whether others, who wait for the key, go first."""
-        return is_behind(self.db, self.request, self.now_us)
+    def _taken(self, by: Any) -> Busy:
+        """Busy, for other work holds a key: this row."""
+        return busy_key(by.owner, by.lease_until, self.row, self.now_us)
 
-    def grant(self, decision: Decision) -> Claimed:
+    def _held_up(self, decision: Decision) -> Busy | None:
+        """What keeps the work from a key that is free; None: nothing."""
+        del decision
+        if self.request.in_line and is_behind(self.db, self.request, self.now_us):
+            return self._busy(None)
+        return None
+
+    def _busy(self, until_us: int | None, *, too_early: bool = False) -> Busy:
+        """Busy, and it is nobody's doing that could be named."""
+        after_s = None if until_us is None else max(0.0, (until_us - self.now_us) / 1e6)
+        started = self.row is not None and self.row.attempts > 0
+        return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
+
+    def _grant(self, decision: Decision) -> Claimed:
         """Write the claim."""
         mine = all(key.owner == self.owner for key in self.keys)
         if mine and (decision is Decision.SAME or self.request.work is None):
@@ -311,6 +322,8 @@ class Claiming:
             claim["fingerprint"] = request.fingerprint
         for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
             values = dict(claim)
+            if request.strict and work == request.work:
+                values |= self._kept_place(known)
             if call is not None and work == request.work:
                 values["due"] = until_us
                 if known is None or known.call != call:
@@ -322,9 +335,16 @@ class Claiming:
             else:
                 self._update(decision, known, values)
 
+    def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
+        """The place that it has, or gets, and keeps until it has ended."""
+        place: dict[str, Any] = place_of(self.request, self.now_us)
+        if known is not None:
+            place["parked"] = sa.func.coalesce(WORK.c.parked, place["parked"])
+        return place
+
     def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
-        values |= {"id": work, "task": request.task, "key": ",".join(request.keys)}
+        values |= {"id": work, "task": request.task, "key": request.line}
         values |= {"created": self.now_us, "final": 0}
         if row is None:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
@@ -389,6 +409,7 @@ class Claiming:
                 crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
+                parked=None,
                 finished=self.now_us,
             )
         )

@@ -1,13 +1,18 @@
 """Work that waits for its key: NEW, with its message stored, in the order in which it was sent.
 
-A parked message has been acknowledged: the record of its work is what is left of it. `parked` is
-its place in the line of its key: the moment at which it was sent (of a retry, at which it came).
+A parked message has been acknowledged: the record of its work is what is left of it. `rank` and
+`parked` are its place in the line of its key: those of a lower rank go first, then those that were
+sent before (a retry: that came before).
 `due` says whether it was called: NULL while it waits, else until when its message, which was sent
 again then, is expected. After that it is overdue, as any other work is (`outbox.py`).
 
+Work of `strict` requests has such a place from its enqueueing, or its first claim, until it has
+ended: also while it is PROCESSING, and FAILED with a retry to come. `due` then says when its
+message, which somebody else has sent, is overdue.
+
 Guarantees: parking is one transaction, flushed before it returns; work that is parked again keeps
-its place; nobody is called while the key is held, or while another one that was called is expected.
-A claim ends the waiting, whoever makes it.
+its place; nobody is called while the key is held, while another one that was called is expected, or
+behind strict work that has not ended. A claim ends the waiting, whoever makes it.
 
 Does not guarantee that only one is called at a time: two that look at the same moment may call two.
 The claim of the key decides, and who comes second is parked again, in its old place. Nor that
@@ -20,12 +25,15 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from taskguard.bounds import range_of_slots
+from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import ClaimRequest, Waiting
+from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
 from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
@@ -35,9 +43,14 @@ __all__ = [
     "Called",
     "call_next",
     "called",
+    "in_line",
     "is_behind",
+    "is_on_record",
+    "keep",
+    "leave",
     "open_keys",
     "park",
+    "place_of",
     "stands",
     "waiting",
 ]
@@ -45,92 +58,258 @@ __all__ = [
 
 WRITE_LOCK_S = 5.0
 
+# The place of who stands in no line: behind all of his rank.
+_LAST = 2**63 - 1
+
+
+def _in_order() -> tuple[sa.ColumnElement[Any], ...]:
+    """By what a line is in order."""
+    return WORK.c.rank, WORK.c.parked, WORK.c.id
+
 
 def stands(work: Any) -> sa.ColumnElement[bool]:
     """Whether it stands in the line of its key, called or not."""
     return sa.and_(work.c.parked.is_not(None), work.c.state == State.NEW.value)
 
 
+def in_line(work: Any) -> sa.ColumnElement[bool]:
+    """Whether it has a place: it waits, was called, or keeps it."""
+    return sa.or_(stands(work), keeps(work))
+
+
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Whether it was called a short while ago. One that was called again holds up nobody."""
-    return sa.and_(work.c.due > now_us, sa.func.substr(work.c.call, 1, 8) != '{"sent":')
+    return sa.and_(work.c.due > now_us, _called_once(work))
+
+
+def _called_once(work: Any) -> sa.ColumnElement[bool]:
+    return sa.func.substr(work.c.call, 1, 8) != '{"sent":'
+
+
+def keeps(work: Any) -> sa.ColumnElement[bool]:
+    """Whether it is strict, and does not wait: it was sent, or has begun, and has not ended.
+
+    It holds up all who are behind it, however late it is.
+    """
+    states = work.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value])
+    placed = sa.and_(work.c.parked.is_not(None), work.c.strict == 1)
+    return sa.and_(placed, work.c.due.is_not(None), states)
+
+
+def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
+    """Whether it goes before that place. Said twice: databases use an index for one of the two."""
+    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
+    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
+    return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
 def is_behind(
-    db: sa.Connection, request: ClaimRequest, now_us: int, *, but: str | None = None
+    db: sa.Connection,
+    request: ClaimRequest,
+    now_us: int,
+    *,
+    room: int = 1,
+    but: str | None = None,
 ) -> bool:
-    """Whether somebody who came before this work waits for its key, or was called just now.
+    """Whether somebody who goes before this work waits for its key, or has not ended.
 
-    Of any task `but` one.
-
-    Nobody came before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands behind it.
+    Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
+    line is that of one message: another one of the same work stands behind it, until it was sent
+    again. `room`: for how many the key is free; fewer may have been called. `but`: of this task
+    nobody counts.
     """
-    own = sa.and_(WORK.c.state == State.NEW.value, WORK.c.message == request.message.name)
-    mine = sa.select(
-        sa.case((WORK.c.state == State.PROCESSING.value, 0), (own, WORK.c.parked))
-    ).where(WORK.c.id == request.work)
-    other = WORK.alias()
-    before = sa.and_(
-        other.c.key == request.keys[0],
-        stands(other),
-        sa.or_(other.c.due.is_(None), expected(other, now_us)),
-        other.c.parked < sa.func.coalesce(mine.scalar_subquery(), 2**63 - 1),
-    )
+    columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
+    sent_again = sa.and_(WORK.c.due.is_not(None), ~_called_once(WORK)).label("sent_again")
+    mine = db.execute(sa.select(*columns, sent_again).where(WORK.c.id == request.work)).first()
+    rank, place = request.rank, _LAST
+    if mine is not None and mine.state == State.PROCESSING.value:
+        return False
+    if mine is not None and mine.parked is not None:
+        if mine.message == request.message.name:
+            rank, place = mine.rank, mine.parked
+        elif mine.state == State.NEW.value and not mine.sent_again:
+            return True  # nothing else would answer that message
+    waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
+    before = [WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))]
     if but is not None:
-        before = sa.and_(before, other.c.task != but)
-    return db.execute(sa.select(sa.literal(1)).where(before).limit(1)).first() is not None
+        before.append(WORK.c.task != but)
+    # In order, for the first is mostly one who waits.
+    first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
+    found = db.execute(first).scalars().all()
+    return None in found or len(found) >= room
 
 
-def park(database: Database, request: ClaimRequest) -> bool:
+def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
     """Store the work with its call, at the end of its key's line or in the place that it has.
 
     False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result.
+    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
+    Raises LineFullError; two who come at once may both get the last place.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        now_us = database.now_us(db)
-        sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-        values = {**waiting_values(request, due=None), "parked": sent_us, "key": request.keys[0]}
-        new = new_record(request, created_us=now_us, **values)
-        db.execute(database.dialect.insert_missing(WORK, new))
-        waits = WORK.c.state == State.NEW.value
-        own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
-        failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-        later = sa.and_(
-            WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
+        if only_new and is_on_record(db, request):
+            return False
+        full = request.max_waiting is not None and _is_full(db, request)
+        parked = not full and _park(database, db, request)
+        if full:
+            _refuse(database, db, request)
+    if full:
+        raise LineFullError(
+            f"{request.task} {request.line}: {request.max_waiting} messages wait for this key, "
+            "which is all that max_waiting= allows. Nothing was run, and this message was not "
+            "stored. Send it again when fewer wait (`taskguard waiting --key …` lists them), or "
+            "allow more.",
+            key=request.line,
         )
-        place = sa.case((waits, sa.func.coalesce(WORK.c.parked, sent_us)), else_=now_us)
-        # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
-        changed = db.execute(
-            sa.update(WORK)
-            .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
-            .ordered_values(
-                (WORK.c.parked, place), *((n, v) for n, v in values.items() if n != "parked")
-            )
+    return parked
+
+
+def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether this is one too many. Who has a place, or has begun, is in no case."""
+    known = sa.or_(WORK.c.parked.is_not(None), WORK.c.attempts > 0)
+    is_known = sa.select(WORK.c.id).where(WORK.c.id == request.work, known)
+    if db.execute(is_known).first() is not None:
+        return False
+    standing = sa.select(sa.literal(1).label("one")).where(WORK.c.key == request.line, stands(WORK))
+    first = standing.limit(request.max_waiting).subquery()
+    count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
+    return count >= (request.max_waiting or 0)
+
+
+def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+    """NEW -> FAILED, of work that was enqueued with this message: nobody is to send it again."""
+    db.execute(
+        sa.update(WORK)
+        .where(
+            WORK.c.id == request.work,
+            WORK.c.state == State.NEW.value,
+            WORK.c.attempts == 0,
+            WORK.c.parked.is_(None),
+            WORK.c.message == request.message.name,
         )
+        .values(
+            state=State.FAILED.value,
+            final=0,
+            error="the line of its key was full",
+            due=None,
+            finished=database.now(),
+        )
+    )
+
+
+def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+    now_us = database.now_us(db)
+    place = place_of(request, now_us)
+    values = {**waiting_values(request, due=None), **place}
+    new = new_record(request, created_us=now_us, **values)
+    db.execute(database.dialect.insert_missing(WORK, new))
+    waits = WORK.c.state == State.NEW.value
+    own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    # A place that was kept is its message's.
+    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
+    later = sa.and_(
+        WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
+    )
+    # A retry stands at the end, unless its work has kept its place.
+    anew = sa.case((sa.or_(waits, sa.literal(request.strict)), place["parked"]), else_=now_us)
+    parked = sa.func.coalesce(WORK.c.parked, anew)
+    # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
+    changed = db.execute(
+        sa.update(WORK)
+        .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
+        .ordered_values(
+            (WORK.c.parked, parked), *((n, v) for n, v in values.items() if n != "parked")
+        )
+    )
+    return changed.rowcount == 1
+
+
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
+    """The columns of a place in the line of its key, as of the moment at which it was sent.
+
+    By a clock that is ahead it was sent now.
+    """
+    sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
+    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.line, **place}
+
+
+def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    """FAILED stays FAILED, in its place: its message was sent once more, one retry later.
+
+    Copies of it that are older are superseded by that number, as by its claim.
+    """
+    again: dict[str, Any] = {} if call is None else {"call": call}
+    due = database.now() + int(due_in_s * 1e6)
+    return _change_kept(database, claim, due=due, **again)
+
+
+def leave(database: Database, claim: Claim) -> bool:
+    """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
+
+    A copy of it that comes all the same is superseded: it has failed, and its place is another's.
+    """
+    return _change_kept(database, claim, due=None, parked=None)
+
+
+def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
+    left = sa.and_(
+        WORK.c.id == claim.work,
+        WORK.c.state == State.FAILED.value,
+        WORK.c.fence == claim.fence,
+        WORK.c.owner == str(claim.owner),
+        WORK.c.parked.is_not(None),
+    )
+    later = claim.request.message.retries + 1
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        changed = db.execute(sa.update(WORK).where(left).values(retries=later, **values))
         return changed.rowcount == 1
 
 
-def call_next(database: Database, key: str, *, app: str, expected_s: float) -> Called | None:
+def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether there is a record of the work, or of its message in it."""
+    one, message = sa.literal(1), MESSAGES.c.message == request.message.name
+    work = sa.select(one).where(WORK.c.id == request.work)
+    numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
+    return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None
+
+
+class Room(Protocol):
+    """Whether somebody may be called: in how many µs his work may begin; None: nobody may be."""
+
+    def __call__(self, db: sa.Connection, key: str, now_us: int) -> int | None: ...
+
+
+def call_next(
+    database: Database,
+    key: str,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    expected_s: float,
+    room: Room,
+) -> Called | None:
     """Note that the first who waits for the key is called, if it is free; None: nobody is.
 
-    Nor one of another namespace than `app`. Its message is to be sent now: without a claim of its
-    work within `expected_s` it is overdue.
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    of the time at which it may begin it is overdue.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         of_key = sa.and_(WORK.c.key == key, stands(WORK))
         head = (
-            sa.select(WORK.c.id, WORK.c.parked, WORK.c.call)
+            sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call)
             .where(of_key, WORK.c.due.is_(None))
-            .order_by(WORK.c.parked, WORK.c.id)
+            .order_by(*_in_order())
             .limit(1)
         )
         first = db.execute(head).first()
-        if first is None or json.loads(first.call).get("app", "") != app:
+        if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
-        if _is_taken(db, key, now_us):
+        wait_us = room(db, key, now_us)
+        if wait_us is None or _is_held_up(db, key, first):
             return None
         changed = db.execute(
             sa.update(WORK)
@@ -140,50 +319,105 @@ def call_next(database: Database, key: str, *, app: str, expected_s: float) -> C
                 WORK.c.parked == first.parked,
                 WORK.c.due.is_(None),
             )
-            .values(due=now_us + int(expected_s * 1e6))
+            .values(due=now_us + wait_us + int(expected_s * 1e6))
         )
-        return called(db, first.id) if changed.rowcount == 1 else None
+        return called(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
-def called(db: sa.Connection, work: str) -> Called:
-    """What is sent of work that was called."""
+def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
+    """What is sent of work that was called, for a message that is to come in `wait_us`."""
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
         MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
     )
-    return Called(*row, *(db.execute(numbers).first() or (None, None)))
+    found = Called(*row, *(db.execute(numbers).first() or (None, None)))
+    return found._replace(wait_us=wait_us)
 
 
-def _is_taken(db: sa.Connection, key: str, now_us: int) -> bool:
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
+
+
+def room(db: sa.Connection, key: str, now_us: int) -> int | None:
+    """Nobody may be called while the key is held, or another one is expected."""
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     called = sa.select(sa.literal(1)).where(WORK.c.key == key, stands(WORK), expected(WORK, now_us))
-    return db.execute(sa.union_all(held, called).limit(1)).first() is not None
+    return 0 if db.execute(sa.union_all(held, called).limit(1)).first() is None else None
 
 
-def open_keys(database: Database, *, app: str, limit: int) -> list[str]:
+def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
+    """Whether somebody before the first who waits keeps his place until his work has ended."""
+    kept = WORK.c.key == key, keeps(WORK), _before(first.rank, first.parked)
+    return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
+
+
+def open_keys(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int, ahead_s: float
+) -> list[str]:
     """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
 
-    Of one namespace: its relay alone knows where its messages go.
+    Where a key has slots: for which fewer are held and expected than these. With a rate: which
+    allows a start in at most `ahead_s`. Of one namespace, and of these queues: their relay alone
+    knows where their messages go.
     """
     with database.transaction(bounded=False) as db:
         now_us = database.now_us(db)
-        called = WORK.alias()
-        waiting = (
-            sa.select(WORK.c.key)
+        by_us = now_us + int(ahead_s * 1e6)
+        key = _keys_with_lines().c.key
+        first = (
+            sa.select(WORK.c.id)
             .where(
+                WORK.c.key == key,
                 stands(WORK),
                 WORK.c.due.is_(None),
                 _of_app(app),
-                ~sa.exists().where(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > now_us),
-                ~sa.exists().where(
-                    called.c.key == WORK.c.key, stands(called), expected(called, now_us)
-                ),
+                _of_queues(queues),
             )
-            .distinct()
-            .limit(limit)
+            .order_by(WORK.c.rank, WORK.c.parked)
+            .limit(1)
+            .correlate(key.table)
         )
-        return list(db.execute(waiting).scalars())
+        place = [
+            first.with_only_columns(column).scalar_subquery()
+            for column in (WORK.c.rank, WORK.c.parked)
+        ]
+        called, kept, several, early = WORK.alias(), WORK.alias(), KEYS.alias(), KEYS.alias()
+        of_key = called.c.key == key, stands(called), expected(called, now_us)
+        slots = sa.select(several.c.slots).where(several.c.key == key, several.c.slots > 1)
+        taken = sa.select(sa.func.count()).where(*of_key).scalar_subquery()
+        taken += holders(key, now_us)
+        waiting = sa.select(key).where(
+            first.scalar_subquery().is_not(None),
+            ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
+            sa.case(
+                (slots.exists(), taken < slots.scalar_subquery()),
+                else_=~sa.exists().where(*of_key),
+            ),
+            ~sa.exists().where(
+                kept.c.key == key,
+                keeps(kept),
+                sa.tuple_(kept.c.rank, kept.c.parked) < sa.tuple_(*place),
+            ),
+            ~sa.exists().where(early.c.key == key, early.c.next_start > by_us),
+        )
+        return list(db.execute(waiting.limit(limit)).scalars())
+
+
+def holders(key: Any, now_us: int) -> Any:
+    """How many hold one of a key's slots; a key of a template with a '#' may count as one."""
+    held = KEYS.alias()
+    first, after = range_of_slots(key)
+    slots = held.c.key > first, held.c.key < after, held.c.lease_until > now_us
+    return sa.select(sa.func.count()).select_from(held).where(*slots).scalar_subquery()
+
+
+def _keys_with_lines() -> sa.CTE:
+    """Each key that somebody waits for; one look into the index for each, however many wait."""
+    first = sa.select(sa.func.min(WORK.c.key).label("key")).where(WORK.c.parked.is_not(None))
+    keys = first.cte("lines", recursive=True)
+    following = first.where(WORK.c.key > keys.c.key).correlate(keys).scalar_subquery()
+    return keys.union_all(sa.select(following).where(keys.c.key.is_not(None)))
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:
@@ -193,14 +427,31 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
     return WORK.c.call.not_like('%, "app": "%"}')
 
 
+def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """By the beginning of the call, which no integration writes otherwise."""
+    if queues is None:
+        return sa.true()
+    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
+    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
+
+
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
-    select = sa.select(WORK.c.key, WORK.c.id, WORK.c.message, WORK.c.parked, WORK.c.due)
-    select = select.where(stands(WORK)).order_by(WORK.c.key, WORK.c.parked, WORK.c.id).limit(limit)
+    columns = ("key", "id", "message", "parked", "due", "state")
+    failed = sa.and_(keeps(WORK), WORK.c.state == State.FAILED.value)
+    select = sa.select(*(WORK.c[name] for name in columns)).where(sa.or_(stands(WORK), failed))
+    select = select.order_by(WORK.c.key, *_in_order()).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
     with database.transaction(bounded=False) as db:
         return [
-            Waiting(row.key, row.id, row.message, row.parked / 1e6, row.due and row.due / 1e6)
+            Waiting(
+                row.key,
+                row.id,
+                row.message,
+                row.parked / 1e6,
+                row.due and row.due / 1e6,
+                failed=row.state == State.FAILED.value,
+            )
             for row in db.execute(select)
         ]

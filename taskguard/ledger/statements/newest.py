@@ -39,12 +39,19 @@ from taskguard.ledger.protocol import (
     ParkedNewest,
 )
 from taskguard.ledger.records import Overdue, new_record, overdue_of, waiting_values
-from taskguard.ledger.statements.claims import Claiming, decision_of, peek_in
-from taskguard.ledger.statements.lines import WRITE_LOCK_S, called, is_behind, stands
+from taskguard.ledger.statements.claims import LockedClaim, decision_of
+from taskguard.ledger.statements.lines import (
+    WRITE_LOCK_S,
+    called,
+    is_behind,
+    is_on_record,
+    place_of,
+    stands,
+)
 from taskguard.ledger.tables import FREE, KEYS, WORK
 from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
-__all__ = ["claim", "mark_of", "park", "told"]
+__all__ = ["NewestClaim", "mark_of", "park", "told"]
 
 _TOLD = {"due": None, "call": None, "parked": None}
 # So long after it was sent the message of work that was superseded while it waited is expected.
@@ -54,15 +61,6 @@ _TOLD_S = 5.0
 def mark_of(request: ClaimRequest) -> str:
     """The key of the row that stands beside the request's key. No key has a blank in it."""
     return shorten(f"{request.keys[0]}#newest {request.task}", limit_bytes=500)
-
-
-def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
-    """As `claims.claim()`, unless a newer one has begun or waits."""
-    with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
-        found = peek_in(database, db, request)
-        if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
-            return found.answer(request)
-        return _Claiming(database, db, request).decide()
 
 
 def told(database: Database, work: str) -> None:
@@ -158,10 +156,10 @@ def _end(
     return Answer(Decision.OUTDATED, error=str(ended["error"]))
 
 
-class _Claiming(Claiming):
-    """One claim with its key, its task's mark and its work locked."""
+class NewestClaim(LockedClaim):
+    """One claim with its rows locked: its key, then its task's mark, then its work."""
 
-    def lock_beside(self) -> None:
+    def _lock_beside(self) -> None:
         self.mark = _Mark(self.database, self.db, self.request)
 
     def decide(self) -> ClaimAnswer:
@@ -174,7 +172,7 @@ class _Claiming(Claiming):
             if newer is not None:
                 return self._end(newer)
             if self._is_held_elsewhere():
-                return Busy(None, None, same_work=False, started=self.started)
+                return self._busy(None)
         return super().decide()
 
     def _newer(self) -> str | None:
@@ -192,7 +190,7 @@ class _Claiming(Claiming):
         held_by, [key] = self.request.held_by, self.keys
         if held_by is None or key.owner == str(held_by):
             return False
-        return not super().holders()
+        return not super()._holders()
 
     def _end(self, newer: str) -> Answer:
         return _end(
@@ -204,24 +202,26 @@ class _Claiming(Claiming):
             created_us=self.created_us,
         )
 
-    def holders(self) -> list[Any]:
-        live = super().holders()
-        return [] if self.supersedes(live) else live
+    def _holders(self) -> list[Any]:
+        live = super()._holders()
+        return [] if self._supersedes(live) else live
 
-    def supersedes(self, live: list[Any]) -> bool:
+    def _supersedes(self, live: list[Any]) -> bool:
         """Whether the key's holder is an older message of the task, which is to lose it."""
         by_key = self.request.newest == "supersede"
         return by_key and any(key.fence == self.mark.fence for key in live)
 
-    def is_behind(self) -> bool:
+    def _held_up(self, decision: Decision) -> Busy | None:
+        del decision
         # Those of its own task are older. Who takes a key from its holder takes nobody's turn.
-        if self.supersedes(super().holders()):
-            return False
-        return is_behind(self.db, self.request, self.now_us, but=self.request.task)
+        if not self.request.in_line or self._supersedes(super()._holders()):
+            return None
+        behind = is_behind(self.db, self.request, self.now_us, but=self.request.task)
+        return self._busy(None) if behind else None
 
-    def grant(self, decision: Decision) -> Claimed:
-        [key] = super().holders() or [None]
-        granted = super().grant(decision)
+    def _grant(self, decision: Decision) -> Claimed:
+        [key] = super()._holders() or [None]
+        granted = super()._grant(decision)
         work = str(self.request.work)
         if self.mark.work != work:
             self._end_older(by=work)
@@ -248,9 +248,16 @@ class _Claiming(Claiming):
         )
 
 
-def park(database: Database, request: ClaimRequest) -> ParkedNewest | Answer | None:
-    """Store the work with its call as the only one of its task that waits for its key."""
+def park(
+    database: Database, request: ClaimRequest, *, only_new: bool = False
+) -> ParkedNewest | Answer | None:
+    """Store the work with its call as the only one of its task that waits for its key.
+
+    None if it is not to wait; with `only_new` also if it, or its message, is on record.
+    """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        if only_new and is_on_record(db, request):
+            return None
         mark = _Mark(database, db, request)
         row = db.execute(sa.select(WORK).where(WORK.c.id == request.work).with_for_update()).first()
         now_us = database.now_us(db)
@@ -264,7 +271,7 @@ def park(database: Database, request: ClaimRequest) -> ParkedNewest | Answer | N
         if is_outdated(sent_us, others_us=others):
             by = mark.work if waits is None else waits.id
             return _end(db, request, row, by=by, now_us=now_us, created_us=created_us)
-        values = {**waiting_values(request, due=None), "parked": sent_us}
+        values = {**waiting_values(request, due=None), **place_of(request, created_us)}
         if row is None:
             db.execute(sa.insert(WORK).values(new_record(request, created_us=now_us, **values)))
         else:

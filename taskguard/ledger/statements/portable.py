@@ -7,17 +7,19 @@ cannot decide.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.statements import claims, lines, newest, renewals
+from taskguard.ledger.statements import bounded, claims, lines, newest, renewals
 from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
@@ -44,9 +46,12 @@ class Statements:
 
         Raises LockTimeoutError or TransactionRetryError where others hold the rows.
         """
-        if request.newest is not None:
-            return newest.claim(self.database, request)
-        return claims.claim(self.database, request)
+        by: type[claims.LockedClaim] | None = None
+        if request.bounds is not None:
+            by = bounded.BoundedClaim
+        elif request.newest is not None:
+            by = newest.NewestClaim
+        return claims.claim(self.database, request, by=by)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:
         """What a claim would find."""
@@ -74,7 +79,7 @@ class Statements:
         if claim.row is not None:
             rows.complete(db, claim)
         held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
-        end_key, end_work = self.database.once(_completing)
+        end_key, end_work = self.database.once(_completing, claim.request.strict)
         if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
             return False
         done = {"json": result_json, **held_by}
@@ -131,13 +136,35 @@ class Statements:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
-        return lines.park(self.database, request)
+        return lines.park(self.database, request, only_new=only_new)
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> lines.Called | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        app: str,
+        queues: Sequence[str] | None,
+        expected_s: float,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> lines.Called | None:
         """Note that the first in line is called, if the key is free."""
-        return lines.call_next(self.database, key, app=app, expected_s=expected_s)
+        room: lines.Room = lines.room
+        if ahead_s is not None:
+            room = functools.partial(bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6))
+        return lines.call_next(
+            self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
+        )
+
+    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more."""
+        return lines.keep(self.database, claim, call=call, due_in_s=due_in_s)
+
+    def leave(self, claim: Claim) -> bool:
+        """FAILED work that keeps its place gives it up."""
+        return lines.leave(self.database, claim)
 
     # -- leases -------------------------------------------------------------------------------
 
@@ -150,7 +177,7 @@ def _seeing(database: Database) -> Prepared:
     return Prepared(sa.select(WORK.c.id).where(of_claim()), database.engine.dialect)
 
 
-def _completing(database: Database) -> tuple[Prepared, Prepared]:
+def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
     """The UPDATEs of a key and of the work. Parameters cannot have the names of columns in SET.
 
     Two statements also where one UPDATE could do both: MariaDB then keeps the second row in a
@@ -168,5 +195,7 @@ def _completing(database: Database) -> tuple[Prepared, Prepared]:
         due=None,
         finished=database.now(),
     )
+    if strict:
+        done = done.values(parked=None)
     dialect = database.engine.dialect
     return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -156,16 +154,31 @@ class Transactions:
             self.database, claim, error, timeout_s=timeout_s, mark=mark, session=session
         )
 
-    @contextmanager
-    def of_ledger(self) -> Iterator[None]:
-        """A block for statements on the ledger's tables, whose errors are not the body's."""
-        try:
-            yield
-        except sa.exc.DBAPIError as error:
-            mapped = self.database.map(error)
-            if not isinstance(mapped, LedgerSchemaError):
-                raise
-            raise mapped from error
+
+class _OfLedger:
+    """A block for statements on the ledger's tables, whose errors are not the body's.
+
+    `completing`: the claim that its last one completes, which may not be given its locks.
+    """
+
+    def __init__(self, database: Database, *, completing: Claim | None = None) -> None:
+        self._database = database
+        self._completing = completing
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._completing is not None and isinstance(error, LockTimeoutError):
+            raise lock_not_given(self._completing) from error
+        if isinstance(error, sa.exc.DBAPIError):
+            mapped = self._database.map(error)
+            if isinstance(mapped, LedgerSchemaError):
+                raise mapped from error
 
 
 class GuardedTransaction:
@@ -335,7 +348,7 @@ class GuardedTransaction:
     def _complete(self, claim: Claim, result_json: str | None) -> None:
         statements = self._transactions.statements
         try:
-            with self._completing(claim):
+            with _OfLedger(self._transactions.database, completing=claim):
                 completed = statements.complete(self.db, claim, result_json)
         except CannotWriteError:
             raise
@@ -346,26 +359,17 @@ class GuardedTransaction:
                 self._refuse_ended(None)
             raise stale(claim)
 
-    @contextmanager
-    def _completing(self, claim: Claim) -> Iterator[None]:
-        """A block for the statement that completes, which may not be given its locks."""
-        try:
-            with self._transactions.of_ledger():
-                yield
-        except LockTimeoutError as error:
-            raise lock_not_given(claim) from error
-
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         """Store progress, fenced; the state stays PROCESSING."""
         self._flush()
-        dialect = self._transactions.database.dialect
-        with self._transactions.of_ledger():
+        database = self._transactions.database
+        with _OfLedger(database):
             if claim.row is not None:
                 rows.confirm(self.db, claim)
             # The keys are checked, too: other work may hold them, which this work's row does not
             # tell.
             self._lock_keys()
-            stored, self._mark = dialect.mark(self.db, claim, progress_json)
+            stored, self._mark = database.dialect.mark(self.db, claim, progress_json)
             done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=stored))
         if done.rowcount != len(claim.work_ids):
             raise stale(claim)
@@ -449,7 +453,7 @@ class GuardedTransaction:
     def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
         statements = self._transactions.statements
         try:
-            with self._completing(claim):
+            with _OfLedger(self._transactions.database, completing=claim):
                 return statements.complete_and_commit(self.db, claim, result_json)
         except TransactionUsageError:
             if self._block.asked is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import sqlalchemy as sa
@@ -36,16 +35,21 @@ class OwnConnection(TransactionAdapter):
 
     def begin(self, connect: Connect) -> sa.Connection:
         del connect
-        with contextlib.ExitStack() as stack:
-            engine = stack.enter_context(self._share)
-            begin = functools.partial(self._database.begin, engine, idle_s=self._idle_s)
+        begin = functools.partial(
+            self._database.begin, self._share.__enter__(), idle_s=self._idle_s
+        )
+        try:
             # A completion without a body is tried again as a whole.
-            db = self._database.twice(begin) if self._of_body else begin()
-            self._db = stack.enter_context(db)
-            if self._of_body:
-                session = BodySession(self._db, own=self._database.dialect.own)
-                stack.callback(session.end)
-            self._stack = stack.pop_all()
+            self._db = self._database.twice(begin) if self._of_body else begin()
+            try:
+                own = self._database.dialect.own
+                self._session = BodySession(self._db, own=own) if self._of_body else None
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException:
+            self._share.__exit__()
+            raise
         return self._db
 
     def commit(self) -> None:
@@ -60,4 +64,9 @@ class OwnConnection(TransactionAdapter):
         self._db.close()
 
     def close(self) -> None:
-        self._stack.close()
+        try:
+            with self._db:
+                if self._session is not None:
+                    self._session.end()
+        finally:
+            self._share.__exit__()

@@ -1,4 +1,5 @@
-"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip.
+"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip,
+but for what is freed and was not as it usually is: two.
 
 Most call a function: what that reads after it waited for a row is what stands there by then, which
 a statement alone may not see. Functions have a number in their names, so that a new version's can
@@ -16,7 +17,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.statements.stored import statement
 from taskguard.lock_table.steps import Found, Steps, room_beside
 
-__all__ = ["CHANNEL", "PostgreSQLSteps", "ddl_statements"]
+__all__ = ["CHANNEL", "PostgreSQLSteps", "array", "ddl_statements"]
 
 CHANNEL = "taskguard_locks"
 
@@ -40,6 +41,8 @@ select token, taken, holder, left_us from taskguard_locks_take_1(
     %(keys)s::text[], %(owner)s::text, %(ttl_us)s::bigint, %(fenced)s::boolean, %(waits_us)s::bigint
 )"""
 _FREE = statement(__package__, "free")
+_FREE_ONE = statement(__package__, "free_one")
+_FREE_ONE_AND_KEEP = statement(__package__, "free_one_and_keep")
 _HAND_OVER = """\
 select taskguard_locks_hand_over_1(
     %(keys)s::text[], %(owner)s::text, %(to)s::text, %(ttl_us)s::bigint
@@ -88,26 +91,36 @@ class PostgreSQLSteps(Steps):
             )
         self._database = database
         self._answer_s = answer_s
+        self._keeps_tokens = False  # where the last row had one, the next to be freed has, too
 
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
     ) -> Found:
         [row] = self._ask(
             _TAKE,
-            keys=_array(keys),
+            keys=array(keys),
             owner=owner,
             ttl_us=ttl_us,
             fenced=fenced,
             waits_us=waits_us,
         )
-        return Found(*row)
+        found = Found(*row)
+        if found.taken is None:
+            self._keeps_tokens = bool(found.token)
+        return found
 
     def free(self, keys: list[str], owner: str) -> int:
-        [[freed, _]] = self._ask(_FREE, keys=_array(keys), owner=owner)
+        if len(keys) == 1:
+            statements = [_FREE_ONE, _FREE_ONE_AND_KEEP]
+            for one in reversed(statements) if self._keeps_tokens else statements:
+                if self._ask(one, key=keys[0], owner=owner):
+                    return 1
+            return 0
+        [[freed, _]] = self._ask(_FREE, keys=array(keys), owner=owner)
         return int(freed)
 
     def hand_over(self, keys: list[str], owner: str, *, to: str, ttl_us: int) -> int:
-        return self._number(_HAND_OVER, keys=_array(keys), owner=owner, to=to, ttl_us=ttl_us)
+        return self._number(_HAND_OVER, keys=array(keys), owner=owner, to=to, ttl_us=ttl_us)
 
     def renew(self, holds: Sequence[tuple[list[str], str, int]]) -> str:
         rows = [
@@ -119,10 +132,10 @@ class PostgreSQLSteps(Steps):
         [[answers]] = self._ask(
             _RENEW,
             renewal=True,
-            holds=_array(numbers),
-            keys=_array(keys),
-            owners=_array(owners),
-            ttls_us=_array(ttls_us),
+            holds=array(numbers),
+            keys=array(keys),
+            owners=array(owners),
+            ttls_us=array(ttls_us),
         )
         return str(answers)
 
@@ -153,9 +166,9 @@ class PostgreSQLSteps(Steps):
         [[answers]] = self._ask(
             _RENEW_SHARES,
             renewal=True,
-            keys=_array(keys),
-            owners=_array(owners),
-            ttls_us=_array(ttls_us),
+            keys=array(keys),
+            owners=array(owners),
+            ttls_us=array(ttls_us),
         )
         return str(answers)
 
@@ -176,7 +189,7 @@ class PostgreSQLSteps(Steps):
         return self._database.ask(statement, values, renewal=renewal, longest_s=self._answer_s)
 
 
-def _array(elements: Sequence[str | int]) -> str:
+def array(elements: Sequence[str | int]) -> str:
     """As PostgreSQL writes an array."""
     quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in elements)
     return '{"' + '","'.join(quoted) + '"}'

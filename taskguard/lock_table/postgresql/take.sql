@@ -9,6 +9,30 @@ declare
 begin
     loop
         now_us := extract(epoch from clock_timestamp()) * 1000000;
+        -- One free key, which is the usual: rows without a token go with their locks, others stay.
+        if cardinality(asked) = 1 and not fenced then
+            insert into taskguard_locks (key, owner, until, fence, wanted_until)
+            values (asked[1], me, now_us + ttl_us, 0, 0)
+            on conflict (key) do nothing;
+            if found then
+                token := 0;
+                return;
+            end if;
+        elsif cardinality(asked) = 1 then
+            update taskguard_locks l set
+                owner = me,
+                until = now_us + ttl_us,
+                fence = case
+                    when l.owner = me and l.until > now_us and l.fence > 0 then l.fence
+                    else greatest(l.fence + 1, now_us)
+                end
+            where l.key = asked[1] and (l.owner = me or l.until <= now_us)
+            returning l.fence into token;
+            if found then
+                return;
+            end if;
+        end if;
+
         -- Most refusals are seen here, without a lock on a row. A waiter leaves its mark in the
         -- holder's row, unless that was released meanwhile: then it is asked for once more.
         select l.key, l.owner, l.until - now_us, l.wanted_until

@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.locks.etcd import findings
 from taskguard.locks.etcd.link import EtcdLink, RefusedError
 from taskguard.locks.etcd.messages import (
@@ -163,7 +163,11 @@ class EtcdLocks:
         later batch gets no answer, the whole call raises: the leases of the earlier ones are
         renewed all the same, and renewing them again does no harm.
         """
-        return [answer for batch in _batches(holds) for answer in self._renew(batch)]
+        return [
+            answer
+            for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL)
+            for answer in self._renew(batch)
+        ]
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key is released, a second at most: then ask again."""
@@ -471,16 +475,3 @@ def _new_token(answer: dict[str, Any]) -> int:
 def _digits(number: int) -> str:
     """As a text that compares as the number does."""
     return f"{max(0, number):020d}"
-
-
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch

@@ -6,13 +6,13 @@ What they guarantee, and what stands in the server, is in the package's docstrin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner, new_owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
 from taskguard.locks.redis.address import take_options
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
@@ -24,6 +24,7 @@ from taskguard.policy import DAY_S, MOST_ROWS, check_number
 __all__ = ["RENEWALS", "RedisLocks"]
 
 _FENCE_EXPIRY_MS = b"86400000"
+_HINT_EXPIRY_MS = b"86400000"
 # One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
 # with its waiter, or a lease that ran out, costs the others a second and no more.
 WAIT_SLICE_S = 1.0
@@ -93,12 +94,13 @@ class RedisLocks:
         self._share = Script("share", after="line")
         self._unshare = Script("unshare", after="line")
         self._hand_over = Script("hand_over")
+        self._leave_hint = Script("leave_hint")
         self._renew = Script("renew")
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, also for several at once, first come, first served."""
-        return Traits(failover_s=self._link.failover_s, fair=True, shares=True)
+        """Leases with tokens, also for several at once, first come, first served; with hints."""
+        return Traits(failover_s=self._link.failover_s, fair=True, shares=True, hints=True)
 
     @property
     def address(self) -> str:
@@ -180,6 +182,22 @@ class RedisLocks:
         )
         return bool(freed or retries)
 
+    def leave_hint(self, key: str) -> bool:
+        """Leave a hint for whoever releases the key next; whether it is free."""
+        (lock,) = self._locks((key,))
+        return bool(self._link.call(self._leave_hint, [lock, _hint_of(lock)], [_HINT_EXPIRY_MS]))
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Release, and take the hint that was left; where a first attempt got no reply, both are
+        True, for it may have had them."""
+        retries: list[None] = []
+        names, words = self._release_words((key,), owner)
+        names.append(_hint_of(names[0]))
+        freed, hint = self._link.call(
+            self._release, names, words, on_retry=lambda: retries.append(None)
+        )
+        return bool(freed or retries), bool(hint or retries)
+
     def _release_words(
         self, keys: tuple[str, ...], owner: Owner
     ) -> tuple[list[bytes], list[bytes]]:
@@ -204,7 +222,7 @@ class RedisLocks:
         are renewed all the same, and renewing them again does no harm.
         """
         answers: list[str] = []
-        for batch in _batches(holds):
+        for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
             reply = self._link.call(self._renew, *self._renew_words(batch))
             answers += [RENEWALS[letter] for letter in reply]
         return answers
@@ -277,8 +295,9 @@ class RedisLocks:
             self.acquire(keys, waiter, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
             self.renew([Hold(keys, first, _TRIAL_S)])
             self.hand_over(keys, first, to=second, ttl_s=_TRIAL_S)
+            self.leave_hint(keys[0])
         finally:
-            self.release(keys, second)
+            self.release_and_take_hint(keys[0], second)
             self.release(keys, first)
         try:
             self.wait(keys[0], waiter, timeout_s=_TRIAL_S)
@@ -299,19 +318,6 @@ class RedisLocks:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
 
 
-def _batches(holds: Sequence[Hold]) -> Iterator[list[Hold]]:
-    batch: list[Hold] = []
-    size = 0
-    for hold in holds:
-        if batch and size + len(hold.keys) > _KEYS_PER_RENEWAL:
-            yield batch
-            batch, size = [], 0
-        batch.append(hold)
-        size += len(hold.keys)
-    if batch:
-        yield batch
-
-
 def _whole(said: str | int) -> int:
     """What a URL says as a number; what is none is left for the check, which names the option."""
     return int(said) if isinstance(said, str) and said.isdecimal() else said  # type: ignore[return-value]
@@ -320,6 +326,10 @@ def _whole(said: str | int) -> int:
 def _bytes(text: str) -> bytes:
     # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
     return text.encode("utf-8", "surrogatepass")
+
+
+def _hint_of(lock: bytes) -> bytes:
+    return lock + b":hint"
 
 
 def _ms(seconds: float) -> bytes:

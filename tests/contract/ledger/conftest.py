@@ -15,7 +15,7 @@ from simulation.ledger import KeyRow, MemoryLedger, Work
 from support.claims import request
 from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import State
 
 KINDS = [
@@ -108,6 +108,20 @@ class Book:
     def key(self, number: int = 1) -> Any:
         with self.engine.connect() as db:
             return db.execute(sa.select(KEYS).where(KEYS.c.key == f"order:{number}")).first()
+
+    def key_named(self, name: str) -> Any:
+        with self.engine.connect() as db:
+            return db.execute(sa.select(KEYS).where(KEYS.c.key == name)).first()
+
+    def held_keys(self) -> list[str]:
+        """Those that have an owner."""
+        with self.engine.connect() as db:
+            return sorted(db.execute(sa.select(KEYS.c.key).where(KEYS.c.owner != FREE)).scalars())
+
+    def pass_time(self, us: int) -> None:
+        """For rates it is as if so long had passed. Negative: the clock was set back."""
+        with self.engine.begin() as db:
+            db.execute(sa.update(KEYS).values(next_start=KEYS.c.next_start - us))
 
     def work(self, number: int = 1) -> Any:
         with self.engine.connect() as db:
@@ -227,6 +241,17 @@ class MemoryBook(Book):
 
     def key(self, number: int = 1) -> Any:
         return self.ledger.keys.get(f"order:{number}")
+
+    def key_named(self, name: str) -> Any:
+        return self.ledger.keys.get(name)
+
+    def held_keys(self) -> list[str]:
+        return sorted(name for name, row in self.ledger.keys.items() if row.owner != FREE)
+
+    def pass_time(self, us: int) -> None:
+        for name, row in self.ledger.keys.items():
+            if row.next_start is not None:
+                self.ledger.keys[name] = replace(row, next_start=row.next_start - us)
 
     def work(self, number: int = 1) -> Any:
         return self.ledger.work_items.get(f"ship order:{number}")

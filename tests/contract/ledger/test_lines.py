@@ -14,9 +14,9 @@ import pytest
 
 from support.claims import request
 from support.waiting import wait_until
-from taskguard.errors import TransactionRetryError
+from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.states import State
+from taskguard.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0
@@ -33,10 +33,10 @@ def delivery(number: int, message: MessageRef | None = None, **values: Any) -> C
     return request(number, message=message, **values)
 
 
-def park(book: Any, number: int, message: MessageRef | None = None) -> bool:
+def park(book: Any, number: int, message: MessageRef | None = None, **values: Any) -> bool:
     asked = delivery(number, message)
     call = json.dumps({"queue": "test", "message": asked.message.name})
-    parked: bool = book.ledger.park(delivery(number, message, call=call))
+    parked: bool = book.ledger.park(delivery(number, message, call=call, **values))
     return parked
 
 
@@ -157,6 +157,22 @@ class TestPark:
         assert book.work(1).parked > book.work(2).parked
         assert (book.work(1).state, book.work(1).retries) == ("NEW", 1)
 
+    def test_only_what_is_new(self, book: Any) -> None:
+        """What nobody has read is parked if there is no record of it, nor of its message."""
+
+        def park_new(number: int) -> bool:
+            call_of = json.dumps({"queue": "test", "message": f"m{number}"})
+            parked: bool = book.ledger.park(delivery(number, call=call_of), only_new=True)
+            return parked
+
+        book.ledger.fail(claimed(book, 1).claim, "boom")
+        assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
+        before = book.work(1)
+        assert [park_new(number) for number in (1, 2, 3, 3)] == [False, False, True, False]
+        assert book.work(1) == before
+        assert book.work(2) is None
+        assert [each.message for each in book.ledger.waiting()] == ["m3"]
+
     @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "retried"])
     def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
         """What runs, has ended for good, or is a later message's is not parked, and not touched."""
@@ -255,6 +271,348 @@ class TestCall:
         assert call(book) == "m4"
 
 
+class TestQueues:
+    """Two kinds of queues in the line of one key: each has its own senders."""
+
+    @pytest.fixture(autouse=True)
+    def _of_two(self, book: Any) -> None:
+        for number, queue in ((1, "celery"), (2, "rq")):
+            call = json.dumps({"queue": queue, "message": f"m{number}"})
+            assert book.ledger.park(delivery(number, call=call))
+
+    def test_the_first_is_called_by_his_own(self, book: Any) -> None:
+        """Who cannot send to him calls nobody, not even one behind him, and notes nothing."""
+        for queues in (["rq"], ["r%"], []):
+            assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
+        found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
+        assert found.message.id == "m1"
+
+    def test_whose_keys_are_open(self, book: Any) -> None:
+        """Those in whose lines somebody of these queues stands."""
+        assert book.ledger.open_keys(queues=["rq"]) == [KEY]
+        assert book.ledger.open_keys(queues=["other", "celery"]) == [KEY]
+        assert book.ledger.open_keys(queues=["r%", "r_"]) == []
+
+
+class TestRanks:
+    """`order="priority"`: those of a lower rank go first."""
+
+    def test_in_which_order_they_are_called(self, book: Any) -> None:
+        """By rank, and of one rank in the order in which they were sent."""
+        holder = claimed(book, 1)
+        sent_us = book.ledger.now_us() - 100
+        for number, rank in ((2, 5), (3, -1), (4, 0), (5, -1)):
+            park(book, number, rank=rank, sent_us=sent_us + number)
+        book.ledger.complete(holder.claim, None)
+        called = []
+        while (message := call(book)) is not None:
+            called.append(message)
+            number = int(message[1:])
+            book.ledger.complete(claimed(book, number).claim, None)
+        assert called == ["m3", "m5", "m4", "m2"]
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_who_may_claim(self, book: Any, redelivered: bool) -> None:
+        """Behind those of its rank or a lower one; before those of a higher one, called or not."""
+        holder = claimed(book, 1)
+        for number in (2, 3):
+            park(book, number, rank=5)
+        book.ledger.complete(holder.claim, None)
+        assert call(book) == "m2"
+        for rank in (5, 6):
+            answer = book.ledger.claim(delivery(4, rank=rank, redelivered=redelivered))
+            assert isinstance(answer, Busy)
+        first = claimed(book, 4, rank=4, redelivered=redelivered)
+        book.ledger.complete(first.claim, None)
+        assert isinstance(book.ledger.claim(delivery(3, rank=5)), Busy)
+        claimed(book, 2, rank=5, redelivered=redelivered)
+
+    def test_comes_again_with_another_one(self, book: Any) -> None:
+        """Its message was sent with another priority: that counts."""
+        claimed(book, 1)
+        park(book, 2, rank=3)
+        park(book, 3, rank=2)
+        park(book, 2, rank=1)
+        assert [each.message for each in book.ledger.waiting()] == ["m2", "m3"]
+
+
+def strict(number: int, message: MessageRef | None = None, **values: Any) -> ClaimRequest:
+    """Of work that keeps its place, with the call by which it is sent again."""
+    message = message or message_of(number)
+    call_of = json.dumps({"queue": "test", "message": message.name})
+    return delivery(number, message, strict=True, call=call_of, **values)
+
+
+class TestStrict:
+    """`order="strict"`: who has begun keeps his place until his work has ended."""
+
+    @staticmethod
+    def begin(book: Any, number: int = 1, **values: Any) -> Claimed:
+        found = book.ledger.claim(strict(number, **values))
+        assert isinstance(found, Claimed), found
+        return found
+
+    @staticmethod
+    def fail(book: Any) -> Claimed:
+        """The head has begun, and failed; two wait behind it."""
+        head = TestStrict.begin(book)
+        for number in (2, 3):
+            assert book.ledger.park(strict(number))
+        assert book.ledger.fail(head.claim, "boom")
+        return head
+
+    def test_a_place_is_taken_with_the_claim(self, book: Any) -> None:
+        """As of when the message was sent, also by one that never waited; DONE frees it."""
+        sent_us = book.ledger.now_us() - 1_000_000
+        holder = self.begin(book, sent_us=sent_us)
+        row = book.work(1)
+        assert (row.state, row.parked, row.rank, row.strict) == ("PROCESSING", sent_us, 0, 1)
+        assert row.due == row.lease_until
+        book.ledger.complete(holder.claim, None)
+        assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
+
+    def test_in_a_transaction_of_the_body(self, book: Any) -> None:
+        """The same where the body commits."""
+        holder = self.begin(book)
+        with book.ledger.transaction(holder.claim) as tx:
+            tx.complete(holder.claim, None)
+        assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
+
+    def test_nobody_goes_before_a_retry(self, book: Any) -> None:
+        """Neither one who waits, nor a newcomer, nor one of a task that is not strict."""
+        self.fail(book)
+        assert call(book) is None
+        assert book.ledger.open_keys() == []
+        for request_of in (strict, delivery):
+            for number in (2, 4):
+                assert isinstance(book.ledger.claim(request_of(number)), Busy)
+        assert isinstance(book.ledger.claim(delivery(4, redelivered=True)), Busy)
+        assert book.work(4) is None
+        book.make_due()  # however late it is
+        assert call(book) is None
+        assert isinstance(book.ledger.claim(strict(2)), Busy)
+        assert [each.message for each in book.ledger.waiting()] == ["m1", "m2", "m3"]
+        assert [each.failed for each in book.ledger.waiting()] == [True, False, False]
+        retry = self.begin(book, message=message_of(1, retries=1))
+        assert retry.attempt == 2
+        book.ledger.complete(retry.claim, None)
+        assert call(book) == "m2"
+
+    def test_a_retry_that_finds_the_key_taken(self, book: Any) -> None:
+        """By somebody without a line: it waits in the place that it had."""
+        self.fail(book)
+        before = book.work(1).parked
+        other = claimed(book, 9, in_line=False)
+        assert isinstance(book.ledger.claim(strict(1, message_of(1, retries=1))), Busy)
+        assert book.ledger.park(strict(1, message_of(1, retries=1)))
+        assert book.work(1).parked == before
+        book.ledger.complete(other.claim, None)
+        assert call(book) == "m1"
+
+    def test_a_retry_is_expected(self, book: Any) -> None:
+        """From when its queue has sent it: what is sent once more has its number and its call."""
+        head = self.fail(book)
+        assert book.ledger.overdue(parked=True) == []
+        newer = json.dumps({"queue": "test", "message": "m1", "args": "newer"})
+        assert book.ledger.keep(head.claim, call=newer, due_in_s=600.0) is True
+        assert book.ledger.overdue(parked=True) == []
+        book.make_due()
+        [overdue] = book.ledger.overdue(parked=True)
+        assert (overdue.message.id, overdue.message.retries) == ("m1", 1)
+        assert json.loads(overdue.call)["args"] == "newer"
+        # Sent again and again, until somebody claims it: then an older copy is superseded.
+        assert book.ledger.sent([overdue], again_after_s=600.0) == 1
+        assert book.ledger.overdue(parked=True) == []
+        assert isinstance(book.ledger.claim(strict(1, message_of(1))), Answer)
+        assert self.begin(book, message=message_of(1, retries=1)).attempt == 2
+        assert book.ledger.keep(head.claim, call=None, due_in_s=1.0) is False
+
+    def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
+        """The process died that was to: its message is sent again after a while."""
+        self.fail(book)
+        due = book.work(1).due
+        assert due is not None
+        assert due > book.ledger.now_us()
+        book.make_due()
+        [overdue] = book.ledger.overdue(parked=True)
+        assert (overdue.message.id, overdue.message.retries) == ("m1", 0)
+        assert self.begin(book).attempt == 2
+
+    def test_sent_in_vain(self, book: Any) -> None:
+        """A retry that never comes frees the place in the end."""
+        self.fail(book)
+        book.make_due()
+        [overdue] = book.ledger.overdue(parked=True)
+        assert book.ledger.abandon(overdue, error="in vain") is True
+        assert (book.work(1).state, book.work(1).parked) == ("FAILED", None)
+        assert book.ledger.overdue(parked=True) == []
+        assert call(book) == "m2"
+
+    def test_failed_for_good(self, book: Any) -> None:
+        """The place is free; a copy of its message does nothing, and another one has it anew."""
+        head = self.fail(book)
+        assert book.ledger.leave(head.claim) is True
+        row = book.work(1)
+        assert (row.state, row.final, row.parked, row.due) == ("FAILED", 0, None, None)
+        assert book.ledger.leave(head.claim) is False
+        assert book.ledger.open_keys() == [KEY]
+        assert call(book) == "m2"
+        for again in (strict(1), delivery(1, redelivered=True)):
+            answer = book.ledger.claim(again)
+            assert isinstance(answer, Answer)
+            assert answer.decision is Decision.SUPERSEDED
+        book.make_due()
+        for number in (2, 3):
+            book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+        self.begin(book, message=MessageRef("another"))
+
+    def test_another_message_of_the_work(self, book: Any) -> None:
+        """The place is that of the message which is to be retried: another one does not take it."""
+        self.fail(book)
+        before = book.work(1)
+        again = MessageRef("again")
+        for redelivered in (False, True):
+            assert isinstance(book.ledger.claim(strict(1, again, redelivered=redelivered)), Busy)
+        assert book.ledger.park(strict(1, again)) is False
+        assert book.work(1) == before
+
+    def test_a_retry_that_was_faster(self, book: Any) -> None:
+        """It has claimed the work before it was known that it comes: nothing of it changes."""
+        head = self.fail(book)
+        self.begin(book, message=message_of(1, retries=1))
+        before = book.work(1)
+        assert book.ledger.leave(head.claim) is False
+        assert book.ledger.keep(head.claim, call=None, due_in_s=1.0) is False
+        assert book.work(1) == before
+
+    @pytest.mark.parametrize("ending", ["revoked", "dead", "replaced", "requeued"])
+    def test_what_else_frees_the_place(self, book: Any, ending: str) -> None:
+        """Somebody revokes it, it has killed its workers, newer arguments replace it; and an
+        operator's requeue: it comes by its message."""
+        head = self.fail(book)
+        if ending == "revoked":
+            book.ledger.revoke("ship order:1", message="m1")
+        elif ending == "dead":
+            self.begin(book, message=message_of(1, retries=1), max_crashes=1)
+            book.expire_all()
+            answer = book.ledger.claim(strict(1, message_of(1, retries=1), max_crashes=1))
+            assert isinstance(answer, Answer)
+        elif ending == "replaced":
+            newer = json.dumps({"queue": "test", "message": "newer"})
+            instead = delivery(1, MessageRef("newer"), call=newer)
+            with book.transaction() as db:
+                once = Once(lambda found: instead, replaces=True)
+                book.ledger.enqueue(db, instead, due_in_s=600, once=once)
+        else:
+            book.ledger.leave(head.claim)
+            book.ledger.requeue("ship order:1", reason="mended")
+        assert book.work(1).parked is None
+        assert call(book) == "m2"
+
+    def test_whose_holder_died(self, book: Any) -> None:
+        """Its message is sent again when the lease has ended; until then nobody goes before it."""
+        self.begin(book)
+        assert book.ledger.park(strict(2))
+        assert book.ledger.overdue(parked=True) == []
+        book.expire_all()
+        book.make_due()
+        assert call(book) is None
+        assert book.ledger.open_keys() == []
+        assert isinstance(book.ledger.claim(strict(2)), Busy)
+        assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m1"]
+        assert self.begin(book, redelivered=True).takeover
+
+    def test_given_back(self, book: Any) -> None:
+        """At a shutdown, for example: its message comes again, and goes first."""
+        head = self.begin(book)
+        assert book.ledger.park(strict(2))
+        assert book.ledger.give_back(head.claim)
+        assert call(book) is None
+        assert isinstance(book.ledger.claim(strict(2)), Busy)
+        book.make_due()
+        assert call(book) is None
+        assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m1"]
+        self.begin(book)
+
+    def test_one_that_was_called_and_got_lost(self, book: Any) -> None:
+        """It is sent again, and until it comes nobody goes before it, other than in other lines."""
+        head = self.begin(book)
+        for number in (2, 3):
+            assert book.ledger.park(strict(number))
+        book.ledger.complete(head.claim, None)
+        assert call(book) == "m2"
+        book.make_due()
+        overdue = book.ledger.overdue(parked=True)
+        assert book.ledger.sent(overdue, again_after_s=600.0) == 1
+        assert call(book) is None
+        assert isinstance(book.ledger.claim(strict(3)), Busy)
+        self.begin(book, 2)
+
+    def test_one_that_was_sent_before(self, book: Any) -> None:
+        """It came late, and goes first: the order is that in which they were sent."""
+        now_us = book.ledger.now_us()
+        head = self.begin(book, sent_us=now_us - 5)
+        assert book.ledger.park(strict(2, sent_us=now_us - 9))
+        book.ledger.fail(head.claim, "boom")
+        assert call(book) == "m2"
+        self.begin(book, 2)
+
+    def test_has_its_place_from_its_enqueueing(self, book: Any) -> None:
+        """In a transaction: whoever is sent after its COMMIT stands behind it; rolled back it is
+        in no line."""
+        now_us = book.ledger.now_us()
+        with book.transaction() as db:
+            book.ledger.enqueue(db, strict(1, sent_us=now_us - 5), due_in_s=600.0)
+        with book.transaction(commits=False) as db:
+            book.ledger.enqueue(db, strict(7, sent_us=now_us - 9), due_in_s=600.0)
+        assert isinstance(book.ledger.claim(strict(2)), Busy)
+        assert book.ledger.park(strict(2))
+        assert call(book) is None
+        head = self.begin(book)
+        book.ledger.complete(head.claim, None)
+        assert call(book) == "m2"
+
+
+class TestMaxWaiting:
+    """So many may wait for a key, and no more."""
+
+    def test_one_too_many(self, book: Any) -> None:
+        """Is refused by an error that names the key, and leaves nothing behind; a place that gets
+        free is the next one's."""
+        claimed(book, 1)
+        for number in (2, 3):
+            assert park(book, number, max_waiting=2)
+        with pytest.raises(LineFullError, match="2 messages wait") as caught:
+            park(book, 4, max_waiting=2)
+        assert caught.value.key == KEY
+        assert book.work(4) is None
+        park(book, 4, keys=("account:2",), max_waiting=2)
+        book.expire_all()
+        claimed(book, 2)
+        assert park(book, 5, max_waiting=2)
+
+    def test_who_has_a_place_or_has_begun(self, book: Any) -> None:
+        """Is never refused: it could be lost."""
+        begun = claimed(book, 1)
+        book.ledger.fail(begun.claim, "boom")
+        claimed(book, 2)
+        assert park(book, 3, max_waiting=1)
+        assert park(book, 3, max_waiting=1)
+        assert park(book, 1, message_of(1, retries=1), max_waiting=1)
+
+    def test_one_that_was_enqueued(self, book: Any) -> None:
+        """Its caller is told: nobody sends it again."""
+        claimed(book, 1)
+        park(book, 2)
+        message = json.dumps({"queue": "test", "message": "m3"})
+        with book.transaction() as db:
+            book.ledger.enqueue(db, delivery(3, call=message), due_in_s=0)
+        with pytest.raises(LineFullError):
+            park(book, 3, max_waiting=1)
+        assert (book.work(3).state, book.work(3).due) == ("FAILED", None)
+        assert park(book, 3, max_waiting=2)  # it is not final
+
+
 class TestNamespaces:
     """Two applications in one ledger, each with a broker of its own."""
 
@@ -325,7 +683,7 @@ class TestClaim:
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
         """Another one of the same work: who waits has been acknowledged, and gets no answer but by
-        running. One that was called and got lost holds it up no longer."""
+        coming. It is on its way for certain only when it was sent again."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -335,9 +693,10 @@ class TestClaim:
             assert calls is None or call(book) == calls
             assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         book.make_due()
-        park(book, 3)
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:

@@ -29,7 +29,7 @@ from contract.ledger.conftest import Book
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
-from taskguard.ledger import unique
+from taskguard.ledger import outbox, unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
@@ -277,7 +277,7 @@ def without_copies_of_the_end(made: Mutation) -> None:
 
 def without_those_before(made: Mutation) -> None:
     """A claim does not look at the line of its key."""
-    made.replace(portable_claims, "is_behind", lambda *_: False)
+    made.replace(portable_claims, "is_behind", lambda *_, **__: False)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
 
@@ -288,15 +288,65 @@ def without_those_called(made: Mutation) -> None:
     made.edit(postgresql, "_CALL_NEXT", ("and o.due > asked.now_us", "and false"))
 
 
+def with_those_called_for_ever(made: Mutation) -> None:
+    """Who was called and does not come holds up all who stand behind him."""
+    made.replace(lines, "expected", lambda work, now_us: work.c.due.is_not(None))
+    overdue = """and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'"""
+    made.edit(postgresql, "_CALL_NEXT", (overdue, "and o.due is not null"))
+
+
+def with_any_messages_place(made: Mutation) -> None:
+    """Another message of work that waits has the place of the one that does."""
+    is_behind = portable_claims.is_behind
+
+    def as_own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
+        own = db.execute(sa.select(WORK.c.message).where(WORK.c.id == request.work)).scalar()
+        message = request.message if own is None else replace(request.message, id=own)
+        return is_behind(db, replace(request, message=message), now_us, **how)
+
+    made.replace(portable_claims, "is_behind", as_own)
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        made.edit(
+            postgresql,
+            name,
+            ("when mine.message = %(message)s::text and mine.parked", "when mine.parked"),
+            (
+                "when mine.message = %(message)s::text then mine.parked",
+                "when true then mine.parked",
+            ),
+        )
+
+
+def with_recalls_of_a_higher_number(made: Mutation) -> None:
+    """What is sent again supersedes the copy that is on its way."""
+    sent = outbox.sent
+
+    def raising(database: Database, items: Any, **how: Any) -> int:
+        with database.transaction() as db:
+            for each in items:
+                deferrals = each.message.deferrals + 1
+                database.dialect.raise_deferrals(
+                    db, each.message, deferrals, work=each.work, now_us=1
+                )
+        return sent(database, items, **how)
+
+    made.replace(outbox, "sent", raising)
+
+
+def with_the_former_key(made: Mutation) -> None:
+    """Work is parked in the line of the key that its record has."""
+    made.edit(postgresql, "_PARK", ("    key = excluded.key,\n", ""))
+
+
 def with_a_held_key(made: Mutation) -> None:
     """Somebody is called while the key is held."""
-    made.replace(lines, "_is_taken", lambda *_: False)
+    made.replace(lines, "room", lambda *_: 0)
     made.edit(postgresql, "_CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
 
 
 def with_any_state(made: Mutation) -> None:
     """Whatever a message finds is parked."""
-    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0)", "or true"))
+    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
 
 
 def with_any_message(made: Mutation) -> None:
@@ -307,7 +357,7 @@ def with_any_message(made: Mutation) -> None:
 
 def with_a_new_place(made: Mutation) -> None:
     """Who comes again stands at the end."""
-    made.edit(postgresql, "_PARK", ("coalesce(w.parked, excluded.parked)", "excluded.parked"))
+    made.edit(postgresql, "_PARK", ("        w.parked,\n", "        null,\n"))
 
 
 def without_waiting_again(made: Mutation) -> None:
@@ -324,7 +374,73 @@ def without_leaving_the_line(made: Mutation) -> None:
 
 def with_the_last_first(made: Mutation) -> None:
     """The line is a stack."""
-    made.edit(postgresql, "_CALL_NEXT", ("order by w.parked, w.id", "order by w.parked desc"))
+    made.edit(
+        postgresql, "_CALL_NEXT", ("order by w.rank, w.parked, w.id", "order by w.parked desc")
+    )
+
+
+def without_ranks(made: Mutation) -> None:
+    """Who was sent first is called first, whatever his rank."""
+    made.replace(lines, "_in_order", lambda: (WORK.c.parked, WORK.c.id))
+    made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
+
+
+def without_ranks_of_newcomers(made: Mutation) -> None:
+    """Who comes is of the lowest rank, whatever his message says."""
+    is_behind = lines.is_behind
+
+    def lowest(db: Any, request: Any, now_us: int, **how: Any) -> bool:
+        return is_behind(db, replace(request, rank=-9), now_us, **how)
+
+    made.replace(portable_claims, "is_behind", lowest)
+    for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
+        made.edit(postgresql, name, ("    %(rank)s::integer\n", "    -9\n"))
+
+
+def without_keeping(made: Mutation) -> None:
+    """Who has begun, and failed, or was called and is late, holds up nobody."""
+    made.replace(lines, "keeps", lambda *_: sa.false())
+    made.edit(postgresql, "_CALL_NEXT", ("and o.strict = 1", "and false"))
+
+
+def without_keeping_in_claims(made: Mutation) -> None:
+    """Nor does he hold up whoever is not strict."""
+    made.edit(
+        postgresql,
+        "_CLAIM_IN_LINE",
+        (
+            "when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')",
+            "when false then true",
+        ),
+    )
+
+
+def without_taking_a_place(made: Mutation) -> None:
+    """Work that never waited has none to keep."""
+    made.replace(portable_claims.LockedClaim, "_kept_place", lambda self, known: {"parked": None})
+    values = "::bigint), 1", "::bigint) + null, 1"
+    made.edit(postgresql, "_CLAIM_STRICT", values)
+
+
+def without_giving_a_place_up(made: Mutation) -> None:
+    """What has failed for good keeps its place."""
+    made.replace(lines, "leave", lambda *_: True)
+
+
+def without_an_end_of_retries(made: Mutation) -> None:
+    """A retry that got lost is never due."""
+    made.replace(ending_statements, "_undecided", lambda *_: None)
+
+
+def at_the_end(made: Mutation) -> None:
+    """A retry that finds the key taken stands behind all."""
+    kept = "        w.parked,\n"
+    made.edit(postgresql, "_PARK", (kept, "        case when w.state = 'NEW' then w.parked end,\n"))
+
+
+def with_any_number(made: Mutation) -> None:
+    """A line is never full."""
+    made.replace(lines, "_is_full", lambda *_: False)
 
 
 def of_any_application(made: Mutation) -> None:
@@ -401,6 +517,24 @@ def claim_before_the_former_guard(book: Any) -> None:
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.new, formerly.old)
 
 
+def pass_the_message_that_waits(book: Any) -> None:
+    """Another one of its work is put off."""
+    in_line.TestClaim().test_behind_the_message_that_waits_for_it(book, True)
+
+
+def claim_behind_a_retry(book: Any) -> None:
+    """By a task that is not strict, of the same key."""
+    in_line.TestStrict().fail(book)
+    for number in (2, 3):
+        book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+    found = book.ledger.claim(in_line.delivery(4, redelivered=True))
+    assert not isinstance(found, Claimed)
+
+
+def claim_by_rank(book: Any) -> None:
+    in_line.TestRanks().test_who_may_claim(book, redelivered=False)
+
+
 def claim_what_is_done(book: Any) -> None:
     """DONE is answered to whoever comes."""
     book.ledger.complete(book.claim().claim, None)
@@ -455,6 +589,17 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_copies_of_the_end, claim_before_the_former_guard),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
     (without_those_called, in_line.TestCall().test_in_the_order_in_which_they_came),
+    (with_those_called_for_ever, in_line.TestCall().test_lost),
+    (with_any_messages_place, pass_the_message_that_waits),
+    (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
+    (without_ranks, in_line.TestRanks().test_in_which_order_they_are_called),
+    (without_ranks_of_newcomers, claim_by_rank),
+    (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
+    (without_keeping, in_line.TestStrict().test_nobody_goes_before_a_retry),
+    (without_keeping, in_line.TestStrict().test_one_that_was_called_and_got_lost),
+    (without_taking_a_place, in_line.TestStrict().test_whose_holder_died),
+    (without_giving_a_place_up, in_line.TestStrict().test_failed_for_good),
+    (without_an_end_of_retries, in_line.TestStrict().test_nobody_says_whether_it_is_retried),
     (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
     (by_arrival, newest_wins.TestLatest().test_an_older_one_that_comes_late),
     (without_a_mark, newest_wins.TestLatest().test_an_older_one_that_comes_late),
@@ -496,7 +641,10 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (with_any_state, park_what_is_done),
     (with_any_message, in_line.TestPark().test_another_message_of_the_work),
     (with_a_new_place, in_line.TestPark().test_again),
+    (with_the_former_key, in_line.TestPark().test_under_another_key),
     (without_waiting_again, in_line.TestPark().test_again),
+    (at_the_end, in_line.TestStrict().test_a_retry_that_finds_the_key_taken),
+    (without_keeping_in_claims, claim_behind_a_retry),
     (without_leaving_the_line, in_line.TestClaim().test_ends_the_waiting),
     (with_the_last_first, in_line.TestCall().test_in_the_order_in_which_they_came),
     (of_any_application, call_in_namespaces),

@@ -11,6 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
+from support.advisory import advisory_kind
 from support.consul import consul_kind
 from support.etcd import etcd_kind
 from support.lock_servers import LockServer, redlock_url
@@ -42,6 +43,9 @@ KINDS = [
     "pg_table",
     pytest.param("mariadb_table", marks=pytest.mark.debian),
     pytest.param("mysql_table", marks=pytest.mark.debian),
+    "pg_advisory",
+    pytest.param("mariadb_get_lock", marks=pytest.mark.debian),
+    pytest.param("mysql_get_lock", marks=pytest.mark.debian),
     pytest.param("etcd", marks=pytest.mark.debian),
     pytest.param("newest_etcd", marks=pytest.mark.debian),
     pytest.param("consul", marks=pytest.mark.debian),
@@ -49,6 +53,12 @@ KINDS = [
 ]
 # The fixtures of their databases.
 TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
+
+SESSIONS = {
+    "pg_advisory": "pg_url",
+    "mariadb_get_lock": "mariadb_url",
+    "mysql_get_lock": "mysql_url",
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -77,6 +87,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         yield _redlock_kind(request.getfixturevalue("five_valkeys"))
     elif request.param in TABLES:
         with _table_kind(request.getfixturevalue(TABLES[request.param])) as kind:
+            yield kind
+    elif request.param in SESSIONS:
+        with advisory_kind(request.getfixturevalue(SESSIONS[request.param])) as kind:
             yield kind
     elif request.param in ("etcd", "newest_etcd"):
         yield etcd_kind(request.getfixturevalue(request.param))

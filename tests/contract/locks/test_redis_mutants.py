@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_taskguard.lock_contract import server as waiting
+from pytest_taskguard.lock_contract.hints import TestHints as Hints
 from pytest_taskguard.lock_contract.order import TestOrder as Order
 from pytest_taskguard.lock_contract.server import granted
 from pytest_taskguard.lock_contract.sharing import TestSharing as Sharing
@@ -76,6 +77,21 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "value = waiting.keep_for_first(lock, line)",
         "value = false",
         Order().test_nobody_comes_in_between,
+    ),
+    "the hint is for the holder alone": (
+        "redis.call('DEL', KEYS[#KEYS])}",
+        "freed * redis.call('DEL', KEYS[#KEYS])}",
+        lambda locks, _: Hints().test_not_the_holder(locks),
+    ),
+    "the hint stays": (
+        "redis.call('DEL', KEYS[#KEYS])",
+        "redis.call('EXISTS', KEYS[#KEYS])",
+        lambda locks, _: Hints().test_told_once(locks),
+    ),
+    "says that somebody has every key": (
+        "return 1 - redis.call('EXISTS', KEYS[1])",
+        "return 0",
+        lambda locks, _: Hints().test_nobody_holds_it(locks),
     ),
     "one more than the limit": (
         "elseif held and held < limit then",
@@ -218,7 +234,8 @@ class Mutant(RedisLocks):
     def __init__(self, url: str, old: str, new: str) -> None:
         super().__init__(url)
         found = 0
-        for script in (self._acquire, self._release, self._share, self._unshare, self._renew):
+        hint, shares = self._leave_hint, (self._share, self._unshare)
+        for script in (self._acquire, self._release, *shares, self._renew, hint):
             found += old.encode() in script.source
             script.source = script.source.replace(old.encode(), new.encode())
             script.sha = hashlib.sha1(script.source, usedforsecurity=False).hexdigest().encode()

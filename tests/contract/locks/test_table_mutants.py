@@ -15,12 +15,12 @@ import pytest
 import sqlalchemy as sa
 
 from pytest_taskguard.lock_contract import contention, leases, sharing, waits
-from pytest_taskguard.lock_contract.server import KEY, granted, renewed, take
+from pytest_taskguard.lock_contract.server import KEY, TWO, granted, renewed, take
 from pytest_taskguard.lock_contract.sharing import comes_in
 from support.lock_servers import LockServer
 from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks, mysql, postgresql
-from taskguard.locks.base import Granted, Renewal
+from taskguard.locks.base import Granted, Held, Renewal
 
 pytestmark = pytest.mark.once
 
@@ -32,6 +32,7 @@ shares = sharing.TestSharing()
 # What a mutant has in the place of what: all of it has to be there.
 Changes = list[tuple[str, str]]
 
+_WANTED = "when l.wanted_until > extract(epoch from clock_timestamp()) * 1000000"
 _REFUSAL = "where l.key = any (asked) and l.owner <> me and l.until > now_us"
 
 
@@ -82,6 +83,47 @@ def taken(locks: TableLocks, server: LockServer) -> None:
     leases.TestAcquire().test_taken(locks, server)
 
 
+def taken_with_a_token(locks: TableLocks, _: LockServer) -> None:
+    """As `taken`, without a ledger."""
+    granted(locks, KEY, new_owner("m"), with_fence=True)
+    assert isinstance(take(locks, KEY, new_owner("n"), with_fence=True), Held)
+
+
+def freed_by_another_with_a_token(locks: TableLocks, _: LockServer) -> None:
+    """As `TestRelease.test_by_another`, without a ledger."""
+    granted(locks, KEY, holder := new_owner("m"), with_fence=True)
+    assert locks.release(KEY, new_owner("m")) is False
+    assert renewed(locks, KEY, holder) == Renewal.RENEWED
+
+
+def tokens_of_another_mind(locks: TableLocks, server: LockServer) -> None:
+    """One with a token is freed after one without was taken: the token stays."""
+    granted(locks, KEY, owner := new_owner("m"), with_fence=True)
+    assert server.url is not None
+    with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
+        db.exec_driver_sql(f"update taskguard_locks set fence = {10**16}")
+    granted(locks, ("another",), new_owner("n"))
+    assert locks.release(KEY, owner)
+    assert granted(locks, KEY, new_owner("o"), with_fence=True).fence > 10**16
+
+
+def woken_of(locks: TableLocks, server: LockServer, *, keys: tuple[str, ...], token: bool) -> None:
+    """As `TestWait.test_woken`, of several keys, or without a ledger."""
+    waiter, me = server.connect(), new_owner("n")
+
+    def wait() -> float:
+        granted(locks, keys, holder := new_owner("m"), with_fence=token)
+        assert isinstance(take(waiter, keys, me, wait_s=30.0), Held)
+        woken = waits.Ended(lambda: waiter.wait(keys[0], me, timeout_s=30.0))
+        time.sleep(0.1)  # until it blocks
+        locks.release(keys, holder)
+        woken.join()
+        return woken.took_s
+
+    wait()  # over connections that are made now
+    assert waits.within(0.6, wait)
+
+
 POSTGRESQL: list[tuple[str, Changes, Test]] = [
     (
         "take",
@@ -103,7 +145,7 @@ POSTGRESQL: list[tuple[str, Changes, Test]] = [
     ("take", [("max(l.fence)", "min(l.fence)")], tokens_beyond_the_clock),
     (
         "take",
-        [("when l.owner = me and l.until > now_us and l.fence > 0 then l.fence", "")],
+        [("when l.owner = me and l.until > now_us and l.fence > 0 then", "when false then")],
         asked_twice,
     ),
     (
@@ -112,15 +154,45 @@ POSTGRESQL: list[tuple[str, Changes, Test]] = [
         lambda locks, server: waits.TestWait().test_woken(locks, server),
     ),
     (
+        "take",
+        [("where l.key = asked[1] and (l.owner = me or l.until <= now_us)", "where true")],
+        taken_with_a_token,
+    ),
+    (
         "free",
         [("and l.owner = %(owner)s::text", "")],
-        lambda locks, _: leases.TestRelease().test_by_another(locks),
+        lambda locks, _: leases.TestRelease().test_partly(locks),
     ),
     ("free", [("and l.fence = 0", ""), ("and l.fence > 0", "and false")], tokens_beyond_the_clock),
     (
         "free",
         [("when l.is_wanted then", "when false then")],
+        lambda locks, server: woken_of(locks, server, keys=TWO, token=False),
+    ),
+    (
+        "free_one",
+        [("and l.owner = %(owner)s::text", "")],
+        lambda locks, _: leases.TestRelease().test_by_another(locks),
+    ),
+    (
+        "free_one",
+        [("and l.fence = 0", "")],
+        tokens_of_another_mind,
+    ),
+    (
+        "free_one",
+        [(_WANTED, "when false")],
         lambda locks, server: waits.TestWait().test_woken(locks, server),
+    ),
+    (
+        "free_one_and_keep",
+        [("and l.owner = %(owner)s::text", "")],
+        freed_by_another_with_a_token,
+    ),
+    (
+        "free_one_and_keep",
+        [(_WANTED, "when false")],
+        lambda locks, server: woken_of(locks, server, keys=KEY, token=True),
     ),
     (
         "hand_over",
@@ -312,14 +384,17 @@ def test_on_postgresql(
     test(locks, server)
     server.forget()
     _, *functions = postgresql.ddl_statements(unlogged=False)
-    texts = [postgresql._FREE] if name == "free" else functions
-    (text,) = [each for each in texts if name == "free" or f"taskguard_locks_{name}_1(" in each]
+    statement = f"_{name.upper()}" if name.startswith("free") else ""
+    if statement:
+        text = getattr(postgresql, statement)
+    else:
+        (text,) = [each for each in functions if f"taskguard_locks_{name}_1(" in each]
     for old, new in changes:
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)
     assert server.url is not None
-    if name == "free":
-        monkeypatch.setattr(postgresql, "_FREE", text)
+    if statement:
+        monkeypatch.setattr(postgresql, statement, text)
     else:
         with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
             db.exec_driver_sql(text.replace("%", "%%"))

@@ -57,7 +57,7 @@ class MariaDBStatements(Statements):
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         plain = request.work is not None and request.row is None and not request.formerly
-        plain = plain and not request.in_line and request.newest is None
+        plain = plain and not request.in_line and request.bounds is None and request.newest is None
         found = self._claim_first(request) if plain and len(request.keys) == 1 else None
         return super().claim(request) if found is None else found
 
@@ -98,7 +98,7 @@ class MariaDBStatements(Statements):
         return found == [(1,)]
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return len(claim.keys) == 1 and not claim.formerly
+        return len(claim.keys) == 1 and not claim.formerly and not claim.request.strict
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if claim.row is not None or not self.sees_the_end(claim):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Bounds
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
@@ -31,7 +32,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.refusals import ended_in_block, stale
 from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
-from taskguard.ledger.statements.postgresql import own_row
+from taskguard.ledger.statements.postgresql import own_row, place
 from taskguard.ledger.statements.stored import statement
 from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
@@ -42,14 +43,22 @@ __all__ = ["PostgreSQLStatements"]
 _CLAIMS_PER_STATEMENT = 1000
 
 
-_CLAIM = statement(__package__, "claim")
+_CLAIM = statement(__package__, "claim", place=place.NONE)
 _CLAIM_FIRST = statement(__package__, "claim_first")
 _IN_LINE = statement(__package__, "in_line")
-_CLAIM_IN_LINE = statement(__package__, "claim", in_line=_IN_LINE)
+_CLAIM_IN_LINE = statement(__package__, "claim", in_line=_IN_LINE, place=place.NONE)
 _CLAIM_FIRST_IN_LINE = statement(__package__, "claim_first", in_line=_IN_LINE)
+_OF_PLACE = {"in_line": _IN_LINE, "place_columns": place.COLUMNS, "place_values": place.VALUES}
+_CLAIM_STRICT = statement(__package__, "claim", place=place.KEPT, **_OF_PLACE)
+_CLAIM_FIRST_STRICT = statement(__package__, "claim_first", **_OF_PLACE)
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
-_COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=statement(__package__, "or_error"))
+_OR_ERROR = statement(__package__, "or_error")
+_COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
+_COMPLETE_STRICT = statement(__package__, "complete", no_place=place.NONE)
+_COMPLETE_STRICT_OR_FAIL = statement(
+    __package__, "complete", no_place=place.NONE, or_error=_OR_ERROR
+)
 # The error of or_error.sql, without the quotes around it: those are of the server's language.
 _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
@@ -150,7 +159,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if not _is_simple(request) or request.newest is not None:
+        if request.bounds is not None or request.newest is not None or not _is_simple(request):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)
@@ -174,6 +183,7 @@ class PostgreSQLStatements(Statements):
         asked = self._asked(request)
         if _is_first(request):
             text = _CLAIM_FIRST_IN_LINE if request.in_line else _CLAIM_FIRST
+            text = _CLAIM_FIRST_STRICT if request.strict else text
             [row] = self.database.ask(text, asked)
             first = _FoundFirst(*row)
             if first.done is not None:
@@ -185,6 +195,7 @@ class PostgreSQLStatements(Statements):
             if answered is not None:
                 return answered
         text = _CLAIM_IN_LINE if request.in_line else _CLAIM
+        text = _CLAIM_STRICT if request.strict else text
         return _answered(request, _Found(*self.database.ask(text, asked)[0]))
 
     def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
@@ -222,6 +233,9 @@ class PostgreSQLStatements(Statements):
             "may_create": request.may_create or request.row is not None,
             "fingerprint": request.fingerprint,
             "call": request.call,
+            "rank": request.rank,
+            "strict": request.strict,
+            "sent_us": request.sent_us,
         }
 
     def _free_keys(self, request: ClaimRequest) -> None:
@@ -243,7 +257,8 @@ class PostgreSQLStatements(Statements):
             return super().complete(db, claim, result_json)
         values = _ending(claim, result_json, begun=True)
         if claim.row is None:
-            return bool(self.database.ask_in(db, _COMPLETE, values))
+            text = _COMPLETE_STRICT if claim.request.strict else _COMPLETE
+            return bool(self.database.ask_in(db, text, values))
         if self.database.ask_in(db, *self._completing(claim.row, values)):
             return True
         rows.confirm(db, claim)
@@ -255,7 +270,8 @@ class PostgreSQLStatements(Statements):
         driver: Any = self.database.engine.dialect.loaded_dbapi
         values = _ending(claim, result_json, begun=True)
         try:
-            return self.database.ask_and_commit(db, _COMPLETE_OR_FAIL, values)
+            text = _COMPLETE_STRICT_OR_FAIL if claim.request.strict else _COMPLETE_OR_FAIL
+            return self.database.ask_and_commit(db, text, values)
         except driver.errors.InvalidTextRepresentation as error:
             if _STALE in str(error):
                 raise stale(claim) from None
@@ -268,14 +284,16 @@ class PostgreSQLStatements(Statements):
         return self.database.begins_itself and self.sees_the_end(claim) and claim.row is None
 
     def sees_the_end(self, claim: Claim) -> bool:
-        return _is_simple(claim.request)
+        strict = claim.request.strict and claim.row is not None
+        return _is_simple(claim.request) and not strict
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
         if not self.sees_the_end(claim):
             return None
         values = _ending(claim, result_json, begun=False)
         if claim.row is None:
-            return bool(self.database.ask(_COMPLETE, values))
+            text = _COMPLETE_STRICT if claim.request.strict else _COMPLETE
+            return bool(self.database.ask(text, values))
         try:
             return bool(self.database.ask(*self._completing(claim.row, values)))
         except self.database.engine.dialect.loaded_dbapi.Error:
@@ -301,14 +319,35 @@ class PostgreSQLStatements(Statements):
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest) -> bool:
-        asked = self._asked(request) | {"sent_us": request.sent_us}
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
+        if request.max_waiting is not None:
+            return super().park(request, only_new=only_new)
+        asked = self._asked(request) | {"key": request.line, "only_new": only_new}
         return bool(self.database.ask(_PARK, asked))
 
-    def call_next(self, key: str, *, app: str, expected_s: float) -> Called | None:
+    def call_next(
+        self,
+        key: str,
+        *,
+        app: str,
+        queues: Sequence[str] | None,
+        expected_s: float,
+        bounds: Bounds | None = None,
+        ahead_s: float | None = None,
+    ) -> Called | None:
+        if ahead_s is not None:
+            return super().call_next(
+                key,
+                app=app,
+                queues=queues,
+                expected_s=expected_s,
+                bounds=bounds,
+                ahead_s=ahead_s,
+            )
         values = {
             "key": key,
             "app": app,
+            "queues": None if queues is None else list(queues),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }

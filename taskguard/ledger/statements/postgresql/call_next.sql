@@ -7,10 +7,10 @@ with asked as materialized (
         set_config('synchronous_commit', 'off', true)
 ),
 head as materialized (
-    select w.id, w.parked
+    select w.id, w.rank, w.parked
     from taskguard_work w
     where w.key = %(key)s::text and w.parked is not null and w.state = 'NEW' and w.due is null
-    order by w.parked, w.id
+    order by w.rank, w.parked, w.id
     limit 1
 ),
 called as (
@@ -18,6 +18,7 @@ called as (
     from head, asked
     where w.id = head.id and w.state = 'NEW' and w.parked = head.parked and w.due is null
         and coalesce(w.call::json ->> 'app', '') = %(app)s::text
+        and (%(queues)s::text[] is null or w.call::json ->> 'queue' = any(%(queues)s::text[]))
         and not exists (
             select from taskguard_keys k
             where k.key = %(key)s::text and k.lease_until > asked.now_us
@@ -26,6 +27,13 @@ called as (
             select from taskguard_work o
             where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
                 and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
+        )
+        -- Nor who keeps his place before him until his work has ended.
+        and not exists (
+            select from taskguard_work o
+            where o.key = %(key)s::text and o.parked is not null and o.strict = 1
+                and o.due is not null and o.state in ('NEW', 'PROCESSING', 'FAILED')
+                and (o.rank, o.parked) < (head.rank, head.parked)
         )
     returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts
 )

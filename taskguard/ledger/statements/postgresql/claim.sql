@@ -56,6 +56,7 @@ claimed as (
     insert into taskguard_work as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
         attempts, crashes, crashed_owner, fingerprint, call, due, created, started
+        --| place_columns
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
@@ -63,6 +64,7 @@ claimed as (
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
         found.now_us, found.now_us
+        --| place_values
     from granted, found
     on conflict (id) do update set
         message = excluded.message,
@@ -82,7 +84,7 @@ claimed as (
         fingerprint = coalesce(excluded.fingerprint, w.fingerprint),
         call = coalesce(excluded.call, w.call),
         due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
-        parked = null,
+        --| place
         started = excluded.started,
         error = null
     where case

@@ -27,6 +27,7 @@ claimed as (
     insert into taskguard_work (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
         attempts, crashes, crashed_owner, fingerprint, call, due, created, started
+        --| place_columns
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, 0,
@@ -34,6 +35,7 @@ claimed as (
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
         granted.fence, granted.fence
+        --| place_values
     from granted
     on conflict (id) do nothing
     returning 1 as done

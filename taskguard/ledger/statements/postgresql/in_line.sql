@@ -1,19 +1,44 @@
--- A condition of `granted`: nobody who came before waits for the key, or was called just now.
-and not exists (
-    select from taskguard_work o
-    where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
-        and (o.due is null or (o.due > now_us and left(o.call, 8) <> '{"sent":'))
-        and o.parked < coalesce(
-            (
-                -- Work that has begun is taken over before anybody's turn. A place in the line is
-                -- that of one message: another one of its work stands behind it.
-                select case
-                    when mine.state = 'PROCESSING' then 0
-                    when mine.state = 'NEW' and mine.message = %(message)s::text then mine.parked
-                end
-                from taskguard_work mine
-                where mine.id = %(work)s::text
+-- A condition of `granted`: nobody who goes before waits for the key, was called just now, or keeps
+-- his place (strict) until his work has ended. The first of them, by the index, and not EXISTS, for
+-- which the planner collects the whole line.
+and (
+    select o.parked from taskguard_work o
+    where o.key = %(key)s::text and o.parked is not null
+        and case
+            when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')
+            when o.state <> 'NEW' then false
+            -- Of this very work the message that waits is expected until it was sent again:
+            -- nothing else answers it.
+            else o.due is null
+                or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
+        end
+        -- Work that has begun is taken over before anybody's turn. A place in the line is that of
+        -- one message: another one of its work stands behind it.
+        and (o.rank, o.parked) < (
+            coalesce(
+                (
+                    select case
+                        when mine.state = 'PROCESSING' then -2147483648
+                        when mine.message = %(message)s::text and mine.parked is not null
+                            then mine.rank
+                    end
+                    from taskguard_work mine
+                    where mine.id = %(work)s::text
+                ),
+                %(rank)s::integer
             ),
-            9223372036854775807
+            coalesce(
+                (
+                    select case
+                        when mine.state = 'PROCESSING' then 0
+                        when mine.message = %(message)s::text then mine.parked
+                    end
+                    from taskguard_work mine
+                    where mine.id = %(work)s::text
+                ),
+                9223372036854775807
+            )
         )
-)
+    order by o.rank, o.parked
+    limit 1
+) is null

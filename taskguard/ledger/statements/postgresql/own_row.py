@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from taskguard.ledger.own_rows.changes import declared_of
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.protocol import RowRef
+from taskguard.ledger.statements.postgresql import place
 from taskguard.ledger.statements.stored import statement
 
 __all__ = ["claiming", "completing", "fits", "values"]
@@ -68,6 +69,7 @@ def claiming(declared: GuardedRow, dialect: sa.Dialect) -> str:
     return statement(
         __package__,
         "claim",
+        place=place.NONE,
         own_row_locked=f"own as materialized ({_locking(mine, declared, dialect)}),",
         and_own_row=", own",
         own_row_moved=f", moved as ({_text(own, dialect)})",

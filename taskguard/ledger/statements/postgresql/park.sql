@@ -1,5 +1,6 @@
 -- Store work with its call in the line of its key: NEW, at the end, or in the place that it has. No
--- row: it runs, has ended for good, or another message stands for it.
+-- row: it runs, has ended for good, or another message stands for it; or there is a record of it, or
+-- of its message, which nobody has read.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -7,13 +8,19 @@ with asked as materialized (
 )
 insert into taskguard_work as w (
     id, task, key, message, retries, state, final, fence, owner, lease_until,
-    attempts, crashes, crashed_owner, fingerprint, call, parked, created
+    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, strict, created
 )
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
-    0, 0, '', %(fingerprint)s::text, %(call)s::text, least(%(sent_us)s::bigint, now_us), now_us
+    0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
+    least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end, now_us
 from asked
+where not %(only_new)s::boolean or not exists (
+    select from taskguard_work where id = %(work)s::text
+    union all
+    select from taskguard_messages where message = %(message)s::text and work = %(work)s::text
+)
 on conflict (id) do update set
     key = excluded.key,
     message = excluded.message,
@@ -23,15 +30,20 @@ on conflict (id) do update set
     lease_until = excluded.lease_until,
     call = excluded.call,
     due = null,
-    parked = case
-        when w.state = 'NEW' then coalesce(w.parked, excluded.parked)
-        else excluded.created
-    end,
+    rank = excluded.rank,
+    strict = excluded.strict,
+    parked = coalesce(
+        w.parked,
+        -- A retry stands at the end, unless its work has kept its place.
+        case when w.state = 'NEW' or excluded.strict = 1 then excluded.parked
+            else excluded.created end
+    ),
     error = null,
     finished = null
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
-        or (w.state = 'FAILED' and w.final = 0)
+        -- A place that was kept is its message's.
+        or (w.state = 'FAILED' and w.final = 0 and (w.parked is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)
 returning 1

@@ -42,7 +42,8 @@ for i = 1, #KEYS, 3 do
         if waits then
           waiting.join(lock, line, owner, '1')
         end
-        if theirs and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
+        local kept = theirs and left_ms <= waiting.ASK_MS -- or the server's clock was set back
+        if kept and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
           left_ms = waiting.ASK_MS -- it is kept for one who comes and has a whole lease then
         end
         return {0, (i + 2) / 3, value, left_ms, shared and 1 or 0}

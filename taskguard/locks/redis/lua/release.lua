@@ -1,9 +1,11 @@
 -- Frees the keys that are still the owner's, each for the first who waits; others' stay untouched.
 -- An owner that waits for a key leaves its line.
--- KEYS: for each key its lock, its line.   ARGV: owner.
--- Answers how many it held, but for those that were only kept for it.
+-- KEYS: for each key its lock, its line; then, where it is to be taken, the hint of the one key.
+-- ARGV: owner.
+-- Answers how many it held, but for those that were only kept for it; with a hint {that, 1 if there
+-- was one}.
 local owner, freed = ARGV[1], 0
-for i = 1, #KEYS, 2 do
+for i = 1, #KEYS - 1, 2 do
   local lock, line = KEYS[i], KEYS[i + 1]
   local waiting = redis.call('EXISTS', line) == 1 and line_of_waiters()
   if not (waiting and waiting.step_back(lock, line, owner)) and redis.pcall('GET', lock) == owner then
@@ -14,4 +16,4 @@ for i = 1, #KEYS, 2 do
     end
   end
 end
-return freed
+return #KEYS % 2 == 1 and {freed, redis.call('DEL', KEYS[#KEYS])} or freed

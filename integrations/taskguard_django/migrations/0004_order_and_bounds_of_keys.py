@@ -1,4 +1,4 @@
-"""When the newest message of a key that has begun was sent is in a column of its own."""
+"""Who goes first of those that want a key, how many at once, how often, and which is the newest."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Migration(migrations.Migration):
     dependencies: ClassVar[list[Any]] = [("taskguard", "0003_work_in_line_for_its_key")]
     operations: ClassVar[list[Any]] = [
         taskguard_django.operations.UpgradeLedger(to=4),
-        # The model's own column: Django does not manage its table.
+        # The models' own columns: Django does not manage their tables.
+        migrations.AddField("key", "slots", models.IntegerField(null=True)),
+        migrations.AddField("key", "next_start", models.BigIntegerField(null=True)),
         migrations.AddField("key", "stamp", models.BigIntegerField(null=True)),
+        migrations.AddField("work", "rank", models.IntegerField(null=True)),
+        migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
     ]

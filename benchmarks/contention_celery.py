@@ -1,0 +1,150 @@
+"""The Celery app of `contention.py`: bodies of a few ms that want the same keys, in several ways.
+
+Every body writes a line of a file: its key, its number, and when it began and ended, by the
+machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+import redis
+import redis_lock
+from celery import Celery
+from celery.signals import worker_process_init
+
+from taskguard import Guard, MessageRef
+from taskguard.delivery import stored_call
+from taskguard.lease import new_owner
+from taskguard.ledger.protocol import ClaimRequest
+from taskguard_celery import guarded_task
+from taskguard_celery.calls import call_of
+from taskguard_celery.message import PUBLISHED_HEADER
+
+QUEUE = "contention"
+
+app = Celery("contention", broker=os.environ["CONTENTION_BROKER"])
+app.conf.update(
+    task_default_queue=QUEUE,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_ignore_result=True,
+    worker_prefetch_multiplier=4,
+    broker_transport_options={"visibility_timeout": 3600},
+)
+
+
+@functools.cache
+def journal() -> int:
+    """The file that all processes append to; a line is written in one piece."""
+    return os.open(os.environ["CONTENTION_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+@functools.cache
+def client() -> redis.Redis:
+    """One a child."""
+    return redis.Redis.from_url(os.environ["TASKGUARD_LOCKS_URL"])
+
+
+@worker_process_init.connect
+def forget_parent(**_: object) -> None:
+    """Connections are made after the fork."""
+    client.cache_clear()
+
+
+def work(key: str, number: int, body_s: float) -> None:
+    """The body of all."""
+    began_s = time.monotonic()
+    time.sleep(body_s)
+    note(key, number, began_s)
+
+
+def note(key: str, number: int, began_s: float) -> None:
+    """A body has ended now."""
+    line = [key, number, began_s, time.monotonic()]
+    os.write(journal(), json.dumps(line).encode() + b"\n")
+
+
+@app.task
+def bare(key: str, number: int, body_s: float) -> None:
+    """No guard: they overlap."""
+    work(key, number, body_s)
+
+
+@app.task
+def blocking(key: str, number: int, body_s: float) -> None:
+    """A lock in the body, whose release wakes who waits: the worker's child is held meanwhile."""
+    with redis_lock.Lock(client(), key, expire=30):
+        work(key, number, body_s)
+
+
+@app.task
+def polling(key: str, number: int, body_s: float) -> None:
+    """redis-py's Lock in the body: who waits looks every 0.1 s."""
+    with client().lock(f"polled:{key}", timeout=30):
+        work(key, number, body_s)
+
+
+@app.task
+@guarded_task(key="hot:<key>", once_per="message")
+def retry(key: str, number: int, body_s: float) -> None:
+    """Put off until the key is free."""
+    work(key, number, body_s)
+
+
+@app.task
+@guarded_task(key="hot:<key>", once_per="message", busy="park")
+def park(key: str, number: int, body_s: float) -> None:
+    """Waits in the ledger."""
+    work(key, number, body_s)
+
+
+@app.task
+@guarded_task(key="committed:<key>", once_per="message", busy="park")
+def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
+    """The same, and its end is that of its transaction's COMMIT."""
+    began_s = time.monotonic()
+    time.sleep(body_s)
+    with guard.transaction() as db:
+        db.exec_driver_sql("select 1")
+    note(key, number, began_s)
+
+
+@app.task
+@guarded_task(key="free:<number>", once_per="message", busy="park")
+def free(key: str, number: int, body_s: float) -> None:
+    """Of a key of its own: nobody waits for it."""
+    work(key, number, body_s)
+
+
+def publish(task: str, keys: list[str], count: int, body_s: float) -> None:
+    """Put messages of these keys in turns into the queue."""
+    with app.producer_pool.acquire() as producer:
+        for number in range(count):
+            words = (keys[number % len(keys)], number, body_s)
+            app.tasks[f"{__name__}.{task}"].apply_async(words, producer=producer)
+
+
+def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:
+    """What parks one message of `park`, whose id stands in it as it is."""
+    now_s = time.time()
+    signature = park.s(key, 0, body_s).set(
+        task_id=message, queue=QUEUE, headers={PUBLISHED_HEADER: f"{now_s:.6f}"}
+    )
+    numbers = MessageRef(message, sending=f"{now_s:.6f}")
+    call: Any = call_of(app, signature)
+    return ClaimRequest(
+        keys=(f"hot:{key}",),
+        owner=new_owner(message),
+        ttl_s=30.0,
+        work=f"{park.name} {message}",
+        task=park.name,
+        message=numbers,
+        call=stored_call(call, numbers, ""),
+        in_line=True,
+        sent_us=int(now_s * 1e6),
+    )

@@ -1,0 +1,121 @@
+"""`busy="park"` for RQ: a job leaves its queue for the ledger, and comes back before all others.
+
+Guarantees: what is sent again is the same job, by its record, which does not expire meanwhile.
+While it waits RQ says DEFERRED, and lists it in that registry of its queue. A job with a `ttl` is
+put off instead: RQ would drop it, and nobody would hear of its end in the line. So is each where
+the worker is none of this package's: such a one can be told that a job has ended, has failed or is
+to be tried again, and no more. There it overtakes nobody who waits.
+
+Who is called comes to the front of its queue: at the end it would stand behind all that have to be
+parked before.
+
+Read next: `calls.py`, `worker.py`; in taskguard `parking.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from redis.client import Pipeline
+from rq import Retry
+from rq.job import Job
+from rq.registry import DeferredJobRegistry
+
+from taskguard import Claim, MessageRef, errors
+from taskguard_rq.calls import CALLED, LINE_META, NAME, PARKED_KEY, WAITS, RQSender, call_of
+
+__all__ = [
+    "ParkedJob",
+    "RQParking",
+    "allow_parking",
+    "defer_in_registry",
+    "refuse_rate_limit",
+    "take_called",
+]
+
+_ALLOWED = "_taskguard_may_park"
+
+# A job whose execution by this worker ends is DEFERRED, in its registry, and noted as parked. Keys
+# are its record, the registry and the set; then come its id, the worker, its meta and the time.
+_DEFER = """
+if redis.call('hget', KEYS[1], 'status') ~= 'started'
+    or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[2] then
+  return 0
+end
+redis.call('hset', KEYS[1], 'status', 'deferred', 'meta', ARGV[3])
+redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
+redis.call('sadd', KEYS[3], ARGV[1])
+return 1
+"""
+
+
+class ParkedJob(Retry):
+    """What a job that waits for its key returns to a worker of this package."""
+
+    def __init__(self) -> None:
+        super().__init__(max=sys.maxsize)
+
+
+class RQParking:
+    """How the job in hand is parked."""
+
+    queue = NAME
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def call(self) -> dict[str, Any] | None:
+        """The job in hand as a stored call; None where it is to be put off."""
+        if self._job.ttl is not None or not getattr(self._job, _ALLOWED, False):
+            return None
+        return call_of(self._job)
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        """Put a stored job into its queue; raises unless Redis took it."""
+        RQSender(self._job.connection).hand_off(dict(call), message)
+
+    def failed(self, claim: Claim) -> None:
+        """Of no job: `order="strict"` is refused for RQ."""
+        raise AssertionError(f"{claim.work} has no place to keep")
+
+
+def allow_parking(job: Job) -> None:
+    """Note that the worker which begins a job knows what a ParkedJob is."""
+    setattr(job, _ALLOWED, True)
+
+
+def refuse_rate_limit(job: Job, name: str) -> None:
+    """Raise ConfigurationError for a job that RQ itself lets wait."""
+    if getattr(job, "has_rate_limit", False):
+        raise errors.ConfigurationError(
+            f'{name} has busy="park", and job {job.id} a rate_limit of RQ: while it waits for its '
+            "key it would have to give up its slot, and would stand in RQ's line again when its "
+            "turn has come, which holds up its key. Nothing was run. Enqueue it without "
+            'rate_limit=, or say busy="retry".'
+        )
+
+
+def take_called(job: Job) -> bool:
+    """Whether the job was called from the line of its key; it is one of its own queue then."""
+    if LINE_META not in job.meta:
+        return False
+    was_called = bool(job.meta.pop(LINE_META) == CALLED)
+    with job.connection.pipeline() as pipeline:
+        pipeline.srem(PARKED_KEY, job.id)
+        pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
+        pipeline.execute()
+    return was_called
+
+
+def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
+    """Let RQ show that a job waits, unless it was called, or cancelled, meanwhile.
+
+    Its record says so: another execution has begun, or its status is no longer that of this one.
+    """
+    registry = DeferredJobRegistry(job.origin, connection=job.connection)
+    meta = job.serializer.dumps({**job.meta, LINE_META: WAITS})
+    keys = (job.key, registry.key, PARKED_KEY)
+    pipeline.eval(_DEFER, len(keys), *keys, job.id, worker_name, meta, time.time())

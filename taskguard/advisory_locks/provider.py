@@ -1,0 +1,243 @@
+"""The steps of a lock that a session holds: who in the process has it, second tries, waiting.
+
+What they guarantee is in the package's docstring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from taskguard.advisory_locks.findings import findings
+from taskguard.advisory_locks.mysql import MySQLSession
+from taskguard.advisory_locks.postgresql import PostgreSQLSession
+from taskguard.advisory_locks.session import Session
+from taskguard.errors import ConfigurationError
+from taskguard.findings import Finding
+from taskguard.lease import Owner, new_owner
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.engine import read_url
+from taskguard.lock_table.answers import Answers
+from taskguard.lock_table.looking import WAIT_SLICE_S, look_until
+from taskguard.locks.base import NOBODY, Granted, Held, Hold, Renewal, Traits
+from taskguard.native import greenlets
+from taskguard.policy import DAY_S, check_number
+
+__all__ = ["AdvisoryLocks"]
+
+_T = TypeVar("_T")
+
+_MIN_TTL_S = 1.0
+# By the kind of database: the driver, and how it is asked.
+_KINDS: dict[str, tuple[str, type[Session]]] = {
+    "postgresql": ("psycopg", PostgreSQLSession),
+    "mariadb": ("pymysql", MySQLSession),
+    "mysql": ("pymysql", MySQLSession),
+}
+
+
+class AdvisoryLocks:
+    """A `LockProvider` on advisory locks of a PostgreSQL, or GET_LOCK of a MariaDB or MySQL.
+
+    Args:
+        database: postgresql+advisory://, mariadb+advisory:// or mysql+advisory://, else as a
+            SQLAlchemy URL; or an Engine of the user's own.
+        answer_s: how many seconds one answer may take.
+    """
+
+    def __init__(self, database: Any, *, answer_s: float = 2.0) -> None:
+        check_number("answer_s", answer_s, at_least=0.001, at_most=DAY_S)
+        if (kind := greenlets()) is not None:
+            raise ConfigurationError(
+                f"One session holds all locks of a process, and {kind} has replaced its threads: "
+                "keep the locks in a table (`taskguard locks create`), or take a pool of processes "
+                "or threads."
+            )
+        if not isinstance(database, sa.Engine):
+            database = _url(database)
+        self._open = _opener(database)
+        connect_s = max(2, math.ceil(answer_s))  # libpq takes no less
+        self._database = Database(database, lock_timeout_s=answer_s, connect_timeout_s=connect_s)
+        self._answers = Answers(self._database, answer_s=answer_s)
+        self._answer_s = answer_s
+        self._parents: list[Session | None] = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._current: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<AdvisoryLocks {self._database.place}>"
+
+    @property
+    def traits(self) -> Traits:
+        """A session's locks, without tokens, which do not say whose they are."""
+        return Traits(session=True, tokens=False, owners=False, min_ttl_s=_MIN_TTL_S)
+
+    def acquire(
+        self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
+    ) -> Granted | Held:
+        """Take all keys or none: one round trip, or two where one of several is taken."""
+        del with_fence, wait_s  # there are no tokens, and waiters look for themselves
+
+        ttl_s = max(ttl_s, _MIN_TTL_S)
+
+        def take(session: Session) -> Granted | Held:
+            names = {key: session.name(key) for key in keys}
+            for key, name in names.items():
+                holder = session.owner_of(name)
+                if holder is not None and holder != owner:
+                    return Held(key, holder, session.lasts_s)
+            taken = session.take(names, owner, ttl_s=ttl_s)
+            if taken is None:
+                return Granted(0, session.lasts_s)
+            key = next(key for key, name in names.items() if name == taken)
+            return Held(key, NOBODY, ttl_s)
+
+        return self._ask(take)
+
+    def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Free the keys that are still the owner's: one round trip, none if it has none.
+
+        False if none was; True if the session was lost by asking, which frees them.
+        """
+        lost: list[None] = []
+
+        def free(session: Session) -> bool:
+            return session.free([(key, session.name(key)) for key in keys], owner)
+
+        return self._ask(free, on_retry=lambda: lost.append(None)) or bool(lost)
+
+    def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
+        """Free the keys that are still `owner`'s: their true owner takes them when it renews.
+
+        False: they are nobody's.
+        """
+        del to, ttl_s
+        self.release(keys, owner)
+        return False
+
+    def renew(self, holds: Sequence[Hold]) -> list[str]:
+        """Ask whether the session is there, and who has what it has not: one round trip."""
+        if not holds:
+            return []
+
+        def renew(session: Session) -> list[str]:
+            names = [[(key, session.name(key)) for key in hold.keys] for hold in holds]
+            missing = {
+                name for several in names for _, name in several if session.owner_of(name) is None
+            }
+            taken = session.taken(list(missing))
+            answers = []
+            for hold, several in zip(holds, names, strict=True):
+                if all(session.holds(key, name, hold.owner) for key, name in several):
+                    answers.append(Renewal.RENEWED)
+                elif any(
+                    name in taken or session.owner_of(name) not in (None, hold.owner)
+                    for _, name in several
+                ):
+                    answers.append(Renewal.TAKEN)
+                else:
+                    answers.append(Renewal.GONE)
+            return answers
+
+        return self._ask(renew)
+
+    def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
+        """Block until the key may have been released, a second at most: then ask again."""
+        del owner
+
+        def is_free(session: Session) -> bool:
+            name = session.name(key)
+            return session.owner_of(name) is None and not session.taken([name])
+
+        if timeout_s > 0:
+            ends_s = time.monotonic() + min(timeout_s, WAIT_SLICE_S)
+            look_until(lambda: self._ask(is_free), ends_s=ends_s)
+
+    def check(self) -> list[Finding]:
+        """What is wrong with the database, and with the way to it; tries a lock of its own."""
+        return self._answers.of(self._check)
+
+    def close(self) -> None:
+        """End the session, and with it what it holds."""
+        self._after_fork()
+        with self._mutex:
+            session, self._current = self._current, None
+            if session is not None:
+                session.close()
+        self._database.close()
+
+    def _check(self) -> list[Finding]:
+        session = self._open(self._database, answer_s=self._answer_s)
+        with contextlib.closing(session):
+            found = list(findings(session))
+            if not found:
+                owner = new_owner()
+                key = f"check:{owner.nonce}"
+                session.take({key: session.name(key)}, owner, ttl_s=_MIN_TTL_S)
+            return found
+
+    # -- the session --------------------------------------------------------------------------
+
+    def _ask(
+        self, ask: Callable[[Session], _T], *, on_retry: Callable[[], None] = lambda: None
+    ) -> _T:
+        """The answer of the session, or of a new one where it is lost."""
+        self._after_fork()
+
+        def asked() -> _T:
+            with self._mutex:
+                return self._asked(ask)
+
+        return self._answers.of(asked, on_retry=on_retry)
+
+    def _asked(self, ask: Callable[[Session], _T]) -> _T:
+        session = self._current
+        if session is None or session.is_lost:
+            session = self._current = self._open(self._database, answer_s=self._answer_s)
+        try:
+            session.refuse_unfit()
+            return ask(session)
+        except BaseException:
+            # Interrupted, or refused, halfway: nobody knows what it holds.
+            session.close()
+            raise
+
+    def _after_fork(self) -> None:
+        """A child has a session of its own. Its parent's is kept: to forget it is to close it."""
+        if self._pid != os.getpid():
+            self._parents.append(self._current)
+            self._begin_anew()
+
+
+def _url(given: Any) -> sa.URL:
+    url = read_url(given)
+    driver, _ = _KINDS.get(url.get_backend_name(), ("", None))
+    named = url.drivername.partition("+")[2] == "advisory"
+    return url.set(drivername=f"{url.get_backend_name()}+{driver}") if named and driver else url
+
+
+def _opener(database: sa.URL | sa.Engine) -> type[Session]:
+    url = database.url if isinstance(database, sa.Engine) else database
+    kind = url.get_backend_name()
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            f"There are no advisory locks in {kind}: PostgreSQL, MariaDB and MySQL have them."
+        )
+    driver, opener = _KINDS[kind]
+    if url.get_driver_name() != driver:
+        raise ConfigurationError(
+            f"Advisory locks go by {driver} here, not {url.get_driver_name()}: write "
+            f"{kind}+advisory:// in their URL."
+        )
+    return opener

@@ -1,0 +1,89 @@
+"""Second tries, and what went wrong in a lock server's words.
+
+Guarantees: what a database does not answer comes out as LockServerUnavailableError, which says what
+to do and never a password.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from taskguard.errors import (
+    LedgerSchemaError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+    TransactionRetryError,
+)
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.dialects import Fault
+
+__all__ = ["Answers"]
+
+_T = TypeVar("_T")
+_RETRIES = 3
+
+
+class Answers:
+    """Of a database that holds locks.
+
+    Args:
+        answer_s: how many seconds one may take.
+    """
+
+    def __init__(self, database: Database, *, answer_s: float) -> None:
+        self._database = database
+        self._answer_s = answer_s
+
+    def of(self, ask: Callable[[], _T], *, on_retry: Callable[[], None] = lambda: None) -> _T:
+        """The answer; asked once more after a connection that was dead, some times if refused.
+
+        Not after one that did not answer in time: the database is frozen, or far too busy.
+        """
+        lost = refused = 0
+        asked_at_s = time.monotonic()
+        while True:
+            try:
+                return ask()
+            except TransactionRetryError as error:
+                refused += 1
+                if refused > _RETRIES:
+                    raise self._unavailable(error) from error
+            except LedgerUnavailableError as error:
+                lost += 1
+                if lost > 1 or time.monotonic() - asked_at_s >= self._answer_s:
+                    raise self._unavailable(error) from error
+                on_retry()
+            except LedgerSchemaError as error:
+                raise self._unavailable(error) from error
+            except self._database.engine.dialect.loaded_dbapi.Error as error:
+                raise self._unavailable(error) from error
+
+    def _unavailable(self, error: Exception) -> LockServerUnavailableError:
+        place = self._database.place
+        if isinstance(error, LedgerSchemaError):
+            return LockServerUnavailableError(
+                f"The locks in {place} cannot be used: {self._refusal(error)}"
+            )
+        said = str(error).partition("\n")[0].rstrip(".")
+        return LockServerUnavailableError(f"The locks in {place} gave no answer: {said}.")
+
+    def _refusal(self, error: LedgerSchemaError) -> str:
+        cause: Any = error.__cause__
+        origin = getattr(cause, "orig", None) or cause
+        dialect, driver = self._database.dialect, self._database.engine.dialect.loaded_dbapi
+        missing = (
+            dialect.fault(origin, driver) is Fault.NO_TABLE
+            or getattr(origin, "sqlstate", None) == "42883"  # undefined_function
+        )
+        if missing:
+            return (
+                "the table taskguard_locks, or a function of it, is not there. Run "
+                "`taskguard locks create`."
+            )
+        said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
+        return (
+            f"{said}. Its user needs SELECT, INSERT, UPDATE and DELETE on taskguard_locks; if a "
+            "column or a function is missing, run `taskguard locks create`."
+        )

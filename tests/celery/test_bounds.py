@@ -1,0 +1,106 @@
+"""`limit=` and `rate=` with real workers: how many are at work, and how often one begins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
+
+
+def most_at_work(shop: Any, name: str) -> int:
+    """The most bodies of a key that were at work at once."""
+    moments = [
+        (step.at_s, what)
+        for what, named in ((1, "began"), (-1, "ended"))
+        for step in shop.steps(named)
+        if step.item.split()[0] == name
+    ]
+    inside = most = 0
+    for _, what in sorted(moments):
+        inside += what
+        most = max(most, inside)
+    return most
+
+
+def numbers_of(shop: Any, name: str) -> list[int]:
+    """In which order bodies of a key began."""
+    items = [step.item.split() for step in shop.steps("began")]
+    return [int(number) for key, number in items if key == name]
+
+
+def starts_us(shop: Any, name: str) -> list[int]:
+    """When the works of a key were claimed, by the ledger's clock."""
+    with shop.engine.connect() as db:
+        select = sa.select(WORK.c.started).where(WORK.c.key == f"queue:{name}")
+        return sorted(db.execute(select).scalars())
+
+
+def is_quiet(shop: Any) -> bool:
+    with shop.engine.connect() as db:
+        return db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).first() is None
+
+
+def test_two_at_a_time(shop: Any) -> None:
+    """As many are at work as may be, and no more; each runs once, and those in line in order."""
+    tasks = shop.tasks
+    results = [
+        task.delay(name, number, 0.1)
+        for number in range(20)
+        for name, task in (("line", tasks.queue_up_by_two), ("put-off", tasks.by_two))
+    ]
+    with shop.worker(concurrency=3), shop.worker(concurrency=3):
+        assert [each.get(timeout=120) for each in results] == [n for n in range(20) for _ in "ab"]
+    assert set(shop.effects().values()) == {1}
+    for name in ("line", "put-off"):
+        assert most_at_work(shop, name) == 2
+    numbers = numbers_of(shop, "line")
+    # Neighbours that several idle children fetch at the same moment may change places.
+    assert all(abs(place - number) <= 6 for place, number in enumerate(numbers))
+    assert is_quiet(shop)
+
+
+def test_a_killed_holder(make_shop: Any) -> None:
+    """Its slot is free when its lease has ended; meanwhile the other one goes on."""
+    shop = make_shop(SHOP_VISIBILITY_S="3")
+    with shop.worker(concurrency=4):
+        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.2) for number in range(12)]
+        shop.wait_for_steps("began", count=3)
+        os.kill(shop.steps("began")[-1].pid, signal.SIGKILL)
+        assert [each.get(timeout=120) for each in results] == list(range(12))
+    assert set(shop.effects().values()) == {1}
+    assert is_quiet(shop)
+
+
+def test_an_emptied_lock_server(shop: Any) -> None:
+    """The ledger knows who holds which slot."""
+    with shop.worker(concurrency=4):
+        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.1) for number in range(12)]
+        for count in (3, 6, 9):
+            shop.wait_for_steps("began", count=count)
+            with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
+                client.flushdb()
+        assert [each.get(timeout=120) for each in results] == list(range(12))
+    assert most_at_work(shop, "a") == 2
+    assert set(shop.effects().values()) == {1}
+
+
+@pytest.mark.parametrize("kind", ["queue_up_at_times", "at_times"])
+def test_five_in_a_second(shop: Any, kind: str) -> None:
+    """Never two in less than a fifth; those in line begin when they may, not a look of a relay
+    later."""
+    with shop.worker(concurrency=4):
+        task = getattr(shop.tasks, kind)
+        results = [task.delay("a", number, 0.05) for number in range(20)]
+        assert [each.get(timeout=120) for each in results] == list(range(20))
+    starts = starts_us(shop, "a")
+    assert min(later - one for one, later in pairwise(starts)) >= 200_000
+    assert set(shop.effects().values()) == {1}
+    wait_until(lambda: is_quiet(shop))

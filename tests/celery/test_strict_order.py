@@ -1,0 +1,127 @@
+"""`order="strict"` with real workers: nobody goes before one that waits for its own retry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
+from taskguard_celery import enqueue
+
+
+def began(shop: Any) -> list[int]:
+    """Whose bodies began, one after the other; attempts of one in a row count once."""
+    numbers = [int(step.item.split()[1]) for step in shop.steps("began")]
+    return [n for at, n in enumerate(numbers) if at == 0 or numbers[at - 1] != n]
+
+
+def attempts(shop: Any, number: int) -> int:
+    return sum(step.item.split()[1] == str(number) for step in shop.steps("began"))
+
+
+def waits(shop: Any) -> int:
+    return len(shop.ledger.waiting())
+
+
+def heads(shop: Any) -> list[Any]:
+    """The work that has failed, and keeps its place."""
+    with shop.engine.connect() as db:
+        failed = WORK.c.parked.is_not(None), WORK.c.state == "FAILED"
+        return list(db.execute(sa.select(WORK).where(*failed)))
+
+
+def let_go(shop: Any) -> None:
+    with shop.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+def places(shop: Any) -> list[str]:
+    """Whose work still has a place."""
+    with shop.engine.connect() as db:
+        select = sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))
+        return list(db.execute(select).scalars())
+
+
+def send_behind(shop: Any, hows: dict[int, str], count: int = 9) -> list[Any]:
+    """The first is at work until it may go on, and the others are parked."""
+    first = shop.tasks.strictly.delay("a", 0, hows.get(0, ""))
+    shop.wait_for_steps("began")
+    later = [shop.tasks.strictly.delay("a", n, hows.get(n, "")) for n in range(1, count)]
+    wait_until(lambda: waits(shop) == count - 1)
+    return [first, *later]
+
+
+def test_retries_keep_their_place(shop: Any) -> None:
+    """By autoretry_for, by self.retry(), and one that has no retries left: the order of all is
+    that in which they were sent, and those that are behind it go on."""
+    with shop.worker(concurrency=3):
+        results = send_behind(shop, {0: "fails twice", 3: "retries", 5: "fails", 7: "fails twice"})
+        let_go(shop)
+        for number, result in enumerate(results):
+            if number == 5:
+                with pytest.raises(ValueError, match="a 5"):
+                    result.get(timeout=60)
+            else:
+                assert result.get(timeout=60) == number
+    assert began(shop) == list(range(9))
+    assert [attempts(shop, number) for number in (0, 3, 5, 7)] == [3, 2, 3, 3]
+    assert set(shop.effects().values()) == {1}
+    assert len(shop.effects()) == 8
+    assert places(shop) == []
+
+
+def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
+    """Is taken over by its own message, and goes first all the same."""
+    shop = make_shop(SHOP_VISIBILITY_S="3")
+    with shop.worker(concurrency=3):
+        results = send_behind(shop, {0: "dies", 2: "dies"}, count=5)
+        let_go(shop)
+        assert [each.get(timeout=60) for each in results] == list(range(5))
+    assert began(shop) == list(range(5))
+    assert set(shop.effects().values()) == {1}
+    assert places(shop) == []
+
+
+def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
+    """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
+    with shop.worker(concurrency=2) as killed:
+        results = send_behind(shop, {0: "retries"}, count=3)
+        let_go(shop)
+        wait_until(lambda: [each.retries for each in heads(shop)] == [1])
+        killed.kill()
+    with shop.broker() as broker:
+        broker.flushdb()
+    with shop.worker(concurrency=2):
+        assert [each.get(timeout=60) for each in results] == [0, 1, 2]
+    assert began(shop) == [0, 1, 2]
+
+
+def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
+    """It leaves its place, is announced, and the next ones go on."""
+    with shop.worker(concurrency=2):
+        results = send_behind(shop, {0: "retries"}, count=3)
+        let_go(shop)
+        wait_until(lambda: [each.retries for each in heads(shop)] == [1])
+        results[0].revoke()
+        assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
+        wait_until(lambda: results[0].state == "REVOKED")
+    assert began(shop) == [0, 1, 2]
+    assert places(shop) == []
+
+
+def test_enqueued_in_order(shop: Any) -> None:
+    """By `enqueue()` each has its place before it is sent: several workers with nothing else to do
+    take them in no other order."""
+    with shop.worker(concurrency=3), shop.worker(concurrency=3):
+        let_go(shop)
+        results = [
+            enqueue(shop.tasks.strictly, ("a", number, "retries" if number == 4 else "")).result
+            for number in range(20)
+        ]
+        assert [each.get(timeout=90) for each in results] == list(range(20))
+    assert began(shop) == list(range(20))
+    assert set(shop.effects().values()) == {1}
+    assert places(shop) == []

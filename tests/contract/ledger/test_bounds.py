@@ -1,0 +1,376 @@
+"""Keys that several hold at once, and that are not begun more often than their rate allows.
+
+All of it is of one account's key; each work item has a message of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.claims import request
+from taskguard.bounds import Bounds, Rate, rate_of, slots_of
+from taskguard.errors import StaleTokenError
+from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.states import Decision
+
+KEY = "account:1"
+HOUR_US = 3_600_000_000
+
+
+def delivery(number: int, limit: int = 1, rate: Rate | None = None, **values: Any) -> ClaimRequest:
+    """Of a work of its own, which may have any slot of the account's key."""
+    slots = slots_of(KEY, limit) if limit > 1 else ()
+    bounds = Bounds(KEY, limit, rate, slots)
+    values = {"message": MessageRef(f"m{number}"), "keys": (slots or (KEY,))[:1], **values}
+    return request(number, bounds=bounds, **values)
+
+
+def claimed(book: Any, *args: Any, **values: Any) -> Claimed:
+    found = book.ledger.claim(delivery(*args, **values))
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def refused(book: Any, *args: Any, **values: Any) -> Busy:
+    found = book.ledger.claim(delivery(*args, **values))
+    assert isinstance(found, Busy), found
+    return found
+
+
+def slot_of(claim: Claimed) -> str:
+    (key,) = claim.claim.keys
+    return key
+
+
+def park(book: Any, number: int, limit: int = 1, rate: Rate | None = None) -> None:
+    call = json.dumps({"queue": "test", "message": f"m{number}"})
+    asked = replace(delivery(number, limit, rate, call=call, in_line=True), keys=(KEY,))
+    assert book.ledger.park(asked)
+
+
+def call(book: Any, limit: int = 1, rate: Rate | None = None, ahead_s: float = 0.0) -> str | None:
+    """Whose turn it is: his message."""
+    bounds = Bounds(KEY, limit, rate)
+    found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
+    return None if found is None else found.message.id
+
+
+def at_once(count: int, body: Callable[[int], None]) -> None:
+    """`body` in as many threads; the first of their exceptions is the test's."""
+    barrier, errors = threading.Barrier(count), []
+
+    def run(number: int) -> None:
+        barrier.wait()
+        try:
+            body(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def in_turn(book: Any, asked: ClaimRequest) -> Claimed | Busy | Answer:
+    """The answer by the rows: a row that others have locked for too long is no answer here."""
+    for _ in range(100):
+        found = book.ledger.claim(asked)
+        if not isinstance(found, Busy) or found.owner or found.retry_after_s is not None:
+            return found
+    raise AssertionError("its row was locked all the time")
+
+
+class TestLimit:
+    def test_so_many_at_once(self, book: Any) -> None:
+        """Each in a slot of its own, with a fence; one more is told when a slot is free at last."""
+        holders = [claimed(book, number, 3) for number in range(3)]
+        assert sorted(map(slot_of, holders)) == ["account:1#0", "account:1#1", "account:1#2"]
+        assert all(holder.claim.fence > 0 for holder in holders)
+        busy = refused(book, 4, 3)
+        assert (busy.owner, busy.same_work, busy.started, busy.too_early) == (None,) + (False,) * 3
+        assert busy.retry_after_s == pytest.approx(30.0, abs=25.0)
+        book.ledger.complete(holders[1].claim, None)
+        assert slot_of(claimed(book, 4, 3)) == slot_of(holders[1])
+        for number in (0, 2):
+            book.ledger.complete(holders[number].claim, '"done"')
+        assert {book.work(number).state for number in (0, 1, 2)} == {"DONE"}
+
+    def test_its_record_stands_by_the_key(self, book: Any) -> None:
+        """Not by the slot, which may be another one the next time."""
+        claimed(book, 1, 3)
+        assert book.work(1).key == KEY
+
+    def test_only_the_slot_that_the_lock_server_gave(self, book: Any) -> None:
+        """If the ledger knows that it is held it says by whom, though another one is free."""
+        first = claimed(book, 1, 3)
+        bounds = Bounds(KEY, 3, None, (slot_of(first),))
+        busy = book.ledger.claim(replace(delivery(2, 3), bounds=bounds))
+        assert isinstance(busy, Busy)
+        assert busy.owner == first.claim.owner
+
+    def test_asked_again(self, book: Any) -> None:
+        """The same owner gets the same slot and the same fence, also if others are free."""
+        asked = replace(delivery(1, 3), keys=("account:1#1",))
+        asked = replace(asked, bounds=replace(asked.bounds, slots=slots_of(KEY, 3)[::-1]))
+        first = book.ledger.claim(asked)
+        again = book.ledger.claim(replace(asked, bounds=Bounds(KEY, 3, None, slots_of(KEY, 3))))
+        assert (slot_of(again), again.claim.fence) == (slot_of(first), first.claim.fence)
+        assert book.work(1).attempts == 1
+
+    def test_the_same_work_once(self, book: Any) -> None:
+        """Whoever delivers it again is told that it is in progress, or its result."""
+        holder = claimed(book, 1, 3)
+        assert refused(book, 1, 3).same_work
+        book.ledger.complete(holder.claim, '"done"')
+        answer = book.ledger.claim(delivery(1, 3))
+        assert (answer.decision, answer.result_json) == (Decision.DONE, '"done"')
+
+    def test_a_dead_holder(self, book: Any) -> None:
+        """Its lease is its slot's and its work's: both are free when it ends, and it is refused."""
+        dead = claimed(book, 1, 2)
+        claimed(book, 2, 2)
+        book.expire_all()
+        others = [claimed(book, number, 2) for number in (3, 4)]
+        assert isinstance(refused(book, 1, 2), Busy)
+        book.ledger.complete(others[0].claim, None)
+        found = claimed(book, 1, 2)
+        assert (found.takeover, found.crashes) == (True, 1)
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete(dead.claim, None)
+        book.ledger.complete(found.claim, None)
+        assert book.work(1).state == "DONE"
+
+    def test_renewed(self, book: Any) -> None:
+        """By its slot and its work, as every lease."""
+        holders = [claimed(book, number, 2) for number in (1, 2)]
+        book.expire_all()
+        assert book.ledger.renew([holder.claim for holder in holders]) == ["renewed"] * 2
+        assert isinstance(refused(book, 3, 2), Busy)
+
+    def test_every_ending_frees_its_slot(self, book: Any) -> None:
+        ledger = book.ledger
+        for end in (
+            lambda claim: ledger.fail(claim, "boom"),
+            ledger.give_back,
+            lambda claim: ledger.crash(claim, "exit"),
+            lambda claim: ledger.end_round(claim, "idle", most=4),
+        ):
+            holders = [claimed(book, number, 2) for number in (1, 2)]
+            refused(book, 3, 2)
+            for holder in holders:
+                end(holder.claim)
+
+    def test_a_lower_limit_while_more_are_at_work(self, book: Any) -> None:
+        """A deploy: nobody begins before fewer are left than the new limit, whatever is free."""
+        holders = {slot_of(one): one for one in (claimed(book, number, 4) for number in range(4))}
+        for slot in ("account:1#0", "account:1#1"):
+            book.ledger.complete(holders[slot].claim, None)
+            refused(book, 10, 2)
+        book.ledger.complete(holders["account:1#2"].claim, None)
+        assert slot_of(claimed(book, 10, 2)) == "account:1#0"
+        refused(book, 11, 2)
+
+    def test_a_higher_limit_while_one_has_the_key(self, book: Any) -> None:
+        """A deploy from no limit: who holds the key itself is one of them."""
+        alone = book.ledger.claim(request(1, keys=(KEY,), message=MessageRef("m1")))
+        claimed(book, 2, 2)
+        refused(book, 3, 2)
+        book.ledger.complete(alone.claim, None)
+        claimed(book, 3, 2)
+
+    def test_other_keys(self, book: Any) -> None:
+        """Keys that begin alike, or have a '#' in their template, are no slots of it."""
+        for number, key in enumerate(("account:10#0", "account:1#x", "account:1!", "account:1$")):
+            book.ledger.claim(request(50 + number, keys=(key,)))
+        for number in (1, 2):
+            claimed(book, number, 2)
+
+    def test_the_last_slot(self, book: Any) -> None:
+        """Many ask for it at once: one gets it, and no slot has two."""
+        claimed(book, 100, 3)
+        claimed(book, 101, 3)
+        answers: list[Any] = []
+        at_once(8, lambda number: answers.append(in_turn(book, delivery(number, 3))))
+        assert sum(isinstance(answer, Claimed) for answer in answers) == 1
+        assert book.held_keys() == list(slots_of(KEY, 3))
+
+    def test_purged_while_in_use(self, book: Any) -> None:
+        """The key's own row has no lease; it stays as long as it was claimed not long ago."""
+        claimed(book, 1, 2)
+        if book.kind != "memory":  # it forgets what it may at once
+            assert book.ledger.purge(older_than_s=3_600).keys == 0
+
+
+class TestLineOfSlots:
+    def test_as_many_are_called_as_there_is_room_for(self, book: Any) -> None:
+        """In their order; who is called counts as one who holds a slot."""
+        holders = [claimed(book, number, 3) for number in range(3)]
+        for number in range(10, 15):
+            park(book, number, 3)
+        assert call(book, 3) is None
+        assert book.ledger.open_keys() == []
+        for holder in holders[:2]:
+            book.ledger.complete(holder.claim, None)
+        assert book.ledger.open_keys() == [KEY]
+        assert [call(book, 3) for _ in range(3)] == ["m10", "m11", None]
+        assert book.ledger.open_keys() == []
+        claimed(book, 11, 3, in_line=True)  # he comes before the other one
+        assert call(book, 3) is None
+        claimed(book, 10, 3, in_line=True)
+        assert call(book, 3) is None
+
+    def test_a_relay_goes_by_what_was_noted(self, book: Any) -> None:
+        """It knows of no limit but that of the last claim."""
+        holder = claimed(book, 1, 2)
+        for number in (10, 11, 12):
+            park(book, number, 2)
+        found = book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0)
+        assert found.message.id == "m10"
+        assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0) is None
+        book.ledger.complete(holder.claim, None)
+        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
+
+    def test_behind_those_who_wait(self, book: Any) -> None:
+        """A newcomer finds a slot free, and others before him; not if there is room for all."""
+        holder = claimed(book, 1, 2)
+        claimed(book, 2, 2)
+        park(book, 10, 2)
+        book.ledger.complete(holder.claim, None)
+        refused(book, 11, 2, in_line=True)
+        assert call(book, 2) == "m10"
+        refused(book, 11, 2, in_line=True)  # the free slot is his
+        assert isinstance(book.ledger.claim(delivery(11, 3, in_line=True)), Claimed)
+
+
+class TestRate:
+    def test_the_next_start(self, book: Any) -> None:
+        """Is told exactly; then it may begin, and what is refused was not charged."""
+        rate = rate_of("1/h", 1)
+        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        busy = refused(book, 2, 1, rate)
+        assert (busy.owner, busy.same_work, busy.too_early) == (None, False, True)
+        assert busy.retry_after_s == pytest.approx(3_600, abs=60)
+        noted = book.key_named(KEY).next_start
+        book.pass_time(HOUR_US - 60_000_000)
+        assert refused(book, 2, 1, rate).retry_after_s == pytest.approx(60, abs=60)
+        book.pass_time(60_000_000)
+        claimed(book, 2, 1, rate)
+        assert book.key_named(KEY).next_start >= noted
+
+    def test_a_burst(self, book: Any) -> None:
+        """So many at once after a pause, then one in each interval."""
+        rate = rate_of("1/h", 3)
+        for number in range(3):
+            book.ledger.complete(claimed(book, number, 1, rate).claim, None)
+        assert refused(book, 3, 1, rate).too_early
+        book.pass_time(HOUR_US)
+        book.ledger.complete(claimed(book, 3, 1, rate).claim, None)
+        assert refused(book, 4, 1, rate).too_early
+
+    def test_asked_again(self, book: Any) -> None:
+        """The same owner has been charged."""
+        asked = delivery(1, 1, rate_of("1/h", 1))
+        first = book.ledger.claim(asked)
+        noted = book.key_named(KEY).next_start
+        again = book.ledger.claim(asked)
+        assert again.claim.fence == first.claim.fence
+        assert book.key_named(KEY).next_start == noted
+
+    def test_a_takeover(self, book: Any) -> None:
+        """Is a start like any other."""
+        rate = rate_of("1/h", 1)
+        claimed(book, 1, 1, rate)
+        book.expire_all()
+        busy = refused(book, 1, 1, rate)
+        assert (busy.too_early, busy.started) == (True, True)
+        book.pass_time(HOUR_US)
+        assert claimed(book, 1, 1, rate).takeover
+        assert book.key_named(KEY).next_start > book.ledger.now_us()
+
+    def test_what_does_not_start(self, book: Any) -> None:
+        """A duplicate, or a key that is held, costs nothing."""
+        rate = rate_of("1/h", 2)
+        holder = claimed(book, 1, 1, rate)
+        noted = book.key_named(KEY).next_start
+        assert refused(book, 1, 1, rate).same_work
+        assert refused(book, 2, 1, rate).owner == holder.claim.owner
+        book.ledger.complete(holder.claim, None)
+        assert isinstance(book.ledger.claim(delivery(1, 1, rate)), Answer)
+        assert book.key_named(KEY).next_start == noted
+
+    def test_a_clock_that_is_set_back(self, book: Any) -> None:
+        """Holds up nobody for longer than an interval, however far it was."""
+        rate = rate_of("10/h", 1)
+        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.pass_time(-24 * HOUR_US)
+        assert refused(book, 2, 1, rate).retry_after_s <= 360
+        assert book.key_named(KEY).next_start <= book.ledger.now_us() + HOUR_US // 10
+        book.pass_time(HOUR_US // 10)
+        claimed(book, 2, 1, rate)
+
+    def test_a_purge(self, book: Any) -> None:
+        """Does not forget a start that is not allowed yet."""
+        rate = rate_of("1/d", 1)
+        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.set_fence(1)  # as if it were long ago
+        if book.kind == "memory":
+            assert book.ledger.purge_keys() == 0
+        else:
+            assert book.ledger.purge(older_than_s=3_600).keys == 0
+        assert refused(book, 2, 1, rate).too_early
+
+    def test_with_slots(self, book: Any) -> None:
+        """The rate is of the key, not of each slot."""
+        rate = rate_of("1/h", 2)
+        for number in range(2):
+            claimed(book, number, 5, rate)
+        assert refused(book, 3, 5, rate).too_early
+
+    def test_the_last_start(self, book: Any) -> None:
+        """Many ask for it at once: one gets it."""
+        rate = rate_of("1/h", 2)
+        claimed(book, 100, 20, rate)
+        answers: list[Any] = []
+        at_once(8, lambda number: answers.append(in_turn(book, delivery(number, 20, rate))))
+        assert sum(isinstance(answer, Claimed) for answer in answers) == 1
+        assert sum(isinstance(answer, Busy) and answer.too_early for answer in answers) == 7
+
+    def test_who_waits_is_called_for_the_moment(self, book: Any) -> None:
+        """For a moment that is near; else nobody is called, and no relay finds the key open."""
+        rate = rate_of("1/h", 1)
+        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        for number in (2, 3):
+            park(book, number, 1, rate)
+        assert call(book, 1, rate, ahead_s=60.0) is None
+        assert book.ledger.open_keys(ahead_s=60.0) == []
+        book.pass_time(HOUR_US - 50_000_000)
+        assert book.ledger.open_keys(ahead_s=60.0) == [KEY]
+        bounds = Bounds(KEY, 1, rate)
+        found = book.ledger.call_next(KEY, expected_s=5.0, bounds=bounds, ahead_s=60.0)
+        assert found.message.id == "m2"
+        assert 0 < found.wait_s <= 50
+        assert found.due_us - book.ledger.now_us() <= 55_000_000
+        assert call(book, 1, rate, ahead_s=60.0) is None
+
+    def test_several_are_called_for_their_moments(self, book: Any) -> None:
+        """With slots: each for an interval after the one before."""
+        rate = rate_of("1/m", 1)
+        claimed(book, 1, 5, rate)
+        for number in (2, 3, 4):
+            park(book, number, 5, rate)
+        bounds = Bounds(KEY, 5, rate)
+        options = {"expected_s": 5.0, "bounds": bounds, "ahead_s": 150.0}
+        found = [book.ledger.call_next(KEY, **options) for _ in range(3)]
+        assert [each and each.message.id for each in found] == ["m2", "m3", None]
+        assert found[1].wait_s - found[0].wait_s == pytest.approx(60, abs=30)

@@ -1,0 +1,376 @@
+"""What is advisory locks' and GET_LOCK's own: one session, its end, names, poolers, findings."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support.advisory import advisory_url, execute, kill, session_of
+from support.needs import need
+from support.pgbouncer import PgBouncer
+from support.standby import Standby
+from support.waiting import wait_until
+from taskguard.advisory_locks import AdvisoryLocks, names
+from taskguard.doctor.locks import check_locks
+from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
+from taskguard.lease import Owner, new_owner
+from taskguard.ledger.connections.database import Database
+from taskguard.lock_table import findings as lock_table_findings
+from taskguard.locks.base import NOBODY, Granted, Held, Hold, Renewal
+from taskguard.settings import make_locks
+from taskguard_sandbox.servers import MariaDB, Postgres
+
+KEY = ("order:42",)
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(
+    params=[
+        "pg_url",
+        pytest.param("mariadb_url", marks=pytest.mark.debian),
+        pytest.param("mysql_url", marks=pytest.mark.debian),
+    ]
+)
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty database of each kind."""
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def make_locks_on() -> Iterator[Callable[..., AdvisoryLocks]]:
+    """Makes the test's providers."""
+    with ExitStack() as stack:
+
+        def make(url: str, **options: Any) -> AdvisoryLocks:
+            return stack.enter_context(closing(AdvisoryLocks(advisory_url(url), **options)))
+
+        yield make
+
+
+def take(
+    locks: AdvisoryLocks,
+    keys: tuple[str, ...] = KEY,
+    owner: Owner | None = None,
+    *,
+    ttl_s: float = 600.0,
+) -> Granted | Held:
+    return locks.acquire(keys, owner or new_owner("m"), ttl_s=ttl_s, with_fence=False, wait_s=0.0)
+
+
+def found_by(locks: AdvisoryLocks) -> list[str]:
+    return [each.name for each in locks.check()]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that sessions are asked from here on."""
+    asked: list[str] = []
+    ask = Database.ask_alone
+
+    def noted(self: Database, lone: Any, statement: str, *args: Any, **options: Any) -> Any:
+        asked.append(statement)
+        return ask(self, lone, statement, *args, **options)
+
+    monkeypatch.setattr(Database, "ask_alone", noted)
+    return asked
+
+
+class TestUrls:
+    @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "mysql"])
+    def test_their_own_word(self, kind: str) -> None:
+        """In the place of the driver's; they say what they lack."""
+        locks = make_locks(f"{kind}+advisory://shop:secret@localhost/shop")
+        assert isinstance(locks, AdvisoryLocks)
+        assert "secret" not in repr(locks)
+        traits = locks.traits
+        assert (traits.session, traits.tokens, traits.owners) == (True, False, False)
+        assert (traits.fair, traits.shares) == (False, False)
+
+    def test_they_need_a_ledger(self) -> None:
+        """For they have no tokens."""
+        with pytest.raises(ConfigurationError, match="no fencing tokens"):
+            taskguard.connect(locks="postgresql+advisory://localhost/shop", ledger=None)
+
+    @pytest.mark.parametrize("wrong", ["sqlite:///a", "postgresql+psycopg2://localhost/shop"])
+    def test_another_database(self, wrong: str) -> None:
+        """Or another driver."""
+        with pytest.raises(ConfigurationError, match="dvisory locks"):
+            AdvisoryLocks(wrong)
+
+    def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They share no socket between the threads that renew and those that work."""
+        monkeypatch.setattr("taskguard.advisory_locks.provider.greenlets", lambda: "gevent")
+        with pytest.raises(ConfigurationError, match="gevent has replaced"):
+            AdvisoryLocks("postgresql+advisory://localhost/shop")
+
+    def test_an_engine(self, url: str) -> None:
+        """Of the user's own serves as well; its own connections stay as they are."""
+        engine = sa.create_engine(url)
+        with closing(AdvisoryLocks(engine)) as locks:
+            assert isinstance(take(locks), Granted)
+            with engine.connect() as db:
+                driver: Any = db.connection.driver_connection
+                commits = driver.autocommit
+                assert not (commits if isinstance(commits, bool) else driver.get_autocommit())
+        engine.dispose()
+
+
+class TestNames:
+    def test_they_stay(self) -> None:
+        """Another version must not lock by other names: two would hold a key."""
+        assert names.number_of("order:42") == 1148132305212126298
+        assert names.name_of("order:42", database="Shop") == names.name_of(
+            "order:42", database="shop"
+        )
+        assert names.name_of("order:42", database="shop") == (
+            "taskguard:2a18863ac0c2cffc988a712c90d1fb619435c73ee98e48dec24116"
+        )
+
+    def test_keys_with_one_name(
+        self, pg_url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They exclude each other; one owner may have both, and frees neither with the other."""
+        monkeypatch.setattr("taskguard.advisory_locks.postgresql.number_of", lambda key: 7)
+        locks, other, owner = make_locks_on(pg_url), make_locks_on(pg_url), new_owner("m")
+        assert isinstance(take(locks, ("a", "b"), owner), Granted)
+        for asker in (locks, other):
+            held = take(asker, ("c",))
+            assert isinstance(held, Held)
+            assert held.key == "c"
+        assert locks.release(("a",), owner)
+        assert locks.renew([Hold(("a",), owner, 30.0), Hold(("b",), owner, 30.0)]) == [
+            Renewal.GONE,
+            Renewal.RENEWED,
+        ]
+        assert isinstance(take(other, ("a",)), Held)
+        assert locks.release(("b",), owner)
+        assert isinstance(take(other, ("a",)), Granted)
+
+    @pytest.mark.debian
+    def test_another_database_of_the_server(self, mariadb: MariaDB, make_locks_on: Any) -> None:
+        """GET_LOCK is the server's: the database's name is told apart."""
+        first, second = (make_locks_on(mariadb.create_database(f"db{n}")) for n in (1, 2))
+        assert isinstance(take(first), Granted)
+        assert isinstance(take(second), Granted)
+
+
+class TestSession:
+    def test_round_trips(
+        self, url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One for a lock, one for its release, none for a key of the process's own, and one for a
+        thousand renewals."""
+        locks, owner = make_locks_on(url), new_owner("m")
+        take(locks, ("first",))
+        asked = counted(monkeypatch)
+        take(locks, KEY, owner)
+        assert len(asked) == 1
+        take(locks)
+        assert len(asked) == 1
+        locks.release(KEY, owner)
+        assert len(asked) == 2
+        holds = [Hold((f"k{n}",), new_owner("m"), 600.0) for n in range(1_000)]
+        for hold in holds:
+            take(locks, hold.keys, hold.owner)
+        asked.clear()
+        assert locks.renew(holds) == [Renewal.RENEWED] * 1_000
+        assert len(asked) == 1
+
+    def test_who_holds(self, url: str, make_locks_on: Any) -> None:
+        """Its own process says it, no other can."""
+        locks, owner = make_locks_on(url), new_owner("m")
+        take(locks, KEY, owner)
+        mine, theirs = take(locks), take(make_locks_on(url))
+        assert isinstance(mine, Held)
+        assert isinstance(theirs, Held)
+        assert (mine.owner, theirs.owner) == (owner, NOBODY)
+
+    def test_killed(self, url: str, make_locks_on: Any) -> None:
+        """By an administrator: what it held is free, and the next renewal says so."""
+        locks, owner = make_locks_on(url), new_owner("m")
+        take(locks, KEY, owner)
+        kill(url, session_of(locks))
+        assert isinstance(take(make_locks_on(url), ("another",)), Granted)
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.GONE]
+        assert isinstance(take(locks, KEY, owner), Granted)
+
+    def test_released_after_it_was_killed(self, url: str, make_locks_on: Any) -> None:
+        """The next holder's key stays."""
+        locks, other, owner, heir = *map(make_locks_on, (url, url)), new_owner("m"), new_owner("n")
+        take(locks, KEY, owner)
+        kill(url, session_of(locks))
+        assert isinstance(take(other, KEY, heir), Granted)
+        assert locks.release(KEY, owner) is True  # that cannot be told any more
+        assert other.renew([Hold(KEY, heir, 30.0)]) == [Renewal.RENEWED]
+        assert isinstance(take(locks), Held)
+
+    def test_interrupted(
+        self, url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once a lock was granted, and before that was noted: it stays with nobody."""
+        locks, owner = make_locks_on(url), new_owner("m")
+        take(locks, ("another",), owner)
+        ask = Database.ask_alone
+
+        def interrupted(*args: Any, **options: Any) -> Any:
+            ask(*args, **options)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "ask_alone", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                take(locks)
+        other = make_locks_on(url)
+        wait_until(lambda: isinstance(take(other), Granted), timeout_s=30.0)
+        assert locks.renew([Hold(("another",), owner, 30.0)]) == [Renewal.GONE]
+
+    def test_a_fork(self, url: str, make_locks_on: Any) -> None:
+        """A child has a session of its own, and leaves its parent's, also where it closes."""
+        locks, owner = make_locks_on(url), new_owner("m")
+        take(locks, KEY, owner)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                taken = isinstance(take(locks), Held)
+                knows = locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+                own = isinstance(take(locks, ("other",)), Granted)
+                locks.close()
+                gc.collect()
+                status = 0 if (taken, knows, own) == (True, False, True) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
+        assert isinstance(take(make_locks_on(url)), Held)
+
+
+# Holds a key, and says so; then whether it still does, once it is told to go on.
+_HOLDER = """\
+import sys
+from taskguard.advisory_locks import AdvisoryLocks
+from taskguard.lease import new_owner
+from taskguard.locks.base import Hold
+locks, owner = AdvisoryLocks(sys.argv[1]), new_owner("m")
+locks.acquire(("order:42",), owner, ttl_s=float(sys.argv[2]), with_fence=False, wait_s=0.0)
+print("holds", flush=True)
+sys.stdin.readline()
+print(locks.renew([Hold(("order:42",), owner, 30.0)]), flush=True)
+"""
+
+
+@contextmanager
+def holder(url: str, *, ttl_s: float) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the key."""
+    command = [sys.executable, "-c", _HOLDER, advisory_url(url), str(ttl_s)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class TestDeadHolder:
+    def test_killed(self, url: str, make_locks_on: Any) -> None:
+        """Its key is free at once, however long its lease was."""
+        locks = make_locks_on(url)
+        with holder(url, ttl_s=600.0) as process:
+            assert isinstance(take(locks), Held)
+            process.kill()
+            wait_until(lambda: isinstance(take(locks), Granted), timeout_s=30.0)
+
+    def test_frozen(self, url: str, make_locks_on: Any) -> None:
+        """The server ends its session, and it learns that when it wakes. Their kernel goes on
+        answering for it, so that nothing else would tell."""
+        locks = make_locks_on(url)
+        with holder(url, ttl_s=2.0) as process:
+            assert isinstance(take(locks), Held)
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: isinstance(take(locks), Granted), timeout_s=60.0)
+            process.send_signal(signal.SIGCONT)
+            out, _ = process.communicate("\n", timeout=60.0)
+            assert out == "['taken']\n"
+
+
+class TestFindings:
+    def test_nothing(self, url: str, make_locks_on: Any) -> None:
+        """It has tried a lock, of which nothing stays."""
+        locks = make_locks_on(url)
+        assert found_by(locks) == []
+        assert check_locks(locks, (), has_ledger=True) == ([], True)
+
+    def test_pooled(self, postgres: Postgres, pg_url: str, make_locks_on: Any) -> None:
+        """PgBouncer before it: no lock is granted, for it would be whoever's gets the session."""
+        need(PgBouncer)
+        with PgBouncer(postgres.port) as pooler:
+            locks = make_locks_on(pooler.url_of(str(sa.make_url(pg_url).database)))
+            assert found_by(locks) == ["advisory_pooled"]
+            with pytest.raises(LockServerUnavailableError, match="a pooler is before"):
+                take(locks)
+
+    def test_a_standby(self, postgres: Postgres, make_locks_on: Any) -> None:
+        """It would grant what its primary grants, too."""
+        with Standby(postgres) as standby:
+            locks = make_locks_on(standby.url)
+            assert found_by(locks) == ["advisory_replica"]
+            with pytest.raises(LockServerUnavailableError, match="it is a replica"):
+                take(locks)
+
+    @pytest.mark.debian
+    def test_a_server_that_becomes_read_only(self, make_locks_on: Any) -> None:
+        """As at a switch-over: what it has granted counts no more, and nobody is granted more."""
+        need(MariaDB)
+        with MariaDB() as server:
+            url = server.create_database("shop")
+            locks, owner = make_locks_on(url), new_owner("m")
+            take(locks, KEY, owner)
+            execute(url, "set global read_only = 1")
+            with pytest.raises(LockServerUnavailableError, match="it is a replica"):
+                locks.renew([Hold(KEY, owner, 30.0)])
+            assert found_by(locks) == ["advisory_replica"]
+            execute(url, "set global read_only = 0")
+            assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.GONE]
+
+    @pytest.mark.debian
+    def test_galera(
+        self, mariadb_url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A node of a cluster says that `wsrep_on`; this server is none, and is made to say so."""
+        monkeypatch.setattr(lock_table_findings, "_IN_CLUSTER", "select 'wsrep_on', 'ON'")
+        assert found_by(make_locks_on(mariadb_url)) == ["advisory_galera"]
+
+
+def test_done_before_its_body_has_ended(pg_url: str, make_locks_on: Any) -> None:
+    """A duplicate is not answered yet, though nobody can tell whose the key is: the result may
+    still come."""
+    apps = [taskguard.connect(locks=make_locks_on(pg_url), ledger=pg_url) for _ in range(2)]
+    apps[0].ledger.create_schema()
+    duplicate = apps[1].guarded(key="order:<order>", work="ship")(lambda order: "twice")
+
+    @apps[0].guarded(key="order:<order>", work="ship")
+    def ship(order: int, guard: taskguard.Guard) -> str:
+        with guard.transaction():
+            pass
+        with pytest.raises(KeyBusyError):
+            contextvars.Context().run(duplicate, order)  # as another process would
+        return "once"
+
+    assert ship(1) == "once"
+    assert duplicate(1) == "once"
+    for app in apps:
+        app.close()

@@ -1,0 +1,278 @@
+"""`limit=` and `rate=` of tasks: who runs, and what is told to who may not.
+
+With a ledger on SQLite, with locks in memory and without; the queue only notes what it is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.waiting import wait_until
+from taskguard import Completed, Deferred, Delivery, Dropped, Guard, GuardedFunction, MessageRef
+from taskguard.errors import (
+    ConfigurationError,
+    KeyAlreadyHeldError,
+    KeyBusyError,
+    LockServerUnavailableError,
+)
+from taskguard.events import Event, Events
+from taskguard.lease import new_owner
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.memory import MemoryLocks
+from taskguard.runner import Runner
+
+KEY = "account:1"
+
+
+class NotingQueue:
+    """Takes messages that are put off."""
+
+    max_delay_s = 15.0
+    new_message_per_deferral = True
+    longest_wait_s = math.inf
+
+    def __init__(self) -> None:
+        self.deferrals: list[tuple[int, float]] = []
+
+    def publish_again(self, deferrals: int, delay_s: float) -> None:
+        self.deferrals.append((deferrals, delay_s))
+
+
+class CountingLocks(MemoryLocks):
+    """Locks that may be away, and count how often they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.is_away = False
+
+    def acquire(self, keys: Any, owner: Any, **options: Any) -> Any:
+        self.asked += 1
+        if self.is_away:
+            raise LockServerUnavailableError("away")
+        return super().acquire(keys, owner, **options)
+
+
+def pay(account: int, guard: Guard) -> None:
+    """What is guarded; the body is each test's own."""
+
+
+class Rig:
+    """A runner, its parts in reach."""
+
+    def __init__(self, url: str, locks: CountingLocks | None) -> None:
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.locks = locks
+        self.queue = NotingQueue()
+        self.events: list[Event] = []
+        self.runner = Runner(locks=locks, ledger=self.ledger, events=Events(self.events.append))
+        self._numbers = itertools.count()
+        self._url = url
+
+    def delivery(self, message: str = "", *, deferrals: int = 0, **options: Any) -> Delivery:
+        """A delivery of a message of its own."""
+        options.setdefault("busy", "retry")
+        compiled = GuardedFunction(
+            pay, key="account:<account>", once_per="message", options=options
+        )
+        ref = MessageRef(message or f"m{next(self._numbers)}", deferrals=deferrals)
+        return compiled.delivery((1,), {}, namespace="", message=ref, queue=self.queue)
+
+    def deliver(self, message: str = "", *, body: Any = lambda guard: None, **options: Any) -> Any:
+        return self.runner.deliver(self.delivery(message, **options), body)
+
+    @contextmanager
+    def at_work(self, count: int, **options: Any) -> Iterator[list[Guard]]:
+        """So many bodies are at work meanwhile."""
+        guards: list[Guard] = []
+        ended = threading.Event()
+
+        def body(guard: Guard) -> None:
+            guards.append(guard)
+            ended.wait(60.0)
+
+        def run() -> None:
+            self.deliver(body=body, **options)
+
+        threads = [threading.Thread(target=run) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: len(guards) == count)
+            yield guards
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    def change(self, statement: str) -> None:
+        """Behind the ledger's back."""
+        engine = sa.create_engine(self._url)
+        with engine.begin() as db:
+            db.execute(sa.text(statement))
+        engine.dispose()
+
+
+@pytest.fixture(params=["locks and ledger", "ledger"])
+def rig(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[Rig]:
+    made = Rig(sqlite_url, None if request.param == "ledger" else CountingLocks())
+    yield made
+    made.ledger.close()
+
+
+class TestLimit:
+    def test_so_many_at_once(self, rig: Rig) -> None:
+        """Each holds a slot of its own, there and at the lock server; one more is put off."""
+        with rig.at_work(3, limit=3) as guards:
+            assert {guard.key for guard in guards} == {f"{KEY}#{number}" for number in range(3)}
+            assert isinstance(rig.deliver(limit=3), Deferred)
+            if rig.locks is not None:
+                assert set(rig.locks.held()) == {guard.key for guard in guards}
+        assert isinstance(rig.deliver(limit=3), Completed)
+
+    def test_what_is_done_with_one_more(self, rig: Rig) -> None:
+        """What `busy=` says; a duplicate of what is at work is put off in any case."""
+        with rig.at_work(2, limit=2):
+            assert rig.deliver(limit=2, busy="skip") == Dropped("skipped")
+            with pytest.raises(KeyBusyError, match=f"{KEY} is held by another delivery"):
+                rig.deliver(limit=2, busy="raise")
+            assert isinstance(rig.deliver(limit=2, busy="wait", wait_s=0.3), Deferred)
+            assert isinstance(rig.deliver("m0", limit=2, busy="skip"), Deferred)
+
+    def test_a_duplicate_does_not_run_in_another_slot(self, rig: Rig) -> None:
+        with rig.at_work(1, limit=2):
+            assert isinstance(rig.deliver("m0", limit=2), Deferred)
+
+    def test_who_waits_gets_the_first_that_is_free(self, rig: Rig) -> None:
+        outcomes: list[Any] = []
+
+        def run() -> None:
+            outcomes.append(rig.deliver(limit=2, busy="wait", wait_s=60.0))
+
+        with rig.at_work(2, limit=2):
+            thread = threading.Thread(target=run)
+            thread.start()
+        thread.join(60.0)
+        assert [type(each) for each in outcomes] == [Completed]
+
+    def test_in_a_body_of_the_same_key(self, rig: Rig) -> None:
+        """It would wait for a slot while it has one."""
+
+        def body(guard: Guard) -> None:
+            rig.deliver(limit=2)
+
+        with pytest.raises(KeyAlreadyHeldError, match=KEY):
+            rig.deliver(limit=2, body=body)
+
+    def test_a_fence_elsewhere(self, rig: Rig) -> None:
+        """Is refused: no row can tell who of two that are at work at once is the older."""
+
+        def body(guard: Guard) -> None:
+            guard.fenced(sa.update(sa.table("orders")))
+
+        with pytest.raises(ConfigurationError, match="each with a fence of its own slot"):
+            rig.deliver(limit=2, body=body)
+
+    def test_a_claim_whose_answer_got_lost(self, rig: Rig, monkeypatch: Any) -> None:
+        """Whichever slot it was granted is free at once."""
+
+        def interrupted(request: Any) -> Any:
+            claim(request)
+            raise KeyboardInterrupt
+
+        claim = rig.ledger.claim
+        with rig.at_work(1, limit=2):
+            monkeypatch.setattr(rig.ledger, "claim", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                rig.deliver(limit=2)
+            monkeypatch.undo()
+            assert isinstance(rig.deliver(limit=2), Completed)
+
+
+class TestLockServer:
+    @pytest.fixture
+    def locks(self, rig: Rig) -> CountingLocks:
+        if rig.locks is None:
+            pytest.skip("there is none")
+        return rig.locks
+
+    def test_emptied(self, rig: Rig, locks: CountingLocks) -> None:
+        """The ledger knows who holds which slot; nobody is let in beside them."""
+        with rig.at_work(2, limit=2):
+            locks.flush()
+            assert isinstance(rig.deliver(limit=2), Deferred)
+        assert isinstance(rig.deliver(limit=2), Completed)
+
+    def test_away(self, rig: Rig, locks: CountingLocks) -> None:
+        """It is asked once, not for each slot; the ledger decides over all of them."""
+        with rig.at_work(4, limit=5):
+            locks.is_away, locks.asked = True, 0
+            assert isinstance(rig.deliver(limit=5), Completed)
+            assert isinstance(rig.deliver(limit=4), Deferred)
+            assert locks.asked == 2
+
+    def test_a_slot_that_it_thinks_is_held(self, rig: Rig, locks: CountingLocks) -> None:
+        """By a holder that died, for example: another one is taken, without waiting for it."""
+        dead = new_owner("dead")
+        locks.acquire((f"{KEY}#0",), dead, ttl_s=30, with_fence=False, wait_s=0.0)
+        with rig.at_work(1, limit=2) as guards:
+            assert guards[0].key == f"{KEY}#1"
+            assert isinstance(rig.deliver(limit=2), Deferred)
+
+
+class TestRate:
+    def test_put_off_until_the_moment(self, rig: Rig) -> None:
+        """That is told; whoever was put off before comes later, for others come then, too."""
+        assert isinstance(rig.deliver(rate="6/m"), Completed)
+        outcome = rig.deliver(rate="6/m")
+        assert outcome.delay_s == pytest.approx(10, abs=5)
+        assert isinstance(rig.deliver(rate="6/m", busy="wait", wait_s=0.1), Deferred)
+        rig.change("update taskguard_keys set next_start = next_start + 60000000")
+        assert rig.deliver(rate="1/m").delay_s == rig.queue.max_delay_s
+        rig.change("update taskguard_keys set next_start = 1")
+        assert isinstance(rig.deliver(rate="6/m"), Completed)
+
+    def test_skipped_or_raised(self, rig: Rig) -> None:
+        rig.deliver(rate="6/m")
+        assert rig.deliver(rate="6/m", busy="skip") == Dropped("skipped")
+        with pytest.raises(KeyBusyError, match=r"as often as its rate allows \(6/m\)") as caught:
+            rig.deliver(rate="6/m", busy="raise")
+        assert caught.value.retry_after_s == pytest.approx(10, abs=5)
+
+    def test_waited_for(self, rig: Rig) -> None:
+        """Until the moment, not longer."""
+        began: list[int] = []
+        for _ in range(3):
+            body = lambda guard: began.append(rig.ledger.now_us())  # noqa: E731
+            outcome = rig.deliver(rate="4/s", busy="wait", wait_s=30.0, body=body)
+            assert isinstance(outcome, Completed)
+        assert began[2] - began[0] >= 400_000
+
+    def test_of_work_that_has_begun(self, rig: Rig) -> None:
+        """It is never dropped."""
+
+        def fails(guard: Guard) -> None:
+            raise ValueError("no such account")
+
+        with pytest.raises(ValueError, match="no such account"):
+            rig.deliver("m", rate="6/m", body=fails)
+        assert isinstance(rig.deliver("m", rate="6/m", busy="skip"), Deferred)
+
+
+def test_without_a_ledger() -> None:
+    """Nobody counts then, and it is said before anything runs."""
+    compiled = GuardedFunction(
+        pay, key="account:<account>", once_per="message", options={"limit": 2}
+    )
+    delivery = compiled.delivery((1,), {}, namespace="", message=MessageRef("m"))
+    with pytest.raises(ConfigurationError, match="no ledger to count in"):
+        Runner(locks=MemoryLocks(), ledger=None).deliver(delivery, lambda guard: None)

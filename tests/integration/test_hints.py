@@ -1,0 +1,183 @@
+"""What a task that parks asks of its servers, and who is called although a hint got lost.
+
+Deliveries of one process on a real Redis and PostgreSQL, each behind a proxy that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+import redis
+
+from support.guarded_shop import GuardedShop, NotingQueue
+from support.proxy import Mode, Proxy
+from taskguard.delivery import Answered, Completed, Deferred, Delivery, MessageRef, Outcome, Parked
+from taskguard.lease import new_owner
+from taskguard.locks.redis import RedisLocks
+from taskguard.policy import Busy, Policy
+
+KEY = "account:1"
+
+
+class Calls:
+    """How messages of this process are parked: those who were called are in `sent`."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def call(self) -> dict[str, Any]:
+        return {"queue": "test"}
+
+    def send(self, call: Any, message: MessageRef) -> None:
+        del call
+        self.sent.append(message.id)
+
+
+class Office:
+    """A runner, and what it asked."""
+
+    def __init__(self, shop: GuardedShop, locks: RedisLocks, redis: Proxy, database: Proxy) -> None:
+        self.runner = shop.tg.runner
+        self.locks = locks
+        self.ledger = shop.ledger
+        self.calls = Calls()
+        self.queue = NotingQueue()
+        self._proxies = redis, database
+
+    def deliver(self, number: int, body: Any = None, **values: Any) -> Outcome:
+        """The delivery of a message, work of its own, of the account's key; in a worker's thread,
+        as a body knows which keys it holds."""
+        with ThreadPoolExecutor(1) as worker:
+            return worker.submit(self._deliver, number, body, **values).result()
+
+    def _deliver(self, number: int, body: Any, *, busy: Busy = "park", **values: Any) -> Outcome:
+        values = {"message": MessageRef(f"m{number}"), **values}
+        return self.runner.deliver(
+            Delivery(
+                keys=(KEY,),
+                work=f"book {number}",
+                task="book",
+                policy=Policy(busy=busy),
+                queue=self.queue,
+                parking=self.calls if busy == "park" else None,
+                **values,
+            ),
+            body or (lambda guard: None),
+        )
+
+    def trips(self, ask: Callable[[], object]) -> tuple[int, int]:
+        """How often it asks the lock server and the database for that."""
+        before = [proxy.requests for proxy in self._proxies]
+        ask()
+        at_redis, at_database = (
+            proxy.requests - was for proxy, was in zip(self._proxies, before, strict=True)
+        )
+        return at_redis, at_database
+
+
+@pytest.fixture
+def office(valkey: Any, postgres: Any, redis_url: str, pg_url: str) -> Iterator[Office]:
+    del redis_url  # empties the server
+    with ExitStack() as stack:
+        redis, database = (
+            stack.enter_context(Proxy(port)) for port in (valkey.port, postgres.port)
+        )
+        ledger = pg_url.replace(f":{postgres.port}/", f":{database.port}/")
+        locks = RedisLocks(f"redis://127.0.0.1:{redis.port}", socket_timeout_s=0.5)
+        shop = stack.enter_context(closing(GuardedShop(pg_url, ledger, locks=locks)))
+        made = Office(shop, locks, redis, database)
+        for number in range(-20, 0):  # connected, prepared, scripts loaded
+            made.deliver(number, busy="park" if number % 2 else "retry")
+        for number in range(8):
+            made.deliver(100 + number, lambda guard, after=200 + number: made.deliver(after))
+            made.deliver(200 + number, called=True)
+        made.calls.sent.clear()
+        yield made
+
+
+def test_who_meets_nobody_asks_no_more_than_without_a_line(office: Office) -> None:
+    """The same round trips as of a task that puts off: lease, claim, end, release."""
+    parks = office.trips(lambda: office.deliver(1))
+    puts_off = office.trips(lambda: office.deliver(2, busy="retry"))
+    assert parks == puts_off == (2, 2)
+    assert office.trips(lambda: office.deliver(3)) == (2, 2)
+
+
+def test_what_a_parked_message_costs(office: Office) -> None:
+    """Five round trips: a lease that is refused, parking, a hint; then its call, and its sending.
+
+    It comes as any other message then, however long it has waited.
+    """
+    asked: list[tuple[int, int]] = []
+
+    def body(guard: Any) -> None:
+        asked.append(office.trips(lambda: office.deliver(2)))
+
+    at_redis, at_database = office.trips(lambda: office.deliver(1, body))
+    assert asked == [(2, 1)]
+    assert office.calls.sent == ["m2"]
+    assert (at_redis - 2, at_database - 1) == (2, 3)  # who has called: with its own end, one more
+    assert office.trips(lambda: office.deliver(2, called=True)) == (2, 3)
+    assert office.calls.sent == ["m2"]
+
+
+def test_behind_one_who_was_called(office: Office) -> None:
+    """Whoever was called calls the next one, also where a server forgot that somebody waits."""
+
+    def body(guard: Any) -> None:
+        for number in (2, 3, 4):
+            assert isinstance(office.deliver(number), Parked)
+
+    office.deliver(1, body)
+    for number in (2, 3, 4):
+        assert office.calls.sent[-1] == f"m{number}"
+        with redis.Redis.from_url(f"redis://{office.locks.address.replace('/0', '')}/0") as client:
+            client.flushall()
+        assert isinstance(office.deliver(number, called=True), Completed)
+    assert office.calls.sent == ["m2", "m3", "m4"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"redelivered": True}, {"message": MessageRef("m1", 1)}, {"message": MessageRef("m1", 0, 1)}],
+    ids=["redelivered", "retry", "copy"],
+)
+def test_who_came_before_trusts_no_hint(office: Office, values: dict[str, Any]) -> None:
+    """The ledger is asked after it, whatever became of the hint."""
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        office.locks.release_and_take_hint(KEY, new_owner("another"))
+
+    office.deliver(1, body, **values)
+    assert office.calls.sent == ["m2"]
+
+
+def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
+    """The release got no reply: the ledger is asked whether somebody waits."""
+    redis = office._proxies[0]
+
+    def body(guard: Any) -> None:
+        office.deliver(2)
+        redis.lose_reply_to(b"EVALSHA", then=Mode.CUT)
+
+    office.deliver(1, body)
+    assert office.calls.sent == ["m2"]
+
+
+def test_a_second_message_of_the_work(office: Office) -> None:
+    """What is parked unread is new: of work that is waiting, or done, the record speaks."""
+    office.deliver(1)
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        assert isinstance(office.deliver(2, message=MessageRef("again")), Deferred)
+        assert isinstance(office.deliver(1, message=MessageRef("again")), Answered)
+        assert isinstance(office.deliver(2), Parked)  # the same message again
+
+    office.deliver(3, body)
+    assert [each.message for each in office.ledger.waiting()] == ["m2"]

@@ -1,0 +1,461 @@
+-------------------------------- MODULE Line --------------------------------
+(***************************************************************************)
+(* Messages that wait for their key in the ledger (busy="park"): parking,  *)
+(* calling, the claim that looks at the line, and what may befall between. *)
+(* Leases, fences and effects are Taskguard.tla's; here a claim that is    *)
+(* granted is the only holder.  Invariants have the project's names.       *)
+(*                                                                         *)
+(* What is modelled                                                        *)
+(*                                                                         *)
+(*   Several keys, one lock server, one ledger.  Each message is work of   *)
+(*     its own, of one key; they were sent in the order of their numbers,  *)
+(*     which is their place in the line.                                   *)
+(*   The ledger: who holds each key, and of each message its record:       *)
+(*     "none", "waits", "called" (its message was sent and is expected),   *)
+(*     "late" (it did not come in time), "again" (a relay sent it once     *)
+(*     more), "begun", "done".  Every step on it is one transaction.  A    *)
+(*     call is not flushed: a crash of the database may take it back.      *)
+(*   A delivery: ask the lock server; claim, unless somebody who came      *)
+(*     before waits or is expected; run, complete, release, call the next, *)
+(*     send, acknowledge.  Or: park, take the lock to see whether it is    *)
+(*     free, release it, call the next if it was.                          *)
+(*   The broker: copies of each message that nobody has in hand; what a    *)
+(*     dead worker had in hand is delivered again.                         *)
+(*   The relay, where there is one: it calls for a key that is free, and   *)
+(*     sends again what was called and did not come.                       *)
+(*   Faults, MaxFaults of them: a worker or a relay dies; the lock server  *)
+(*     forgets everything; a message that was sent is lost, in the broker  *)
+(*     or before it; a message is delivered twice; the database crashes.   *)
+(*                                                                         *)
+(* What is left out                                                        *)
+(*                                                                         *)
+(*   Bodies that fail, retries, messages that are put off; several         *)
+(*   messages of one work; who was called waits no second for the lock     *)
+(*   server, but is parked at once; no answer of the lock server.          *)
+(*   A lease ends when its holder is dead, never before.                   *)
+(***************************************************************************)
+EXTENDS Integers, FiniteSets, TLC
+
+CONSTANTS
+    Workers,
+    Last,       \* the number of the last message
+    Keys,       \* of how many keys they are, in turn
+    Relay,      \* whether there is one
+    Fates,      \* which faults there are
+    MaxFaults,
+    Mutant,     \* what is wrong with the design; "none" is the design
+    Nobody,
+    Gone        \* whoever has died
+
+ASSUME Fates \subseteq {"crash", "flush", "loss", "twice", "database"}
+
+ASSUME Mutant \in {
+    "none",
+    "no look after parking",  \* who is parked leaves it to the holder to call him
+    "no look after release",  \* who has released the key goes home
+    "no look after answer",   \* so does who had it, and finds his work done
+    "no probe",               \* who was told that it is taken believes that after he was parked
+    "probe kept",             \* he takes the lock to see, and leaves it there
+    "stays called",           \* who was called and is parked again counts as called
+    "line ignored",           \* a claim does not look at the line
+    "all called",             \* the next is called while another one is expected
+    "early ack",              \* acknowledged before the record is committed
+    "unflushed park"}         \* and before it is flushed
+
+VARIABLES
+    copies,  \* how many of each message are in the broker: of those that were called, and others
+    lock,    \* who holds each key at the lock server
+    held,    \* who holds each key in the ledger
+    row,     \* the record of each message
+    disk,    \* held and row as they are after a crash of the database
+    worker,  \* what each is at: a step, a message, whom it is to send
+    relay,   \* whom the relay is to send, or 0
+    faults,
+    history
+
+vars == <<copies, lock, held, row, disk, worker, relay, faults, history>>
+
+Messages == 1..Last
+KeyOf(m) == m % Keys
+AllKeys == {KeyOf(m) : m \in Messages}
+
+Idle == [at |-> "idle", m |-> 0, called |-> FALSE, send |-> 0, owner |-> Nobody]
+
+Added(m, called) == [copies EXCEPT ![<<m, called>>] = @ + 1]
+InBroker(m) == copies[<<m, TRUE>>] + copies[<<m, FALSE>>] > 0
+Back(w) == Added(worker[w].m, worker[w].called)
+
+Init ==
+    /\ copies = [c \in Messages \X BOOLEAN |-> IF c[2] THEN 0 ELSE 1]
+    /\ lock = [k \in AllKeys |-> Nobody]
+    /\ held = [k \in AllKeys |-> Nobody]
+    /\ row = [m \in Messages |-> "none"]
+    /\ disk = [held |-> held, row |-> row]
+    /\ worker = [w \in Workers |-> Idle]
+    /\ relay = 0
+    /\ faults = 0
+    /\ history = [overtaken |-> FALSE]
+
+(***************************************************************************)
+(* Small parts.                                                            *)
+(***************************************************************************)
+
+Fault(kind) == kind \in Fates /\ faults < MaxFaults /\ faults' = faults + 1
+NoFault == UNCHANGED faults
+
+K(w) == KeyOf(worker[w].m) \* of who is at something
+Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
+
+Flushed == disk' = [held |-> held', row |-> row']
+Unflushed == disk' \in {disk, [held |-> held', row |-> row']}
+Read == UNCHANGED <<held, row, disk>>
+
+InLine(m) == row[m] \in {"waits", "called", "late", "again"}
+Expected(m) == row[m] = "called"
+Waits(m) == row[m] = "waits" \/ Expected(m)
+
+\* A place in the line is the message's number; who has none stands behind all.
+Behind(m) ==
+    /\ Mutant # "line ignored"
+    /\ \E o \in Messages \ {m} :
+        KeyOf(o) = KeyOf(m) /\ Waits(o) /\ (InLine(m) => o < m)
+
+Callable(k) ==
+    /\ held[k] = Nobody
+    /\ \/ Mutant = "all called"
+       \/ ~\E m \in Messages : KeyOf(m) = k /\ Expected(m)
+First(k) ==
+    LET waiting == {m \in Messages : KeyOf(m) = k /\ row[m] = "waits"}
+    IN  IF waiting = {} THEN 0 ELSE CHOOSE m \in waiting : \A o \in waiting : m <= o
+
+(***************************************************************************)
+(* The way of one delivery.                                                *)
+(***************************************************************************)
+
+Receive(w, m, called) ==
+    /\ worker[w].at = "idle"
+    /\ copies[<<m, called>>] > 0
+    /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
+    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m, !.called = called]]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<lock, relay, history>>
+
+\* Who was called waits a moment for those who only look, or claim.
+IsLooking(w) == worker[w].at \in {"claim", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
+Patient(w) ==
+    /\ worker[w].called
+    /\ lock[K(w)] \in Workers
+    /\ K(lock[K(w)]) = K(w) /\ IsLooking(lock[K(w)])
+
+Admit(w) ==
+    /\ worker[w].at = "admit"
+    /\ ~Patient(w)
+    /\ IF lock[K(w)] = Nobody
+       THEN lock' = [lock EXCEPT ![K(w)] = w] /\ Goto(w, "claim")
+       ELSE UNCHANGED lock /\ Goto(w, IF row[worker[w].m] = "done" THEN "look" ELSE "park held")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+\* The ledger's answer; who gets nothing lets the lock go, or hands it over to its true owner.
+Claim(w) ==
+    LET m == worker[w].m k == K(w) IN
+    /\ worker[w].at = "claim"
+    /\ \/ /\ row[m] = "done"
+          /\ Goto(w, "unlock")
+          /\ Read
+          /\ UNCHANGED history
+       \/ /\ row[m] # "done" /\ held[k] # Nobody
+          /\ worker' = [worker EXCEPT ![w].at = "hand over", ![w].owner = held[k]]
+          /\ Read
+          /\ UNCHANGED history
+       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ row[m] # "begun" /\ Behind(m)
+          /\ Goto(w, "turn away")
+          /\ Read
+          /\ UNCHANGED history
+       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ (row[m] = "begun" \/ ~Behind(m))
+          /\ held' = [held EXCEPT ![k] = w]
+          /\ row' = [row EXCEPT ![m] = "begun"]
+          /\ Unflushed
+          /\ Goto(w, "body")
+          /\ history' = [history EXCEPT !.overtaken = @ \/
+                 (row[m] # "begun" /\ \E o \in Messages \ {m} :
+                      /\ KeyOf(o) = k
+                      /\ row[o] \in {"waits", "called"}
+                      /\ InLine(m) => o < m)]
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay>>
+
+\* The true owner, as the refusal named him; he may have ended since, and nobody frees it then.
+HandOver(w) ==
+    LET owner == IF held[K(w)] = worker[w].owner THEN held[K(w)] ELSE Gone IN
+    /\ worker[w].at = "hand over"
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = owner] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].at = "park", ![w].owner = Nobody]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+TurnAway(w) ==
+    /\ worker[w].at = "turn away"
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ Goto(w, "park")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+\* DONE, and the end of the ledger's lease.
+Complete(w) ==
+    /\ worker[w].at = "body"
+    /\ held[K(w)] = w
+    /\ held' = [held EXCEPT ![K(w)] = Nobody]
+    /\ row' = [row EXCEPT ![worker[w].m] = "done"]
+    /\ Flushed
+    /\ Goto(w, "unlock done")
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+\* The claim was lost in a crash of the database: the delivery comes again.
+Stale(w) ==
+    /\ worker[w].at = "body"
+    /\ held[K(w)] # w
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ copies' = Back(w)
+    /\ Goto(w, "look")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<relay, history>>
+
+Unlock(w) ==
+    /\ worker[w].at \in {"unlock", "unlock done"}
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ Goto(w, IF \/ Mutant = "no look after release" /\ worker[w].at = "unlock done"
+                  \/ Mutant = "no look after answer" /\ worker[w].at = "unlock"
+               THEN "ack" ELSE "look")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+\* What runs or is done is not parked; its copy goes back, and comes again.
+Park(w) ==
+    LET m == worker[w].m
+        probes == worker[w].at = "park held"
+    IN
+    /\ worker[w].at \in {"park", "park held"}
+    /\ IF row[m] \in {"begun", "done"}
+       THEN /\ Read
+            /\ copies' = Added(m, FALSE)
+            /\ Goto(w, "look")
+       ELSE /\ row' = [row EXCEPT ![m] =
+                  IF Mutant = "stays called" /\ InLine(m) THEN @ ELSE "waits"]
+            /\ UNCHANGED <<held, copies>>
+            /\ IF Mutant = "unflushed park" THEN Unflushed ELSE Flushed
+            /\ Goto(w, CASE Mutant = "no look after parking" -> "ack"
+                         [] probes /\ Mutant = "no probe" -> "ack"
+                         [] probes -> "probe"
+                         [] OTHER -> "look")
+    /\ NoFault
+    /\ UNCHANGED <<lock, relay, history>>
+
+Probe(w) ==
+    /\ worker[w].at = "probe"
+    /\ IF lock[K(w)] = Nobody
+       THEN lock' = [lock EXCEPT ![K(w)] = IF Mutant = "probe kept" THEN Gone ELSE w]
+            /\ Goto(w, IF Mutant = "probe kept" THEN "look" ELSE "unprobe")
+       ELSE UNCHANGED lock /\ Goto(w, "ack")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+Unprobe(w) ==
+    /\ worker[w].at = "unprobe"
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ Goto(w, "look")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+\* Whether somebody waits for the key that is free now.
+Look(w) ==
+    LET first == First(K(w)) IN
+    /\ worker[w].at = "look"
+    /\ IF first # 0 /\ Callable(K(w))
+       THEN /\ row' = [row EXCEPT ![first] = "called"]
+            /\ UNCHANGED held
+            /\ Unflushed
+            /\ worker' = [worker EXCEPT ![w].at = "send", ![w].send = first]
+       ELSE Read /\ Goto(w, "ack")
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+Send(w) ==
+    /\ worker[w].at = "send"
+    /\ copies' = Added(worker[w].send, TRUE)
+    /\ Goto(w, "ack")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<lock, relay, history>>
+
+SendLost(w) ==
+    /\ worker[w].at = "send"
+    /\ Goto(w, "ack")
+    /\ Fault("loss")
+    /\ Read
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+Acknowledge(w) ==
+    /\ worker[w].at = "ack"
+    /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+Step(w) ==
+    \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
+    \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w) \/ Acknowledge(w)
+
+(***************************************************************************)
+(* What else happens.                                                      *)
+(***************************************************************************)
+
+Buried(w, owners) == [k \in AllKeys |-> IF owners[k] = w THEN Gone ELSE owners[k]]
+
+\* The worker dies; the broker keeps what it had in hand.
+Crash(w) ==
+    /\ worker[w].at # "idle"
+    /\ Fault("crash")
+    /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ copies' = IF Mutant = "early ack" /\ worker[w].at # "admit" THEN copies
+                 ELSE Back(w)
+    /\ lock' = Buried(w, lock)
+    /\ held' = Buried(w, held)
+    /\ disk' = [disk EXCEPT !.held = Buried(w, @)]
+    /\ UNCHANGED <<row, relay, history>>
+
+\* The lease of the dead ends.
+Expire ==
+    /\ \E k \in AllKeys : held[k] = Gone
+    /\ held' = [k \in AllKeys |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
+    /\ disk' = [disk EXCEPT !.held = [k \in AllKeys |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, row, worker, relay, history>>
+
+\* The same at the lock server.
+Forget ==
+    /\ \E k \in AllKeys : lock[k] = Gone
+    /\ lock' = [k \in AllKeys |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, worker, relay, history>>
+
+Flush ==
+    /\ Fault("flush")
+    /\ lock' = [k \in AllKeys |-> Nobody]
+    /\ Read
+    /\ UNCHANGED <<copies, worker, relay, history>>
+
+\* The broker forgets a copy of one who stands in the ledger.
+Lose(m) ==
+    /\ InLine(m)
+    /\ Fault("loss")
+    /\ \E called \in BOOLEAN :
+        /\ copies[<<m, called>>] > 0
+        /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
+    /\ Read
+    /\ UNCHANGED <<lock, worker, relay, history>>
+
+Duplicate(m) ==
+    /\ \E w \in Workers : worker[w].m = m
+    /\ Fault("twice")
+    /\ copies' = Added(m, FALSE)
+    /\ Read
+    /\ UNCHANGED <<lock, worker, relay, history>>
+
+DatabaseCrash ==
+    /\ disk # [held |-> held, row |-> row]
+    /\ Fault("database")
+    /\ held' = disk.held /\ row' = disk.row
+    /\ UNCHANGED <<copies, lock, disk, worker, relay, history>>
+
+\* Who was called and is on no way any more does not come in time.
+Due(m) ==
+    /\ row[m] = "called" /\ ~InBroker(m) /\ relay # m
+    /\ ~\E w \in Workers : worker[w].m = m \/ worker[w].send = m
+    /\ row' = [row EXCEPT ![m] = "late"]
+    /\ UNCHANGED held
+    /\ Flushed
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, worker, relay, history>>
+
+RelayCalls(k) ==
+    LET first == First(k) IN
+    /\ Relay /\ relay = 0
+    /\ first # 0 /\ Callable(k)
+    /\ row' = [row EXCEPT ![first] = "called"]
+    /\ relay' = first
+    /\ UNCHANGED held
+    /\ Unflushed
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, worker, history>>
+
+\* It is noted as sent only when it was; until then it is late.
+RelayRecalls(m) ==
+    /\ Relay /\ relay = 0
+    /\ \/ row[m] = "late"
+       \/ /\ row[m] = "again" /\ ~InBroker(m)
+          /\ ~\E w \in Workers : worker[w].m = m
+    /\ row' = [row EXCEPT ![m] = "again"]
+    /\ copies' = Added(m, FALSE)
+    /\ UNCHANGED held
+    /\ Flushed
+    /\ NoFault
+    /\ UNCHANGED <<lock, worker, relay, history>>
+
+RelaySends ==
+    /\ relay # 0
+    /\ copies' = Added(relay, TRUE)
+    /\ relay' = 0
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<lock, worker, history>>
+
+RelayDies ==
+    /\ relay # 0
+    /\ Fault("crash")
+    /\ relay' = 0
+    /\ Read
+    /\ UNCHANGED <<copies, lock, worker, history>>
+
+Next ==
+    \/ \E w \in Workers :
+        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, called \in BOOLEAN : Receive(w, m, called)
+    \/ \E m \in Messages : Lose(m) \/ Duplicate(m) \/ Due(m) \/ RelayRecalls(m)
+    \/ \E k \in AllKeys : RelayCalls(k)
+    \/ RelaySends \/ RelayDies \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
+
+Spec == Init /\ [][Next]_vars
+
+Fairness ==
+    /\ \A w \in Workers : WF_vars(Step(w)) /\ SF_vars(Admit(w))
+    /\ \A m \in Messages, called \in BOOLEAN : SF_vars(\E w \in Workers : Receive(w, m, called))
+    /\ \A m \in Messages : WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
+    /\ \A k \in AllKeys : SF_vars(RelayCalls(k))
+    /\ WF_vars(RelaySends) /\ WF_vars(Expire) /\ WF_vars(Forget)
+
+FairSpec == Spec /\ Fairness
+
+(***************************************************************************)
+(* What must hold.                                                         *)
+(***************************************************************************)
+
+InHand(m) == \E w \in Workers : worker[w].m = m
+
+\* Whatever happens next: a message is in the broker, in a worker's hands, in the ledger, or done.
+S7 == \A m \in Messages : InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
+
+\* Nobody begins while one who came before waits, or is expected.
+S9 == ~history.overtaken
+\* Of each line one is expected at a time.
+S9One == \A k \in AllKeys :
+    Cardinality({m \in Messages : KeyOf(m) = k /\ row[m] = "called"}) <= 1
+
+\* Nobody waits for a key that is free while nobody has a delivery of that key in hand.
+L6 == \A k \in AllKeys :
+    \/ ~\E m \in Messages : KeyOf(m) = k /\ InLine(m)
+    \/ held[k] # Nobody
+    \/ \E m \in Messages : KeyOf(m) = k /\ (InHand(m) \/ InBroker(m))
+
+\* Everybody's turn comes.
+L1 == <>(\A m \in Messages : row[m] = "done")
+
+Symmetry == Permutations(Workers)
+=============================================================================

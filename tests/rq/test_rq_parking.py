@@ -1,0 +1,322 @@
+"""`busy="park"` for RQ, on real workers: jobs wait in the ledger, and come in their order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+import rq
+import sqlalchemy as sa
+from rq import Repeat
+from rq.exceptions import DuplicateJobError
+from rq.job import Job
+from rq.registry import clean_registries
+
+from support.invoices import index_in_line, queue_up
+from support.waiting import wait_until
+from taskguard.errors import ConfigurationError
+from taskguard.ledger.tables import WORK
+from taskguard_rq import enqueue, guarded_job
+
+
+def records(office: Any, state: str = "NEW") -> list[Any]:
+    """What stands in line, in its order; or what stood there, and is in another state."""
+    with office.engine.connect() as db:
+        select = sa.select(WORK).where(WORK.c.parked.is_not(None), WORK.c.state == state)
+        return list(db.execute(select.order_by(WORK.c.parked)))
+
+
+def put(office: Any, account: str, numbers: Any, **options: Any) -> list[Job]:
+    return [office.queue.enqueue(queue_up, account, number, **options) for number in numbers]
+
+
+def line_up(office: Any, count: int, **options: Any) -> tuple[Job, list[Job]]:
+    """One that holds the account until it may go, and others that wait."""
+    first = office.queue.enqueue(queue_up, "a", 0, True)
+    office.wait_for(lambda: office.steps("began"), "the first")
+    later = put(office, "a", range(1, count + 1), **options)
+    wait_for_line(office, later)
+    return first, later
+
+
+def wait_for_line(office: Any, jobs: list[Job]) -> None:
+    deferred = office.queue.deferred_job_registry
+    office.wait_for(lambda: deferred.get_job_ids() == [job.id for job in jobs], "a line")
+
+
+def let_go(office: Any) -> None:
+    with office.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+def numbers_of(office: Any, account: str) -> list[int]:
+    """In which order bodies of an account began."""
+    items = [item.split() for item, _ in office.steps("began")]
+    return [int(number) for name, number in items if name == account]
+
+
+def wait_for_all(office: Any, jobs: list[Job]) -> None:
+    office.wait_for(
+        lambda: {job.get_status(refresh=True) for job in jobs} == {"finished"}, "all finished"
+    )
+
+
+def test_jobs_run_in_order_and_nobody_is_held(office: Any) -> None:
+    """Those that wait are DEFERRED, in no queue and in no worker; a cold job runs beside them."""
+    office.worker()
+    office.worker()
+    first, later = line_up(office, 8)
+    assert {job.get_status() for job in later} == {"deferred"}
+    assert {office.connection.ttl(job.key) for job in later} == {-1}
+    assert office.queue.count == 0
+    assert len(office.queue.started_job_registry) == 1
+    cold = put(office, "b", [0])
+    wait_for_all(office, cold)
+    assert first.get_status() == "started"
+    let_go(office)
+    wait_for_all(office, [first, *later])
+    assert numbers_of(office, "a") == list(range(9))
+    assert [job.return_value() for job in later] == list(range(1, 9))
+    assert set(office.effects().values()) == {1}
+    assert records(office) == []
+    assert office.queue.deferred_job_registry.get_job_ids() == []
+    assert office.connection.scard("taskguard:parked") == 0
+    assert "taskguard_line" not in later[0].get_meta()
+
+
+def relays(worker: Any) -> list[psutil.Process]:
+    """The relay's process of a worker: of its own group, and deaf to the terminal's interrupt."""
+    found = []
+    for child in psutil.Process(worker.process.pid).children():
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            [ignored] = re.findall(r"SigIgn:\s*(\w+)", status)
+            is_deaf = int(ignored, 16) & 1 << signal.SIGINT - 1
+            if is_deaf and os.getpgid(child.pid) == os.getpgid(worker.process.pid):
+                found.append(child)
+    return found
+
+
+def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
+    """The key's holder is killed, then all workers: a relay goes on where they stopped."""
+    workers = [office.worker(), office.worker()]
+    first, later = line_up(office, 4, waits=True)
+    [(_, horse)] = office.steps("began")
+    os.kill(horse, signal.SIGKILL)
+    office.wait_for(lambda: first.get_status(refresh=True) == "failed", "given up")
+    office.wait_for(lambda: 1 in numbers_of(office, "a"), "the next one")
+    for worker in workers:
+        worker.kill()
+    let_go(office)
+    office.worker()
+    wait_for_all(office, later[1:])
+    assert numbers_of(office, "a") == [0, 1, 2, 3, 4]
+    assert set(office.effects().values()) == {1}
+
+
+def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
+    """The line is in the ledger: nobody is lost, and the order stays."""
+    office.worker()
+    office.worker()
+    first, later = line_up(office, 6)
+    locks = redis.Redis.from_url(office.environment["TASKGUARD_LOCKS_URL"])
+    with contextlib.closing(locks):
+        locks.flushdb()
+        let_go(office)
+        wait_until(lambda: len(numbers_of(office, "a")) > 3, timeout_s=60)
+        locks.flushdb()
+    wait_for_all(office, [first, *later])
+    assert numbers_of(office, "a") == list(range(7))
+    assert set(office.effects().values()) == {1}
+
+
+def test_who_was_called_and_got_lost_is_called_again(office: Any) -> None:
+    """Redis lost all of RQ's records: the relay restores the jobs from the ledger, in order."""
+    office.worker()
+    office.worker()
+    first, later = line_up(office, 3)
+    # As if he had been called, and his job were lost with all else.
+    with office.engine.begin() as db:
+        db.execute(sa.update(WORK).where(WORK.c.id == records(office)[0].id).values(due=1))
+    for key in office.connection.keys("*"):
+        if b"worker" not in key:
+            office.connection.delete(key)
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == 4, "all")
+    wait_for_all(office, [Job.fetch(job.id, connection=office.connection) for job in later])
+    assert sorted(numbers_of(office, "a")) == [0, 1, 2, 3]
+    assert set(office.effects().values()) == {1}
+    del first
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_a_job_that_is_taken_back_does_not_run(office: Any, how: str) -> None:
+    """When its turn comes it leaves the line, FAILED in the ledger; those behind it go on."""
+    office.worker()
+    office.worker()
+    first, later = line_up(office, 4)
+    for job in later[1:3]:
+        getattr(job, how)()
+    let_go(office)
+    office.wait_for(lambda: "a 4" in office.effects(), "the last")
+    assert numbers_of(office, "a") == [0, 1, 4]
+    ended = records(office, "FAILED")
+    word = {"cancel": "canceled", "delete": "deleted"}[how]
+    assert [word in row.error for row in ended] == [True, True]
+    if how == "cancel":
+        assert later[1].get_status(refresh=True) == "canceled"
+    wait_for_all(office, [first, later[0], later[3]])
+
+
+def test_rq_says_where_they_are(office: Any) -> None:
+    """Neither in the queue nor executing; its cleaning leaves them alone; a relay runs beside."""
+    worker = office.worker()
+    other = office.worker()
+    wait_until(lambda: not relays(worker) and not relays(other))
+    first, later = line_up(office, 3)
+    clean_registries(office.queue)
+    asked = [sys.executable, "-m", "rq.cli", "info", "-u", office.broker, "-R"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert "0, 1 executing, 0 finished, 0 failed" in said
+    wait_for_line(office, later)
+    wait_until(lambda: relays(worker) or relays(other))
+    let_go(office)
+    wait_for_all(office, [first, *later])
+    assert 0 not in [len(relays(each)) for each in (worker, other)]
+
+
+@pytest.mark.parametrize("how", ["killed", "told to stop"])
+def test_a_relay_ends_with_its_worker(office: Any, how: str) -> None:
+    """However that ends, and soon."""
+    worker = office.worker()
+    wait_for_all(office, put(office, "a", [0]))
+    wait_until(lambda: relays(worker))
+    [relay] = relays(worker)
+    worker.process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
+    worker.process.wait(60)
+    wait_until(lambda: not relay.is_running() or relay.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_relay_that_died_is_started_again(office: Any) -> None:
+    """After the worker's next job; and what died is no zombie."""
+    worker = office.worker()
+    wait_for_all(office, put(office, "a", [0]))
+    wait_until(lambda: relays(worker))
+    [relay] = relays(worker)
+    relay.kill()
+    wait_for_all(office, put(office, "a", [1]))
+    wait_until(lambda: relays(worker) and not relay.is_running())
+    assert relays(worker) != [relay]
+
+
+def test_what_cannot_be_parked_is_put_off(office: Any) -> None:
+    """A job with a ttl, which RQ drops when that is over: it overtakes nobody, and runs."""
+    office.worker()
+    office.worker()
+    first, later = line_up(office, 1)
+    with_ttl = put(office, "a", [2], ttl=600)[0]
+    wait_until(lambda: with_ttl.get_status(refresh=True) == "scheduled", timeout_s=60)
+    let_go(office)
+    wait_for_all(office, [first, *later, with_ttl])
+    assert numbers_of(office, "a") == [0, 1, 2]
+
+
+def test_a_stock_worker_puts_off(office: Any) -> None:
+    """Each comes again, until its key is free."""
+    for _ in range(2):
+        office.worker("rq.Worker", "--with-scheduler")
+    first = office.queue.enqueue(queue_up, "a", 0, True)
+    office.wait_for(lambda: office.steps("began"), "the first")
+    [second] = put(office, "a", [1])
+    wait_until(lambda: second.get_status(refresh=True) == "scheduled", timeout_s=60)
+    assert records(office) == []
+    let_go(office)
+    wait_for_all(office, [first, second])
+    assert set(office.effects().values()) == {1}
+
+
+@pytest.mark.skipif(not hasattr(rq, "RateLimit"), reason="RQ 3 has rate limits")
+def test_a_rate_limit_is_refused(office: Any) -> None:
+    """With the reason, before anything runs."""
+    limit = rq.RateLimit(key="accounts", concurrency=1)
+    job = office.queue.enqueue(queue_up, "a", 0, rate_limit=limit)
+    office.worker()
+    office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")
+    assert "give up its slot" in job.latest_result().exc_string
+    assert office.steps("began") == []
+
+
+def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
+    """Its dependents, its repetition and its retries; RQ's `unique` refuses it a second time."""
+    office.worker()
+    office.worker()
+    first, [waits] = line_up(office, 1, repeat=Repeat(times=1), job_id="one")
+    after = office.queue.enqueue(queue_up, "b", 0, depends_on=waits)
+    assert after.get_status() == "deferred"
+    with pytest.raises(DuplicateJobError):
+        office.queue.enqueue(queue_up, "a", 1, job_id="one", unique=True)
+    let_go(office)
+    office.wait_for(lambda: office.effects()["a 1"] == 2, "the repetition")
+    wait_for_all(office, [first, after, waits])
+    assert numbers_of(office, "a") == [0, 1, 1]
+    assert waits.retries_left is None
+
+
+@pytest.mark.usefixtures("producer")
+def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
+    """The older job comes and does nothing, the newer one stands in line; others get the newest."""
+
+    def index(words: str, duplicate: Any) -> Any:
+        return enqueue(office.queue, index_in_line, (1, words), duplicate=duplicate)
+
+    office.worker()
+    office.worker()
+    with office.holding("newest:1"):
+        older = index("older", "replace")
+        wait_for_line(office, [older.job])
+        attached = index("ignored", "attach")
+        assert (attached.outcome, attached.job.id) == ("attached", older.job.id)
+        newer = index("newer", "replace")
+        assert newer.outcome == "replaced"
+        wait_for_line(office, [newer.job])
+        wait_for_all(office, [older.job])
+        assert older.job.return_value() is None
+    wait_for_all(office, [newer.job])
+    assert newer.job.return_value() == "newer"
+    assert office.effects() == {"1 newer": 1}
+
+
+def test_the_command_relays_lines(office: Any) -> None:
+    """`taskguard relay --rq`, where no worker of this package is left to do so."""
+    worker = office.worker()
+    with office.holding("queue:a"):
+        jobs = put(office, "a", [0, 1])
+        wait_for_line(office, jobs)
+        worker.kill()
+    office.worker("rq.SimpleWorker", "--with-scheduler")
+    command = [sys.executable, "-m", "taskguard", "relay", "--rq", office.broker]
+    with subprocess.Popen(command, env={**os.environ, **office.environment}) as relay:
+        wait_for_all(office, jobs)
+        relay.terminate()
+        assert relay.wait(60) == 0
+    assert numbers_of(office, "a") == [0, 1]
+
+
+@pytest.mark.parametrize("order", ["strict", "priority"])
+def test_an_order_that_jobs_cannot_have_is_refused(order: str) -> None:
+    """Where the function is decorated, with the reason."""
+    with pytest.raises(ConfigurationError, match=f"order='{order}' is for Celery's tasks: "):
+        guarded_job(key="account:<account>", once_per="message", busy="park", order=order)(book)
+
+
+def book(account: int) -> None:
+    """What is guarded."""

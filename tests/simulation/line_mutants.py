@@ -1,0 +1,217 @@
+"""The mistakes that can be made of a line. Each must be found out, most of them without a relay.
+
+Those of the ledger itself (what `claim` asks of a line, where a place is) are changes of the ledger
+in memory here; the contract suite finds the same ones in the statements of the databases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import taskguard.parking
+from simulation import stored_calls
+from simulation.line_world import LineWorld
+from simulation.mutants import Mutant
+from taskguard.errors import LockServerUnavailableError
+from taskguard.ledger.protocol import ClaimRequest
+from taskguard.locks.base import Granted
+from taskguard.parking import Line
+from taskguard.runner import Runner
+from taskguard.states import State
+
+__all__ = ["LINE_MUTANTS"]
+
+
+def _no_look_after_parking(world: LineWorld) -> None:
+    """Whoever holds the key will call us, it seems."""
+    park = Line.park
+
+    def without(line: Line, *args: Any, **values: Any) -> bool:
+        line.call_next = lambda delivery: False  # type: ignore[method-assign]
+        try:
+            return park(line, *args, **values)
+        finally:
+            del line.call_next
+
+    world.patch(Line, "park", without)
+
+
+def _only_in_park(world: LineWorld, name: str) -> None:
+    """Nobody is called but by who has just been parked, while this method runs."""
+    right = getattr(Runner, name)
+
+    def without(runner: Runner, *args: Any) -> Any:
+        line = runner.line
+        park = line.park
+
+        def with_calls(*asked: Any, **values: Any) -> bool:
+            mute, line.call_next = line.call_next, Line.call_next.__get__(line)  # type: ignore[method-assign]
+            try:
+                return park(*asked, **values)
+            finally:
+                line.call_next = mute  # type: ignore[method-assign]
+
+        line.call_next = lambda delivery: False  # type: ignore[method-assign]
+        line.park = with_calls  # type: ignore[method-assign]
+        try:
+            return right(runner, *args)
+        finally:
+            del line.call_next, line.park
+
+    world.patch(Runner, name, without)
+
+
+def _no_look_after_release(world: LineWorld) -> None:
+    """Who is done goes home."""
+    _only_in_park(world, "_run")
+
+
+def _no_look_after_an_answer(world: LineWorld) -> None:
+    """Who does not run had nothing to release, it seems."""
+    _only_in_park(world, "_enter_or_look")
+
+
+def _no_second_look_at_the_lock(world: LineWorld) -> None:
+    """The lock server said that it is taken: so it is."""
+    world.patch(Line, "_is_free", lambda *_: False)
+
+
+def _probe_left_behind(world: LineWorld) -> None:
+    """Whether the key is free is asked by taking it."""
+
+    def is_free(line: Line, _delivery: Any, request: ClaimRequest, _refused: Any) -> bool:
+        if line._locks is None:
+            return True
+        owner = taskguard.parking.new_owner(request.message.id)
+        asked = {"ttl_s": request.ttl_s, "with_fence": False, "wait_s": 0.0}
+        try:
+            return isinstance(line._locks.acquire(request.keys, owner, **asked), Granted)
+        except LockServerUnavailableError:
+            return True
+
+    world.patch(Line, "_is_free", is_free)
+
+
+def _acknowledge_first(world: LineWorld) -> None:
+    """Before it stands in the ledger."""
+    world.acknowledges_first = True
+
+
+def _unflushed(world: LineWorld) -> None:
+    """A message is acknowledged whose record a crash of the database takes back."""
+    right = world.park
+
+    def park(request: ClaimRequest, **how: Any) -> bool:
+        rows, written = world.ledger.work_items, list(world.unflushed)
+        before = rows.get(str(request.work))
+        parked = right(request, **how)
+        if parked:
+            world.unflushed[:] = [*written, (rows[str(request.work)], before)]
+        return parked
+
+    world.park = park  # type: ignore[method-assign]
+
+
+def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
+    """What is written of a message that is parked, given its record before."""
+    ledger = world.ledger
+    right = ledger.park
+
+    def park(request: ClaimRequest, **how: Any) -> bool:
+        before = ledger.work_items.get(str(request.work))
+        parked = right(request, **how)
+        if parked and before is not None:
+            after = ledger.work_items[before.id]
+            ledger.work_items[before.id] = change(before, after)
+        return parked
+
+    ledger.park = park  # type: ignore[method-assign]
+
+
+def _stays_called(world: LineWorld) -> None:
+    """Who was called and finds the key taken counts as called still."""
+    _after_park(world, lambda before, after: replace(after, due=before.due))
+
+
+def _place_lost(world: LineWorld) -> None:
+    """Who was called and finds the key taken stands at the end."""
+    _after_park(world, lambda before, after: replace(after, parked=world.ledger.now_us()))
+
+
+def _claim_ignores_the_line(world: LineWorld) -> None:
+    """Who comes while the key is free has it."""
+    world.ledger.is_behind = lambda request, **_: False  # type: ignore[method-assign]
+
+
+def _work_has_the_place(world: LineWorld) -> None:
+    """Any message of a work has the place of the one that waits."""
+    right = world.ledger.is_behind
+
+    def is_behind(request: ClaimRequest, *, room: int = 1) -> bool:
+        mine = world.ledger.work_items.get(str(request.work))
+        if mine is None or mine.state is not State.NEW:
+            return right(request, room=room)
+        in_place = replace(request.message, id=mine.message)
+        return right(replace(request, message=in_place), room=room)
+
+    world.ledger.is_behind = is_behind  # type: ignore[method-assign]
+
+
+def _claim_keeps_the_place(world: LineWorld) -> None:
+    """Who is at work stands in line."""
+    write = world.ledger._write
+
+    def written(request: ClaimRequest, *values: Any) -> None:
+        before = world.ledger.work_items.get(str(request.work))
+        write(request, *values)
+        if before is not None:
+            after = world.ledger.work_items[before.id]
+            world.ledger.work_items[before.id] = replace(after, parked=before.parked)
+
+    world.ledger._write = written  # type: ignore[method-assign]
+
+
+def _all_are_called(world: LineWorld) -> None:
+    """The next one is called while another one is on his way."""
+
+    def is_open(ledger: Any, first: Any, now_us: int) -> bool:
+        del now_us
+        return not ledger.is_held(first.key)
+
+    world.patch(stored_calls, "is_open", is_open)
+
+
+def _called_for_ever(world: LineWorld) -> None:
+    """Who was called and does not come holds up all who stand behind him."""
+
+    def is_expected(row: Any, now_us: int) -> bool:
+        del now_us
+        return stored_calls.stands(row) and row.due is not None
+
+    world.patch(stored_calls, "is_expected", is_expected)
+
+
+def _replaced_keeps_its_place(world: LineWorld) -> None:
+    """A call is replaced, and its message runs all the same."""
+    world.patch(stored_calls._Enqueue, "_supersede", lambda *_: None)
+
+
+LINE_MUTANTS = (
+    Mutant("no look after parking", _no_look_after_parking, ("L6",)),
+    Mutant("no look after release", _no_look_after_release, ("L6",)),
+    Mutant("no look after an answer", _no_look_after_an_answer, ("L6",)),
+    Mutant("no second look at the lock", _no_second_look_at_the_lock, ("L6",)),
+    Mutant("a probe that is left behind", _probe_left_behind, ("L6",)),
+    Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
+    Mutant("parked and not flushed", _unflushed, ("L1", "S7")),
+    Mutant("stays called", _stays_called, ("L6", "S9")),
+    Mutant("place lost", _place_lost, ("S9",)),
+    Mutant("claim ignores the line", _claim_ignores_the_line, ("S9",)),
+    Mutant("a place is any message's", _work_has_the_place, ("L1", "S9")),
+    Mutant("claim keeps the place", _claim_keeps_the_place, ("S9",)),
+    Mutant("all are called", _all_are_called, ("S9",)),
+    Mutant("called for ever", _called_for_ever, ("L1", "L6")),
+    Mutant("replaced, and runs", _replaced_keeps_its_place, ("L1", "S10")),
+)

@@ -1,0 +1,334 @@
+"""Messages that wait for their key in the ledger: `busy="park"`, in the shop of `world.py`.
+
+The runner, the line, the relay, the sweep and `enqueue()` are the library's own. In two thirds of
+the schedules no process dies, nothing gets lost, and there is no relay: then nobody may wait for a
+key that is free, at no moment. In the rest anything may befall, and a relay comes at last. Beside
+what befalls every shop, the broker may lose what it has waiting, the database may lose what it had
+not flushed, messages are revoked, and one may have no task any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.ledger import MemoryTransaction, Work
+from simulation.line_history import LineHistory
+from simulation.scheduler import Process
+from simulation.servers import BrokerError, PortLedger, PortLocks
+from simulation.world import Message, Task, Worker, World
+from taskguard.api import TaskGuard
+from taskguard.delivery import Delivery, MessageRef, stored_call
+from taskguard.errors import TaskguardError
+from taskguard.events import Events
+from taskguard.guard import JSON
+from taskguard.ledger.outbox import Overdue
+from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest
+from taskguard.outbox import enqueue_in
+from taskguard.policy import Policy
+from taskguard.relay import Relay
+from taskguard.sweep import Sweeper
+
+__all__ = ["LineWorld"]
+
+_QUEUE = "sim"
+_BODIES = ("transaction", "transaction", "plain", "atomic", "fails once", "exits once")
+# After what befalls every shop: the broker loses what waits there, the database crashes, a message
+# is revoked.
+_ROUGH = (1, 1, 2)
+# What is seen to without a relay: a pause, a duplicate, a lock server that is emptied, a
+# transaction that is ended, a purge, a message that is revoked.
+_GENTLE = (300, 0, 4, 6, 3, 0, 1, 0, 2, 0, 0, 3)
+
+
+@dataclass
+class PortParking:
+    """How a message is parked, and how others are called."""
+
+    worker: Worker
+    message: Message
+    queue: str = _QUEUE
+
+    def call(self) -> Mapping[str, Any] | None:
+        world = self.worker.world
+        assert isinstance(world, LineWorld)
+        return None if self.message.name in world.expiring else world.call_of(self.message)
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        world = self.worker.world
+        assert isinstance(world, LineWorld)
+        world.send(self.worker.process, call, message, called=True)
+
+    def failed(self, claim: Claim) -> None:
+        """Of no task here: none is strict."""
+        raise AssertionError(f"{claim.work} has no place to keep")
+
+
+class LineWorld(World):
+    """One schedule."""
+
+    history: LineHistory
+
+    def __init__(self, choices: Any, **values: Any) -> None:
+        super().__init__(choices, **values)
+        self.history = LineHistory(self)
+        self.deploys = False
+        weather = choices.pick((1, 1, 1))
+        self.has_faults, self.is_rough = weather > 0, weather == 2
+        self.fault_weights = (*self.fault_weights, *_ROUGH) if self.is_rough else _GENTLE
+        self.relays = self.is_rough and choices.one_in(2)
+        # Whether something happened after which a relay is needed.
+        self.needs_relay = False
+        self.is_calm = False
+        self.tasks: dict[str, Task] = {}
+        self.expiring: set[tuple[str, str]] = set()
+        self.unreachable: set[str] = set()
+        # Records as they are after a crash of the database: what they are now, what they were.
+        self.unflushed: list[tuple[Work, Work | None]] = []
+        self.senders = 0
+        self.ledger._grant = self._granting(self.ledger._grant)  # type: ignore[method-assign]
+
+    # -- a schedule ---------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        pick, one_in = self.choices.pick, self.choices.one_in
+        keys = [f"account:{number}" for number in range(1 + pick((2, 1)))]
+        for number in range(1 + pick((2, 2))):
+            body = _BODIES[pick([1.0] * len(_BODIES))]
+            task = Task(
+                name=f"t{number}",
+                key=keys[pick([1.0] * len(keys))],
+                body=body,
+                takes_s=(0.02, 0.5, 2.5)[pick((2, 2, 1))],
+                policy=Policy(
+                    ttl_s=(1.0, 3.0)[pick((1, 1))],
+                    atomic=body == "atomic",
+                    max_crashes=50,
+                    busy="retry" if number and one_in(6) else "park",
+                ),
+                by_message=not one_in(4),
+            )
+            self.tasks[task.name] = task
+            self.needs_relay = self.needs_relay or task.policy.busy != "park"
+            for copy in range(2 + pick((1, 2, 2))):
+                message = Message(f"{task.name}m{copy}", task, sent_s=self.scheduler.now_s)
+                if one_in(10):
+                    self.expiring.add(message.name)
+                for _ in range(1 + one_in(6)):
+                    self.publish(message)
+                self.scheduler.now_s += 0.001
+        if one_in(3):
+            self._enqueue_some(keys)
+        if self.relays and one_in(8):
+            self.unreachable.add(next(iter(self.published))[0])
+        for _ in range(2 + pick((2, 1))):
+            self.start_worker()
+
+    def _enqueue_some(self, keys: list[str]) -> None:
+        """Somebody who enqueues work of a key again and again, and what it says of duplicates."""
+        duplicate = ("attach", "replace")[self.choices.pick((1, 2))]
+        key = keys[self.choices.pick([1.0] * len(keys))]
+        policy = Policy(ttl_s=1.0, busy="park", max_crashes=50)
+        task = Task("unique", key, "transaction", 0.02, policy, by_message=False)
+        self.tasks[task.name] = task
+        times = 2 + self.choices.pick((1, 1))
+        process = Process("sender")
+        self.senders += 1
+
+        def enqueue() -> None:
+            for number in range(times):
+                self.scheduler.sleep((0.0, 0.3, 2.0)[self.choices.pick((2, 1, 1))])
+                self._enqueue(process, task, f"u{number}", duplicate)
+            self.senders -= 1
+
+        self.scheduler.spawn(process, enqueue)
+
+    def _enqueue(self, process: Process, task: Task, name: str, duplicate: Any) -> None:
+        message = Message(name, task, sent_s=self.scheduler.now_s)
+        delivery = Delivery(
+            keys=(task.key,),
+            work=task.work(name),
+            task=task.name,
+            message=MessageRef(name),
+            policy=task.policy,
+            published_at_s=message.sent_s,
+            call=stored_call(self.call_of(message), MessageRef(name), ""),
+        )
+
+        def send(call: Mapping[str, Any], ref: MessageRef) -> None:
+            self.send(process, call, ref, called=False)
+
+        with contextlib.suppress(TaskguardError):  # AlreadyEnqueuedError, or no answer
+            placed = enqueue_in(None, self._runtime(process), delivery, send, duplicate=duplicate)
+            self.counts[f"enqueued: {placed.outcome}"] += 1
+            if placed.outcome == "replaced" and placed.first is not None:
+                self.history.replaced(placed.first.message, task)
+
+    def _runtime(self, process: Process) -> TaskGuard:
+        return TaskGuard(
+            locks=PortLocks(self, process) if self.has_locks else None,
+            ledger=PortLedger(self, process),
+            events=Events(),
+            codec=JSON,
+            clock=self.clock,
+            namespace="",
+        )
+
+    def start_worker(self) -> None:
+        super().start_worker()
+        if self.relays:
+            self._start_relay(self.workers[-1].process)
+
+    def replace_process(self, process: Process) -> None:
+        self.needs_relay = True
+        if process.name == "sender":
+            self.senders -= 1
+        else:
+            super().replace_process(process)
+
+    def _start_relay(self, process: Process) -> None:
+        """In a worker; none is elected, for two at a time do no harm."""
+
+        def send(call: Mapping[str, Any], message: MessageRef) -> None:
+            self.send(process, call, message, called=False)
+
+        def hand_off(call: Mapping[str, Any], message: MessageRef) -> None:
+            self.send(process, call, message, called=True)
+
+        def run() -> None:
+            runtime = self._runtime(process)
+            relay = Relay(runtime, {_QUEUE: send}, {_QUEUE: hand_off})
+            sweeper = Sweeper(runtime, {_QUEUE: send})
+            for number in itertools.count():
+                self.scheduler.sleep(1.0)
+                with contextlib.suppress(TaskguardError):
+                    relay.look()
+                    if number % 4 == 3:
+                        sweeper.sweep()
+
+        self.scheduler.spawn(process, run)
+
+    def _calm(self) -> None:
+        super()._calm()
+        self.is_calm = True
+        if self.needs_relay:
+            self.need_relay()
+
+    def need_relay(self) -> None:
+        """Something happened that takes one; it comes when nothing more befalls."""
+        self.needs_relay = True
+        if self.is_calm and not self.relays:
+            self.relays = True
+            for worker in self.workers:
+                if not worker.process.dead:
+                    self._start_relay(worker.process)
+
+    def _quiet(self) -> bool:
+        return super()._quiet() and not self.senders and not self.history.awaited()
+
+    # -- what befalls -------------------------------------------------------------------------
+
+    def loses(self, name: str) -> str | None:
+        lost = super().loses(name) if self.is_rough else None
+        self.needs_relay = self.needs_relay or lost is not None
+        return lost
+
+    def strike(self, fault: int) -> None:
+        if fault == 9:
+            self._empty_the_broker()
+        elif fault == 10:
+            self._crash_the_database()
+        elif fault == 11:
+            self._revoke_a_message()
+        else:
+            super().strike(fault)
+
+    def _empty_the_lock_server(self) -> None:
+        """With the hints that it kept."""
+        self.needs_relay = True
+        super()._empty_the_lock_server()
+
+    def _empty_the_broker(self) -> None:
+        """What it had waiting is gone; who stands in the ledger comes all the same."""
+        self.needs_relay = True
+        self.counts["broker emptied"] += 1
+        self.say("broker EMPTIED")
+        self.history.lost(self.broker.waiting)
+        self.broker.waiting.clear()
+
+    def _crash_the_database(self) -> None:
+        """It comes back with what it had flushed."""
+        self.needs_relay = True
+        self.counts["database crashed"] += 1
+        rows = self.ledger.work_items
+        for after, before in reversed(self.unflushed):
+            if rows.get(after.id) is after:  # else it was written since, and flushed
+                self.say(f"database CRASHES, and forgets what it wrote of {after.id}")
+                rows.pop(after.id)
+                if before is not None:
+                    rows[before.id] = before
+        self.unflushed.clear()
+
+    def _revoke_a_message(self) -> None:
+        """One that waits, or anyone."""
+        names = [each.message for each in self.ledger.waiting()]
+        names = names or [name for name, _ in self.published]
+        name = names[self.choices.pick([1.0] * len(names))]
+        for (message, _), task in list(self.published.items()):
+            if message == name and self.ledger.revoke(task.work(name), message=name):
+                self.counts["messages revoked"] += 1
+                self.say(f"message {name} REVOKED")
+
+    # -- what servers do ----------------------------------------------------------------------
+
+    def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
+        parks = message.task.policy.busy == "park"
+        return PortParking(worker, message) if parks else None
+
+    def call_of(self, message: Message) -> dict[str, Any]:
+        return {"queue": _QUEUE, "task": message.task.name, "sent_s": message.sent_s}
+
+    def send(
+        self, process: Process, call: Mapping[str, Any], ref: MessageRef, *, called: bool
+    ) -> None:
+        """A stored call; who is called comes with that word."""
+        self.boundary(process, f"broker.send {ref.id} asked")
+        lost = self.loses("broker.send")
+        numbers = ref.retries, ref.deferrals
+        task = self.tasks[str(call["task"])]
+        message = Message(ref.id, task, *numbers, sent_s=call["sent_s"], called=called)
+        if lost != "question" and ref.id not in self.unreachable:
+            self.publish(message)
+        self.boundary(process, f"broker.send {ref.id} done")
+        if lost:
+            raise BrokerError("send: no answer")
+
+    def park(self, request: ClaimRequest, **how: Any) -> bool:
+        parked = self.ledger.park(request, **how)
+        self.unflushed.clear()  # it is flushed, and with it all that was written before
+        if parked:
+            self.say(f"  {request.work}: parked")
+        return parked
+
+    def call_next(self, key: str, **how: Any) -> Overdue | None:
+        rows = self.ledger.work_items
+        before = dict(rows)
+        found = self.ledger.call_next(key, **how)
+        if found is not None:
+            self.unflushed.append((rows[found.work], before[found.work]))
+            self.say(f"  {found.work}: called")
+        return found
+
+    def commit(self, tx: MemoryTransaction, claim: Claim) -> None:
+        super().commit(tx, claim)
+        self.unflushed.clear()
+
+    def _granting(self, grant: Callable[..., Claimed]) -> Callable[..., Claimed]:
+        def granting(request: ClaimRequest, *rest: Any) -> Claimed:
+            self.history.granting(request)
+            return grant(request, *rest)
+
+        return granting

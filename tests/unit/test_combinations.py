@@ -1,0 +1,78 @@
+"""Each combination of options is refused for a reason, or it is said what happens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS, Rule, rule_for
+from taskguard.delivery import Delivery, MessageRef
+from taskguard.errors import ConfigurationError
+from taskguard.guarded import GuardedFunction
+from taskguard.outbox import _refuse_duplicates_of_messages
+
+
+def combinations() -> Iterator[dict[str, str]]:
+    for values in itertools.product(*DIMENSIONS.values()):
+        yield dict(zip(DIMENSIONS, values, strict=True))
+
+
+def ship(order: int, line: int = 0) -> None:
+    """What is guarded."""
+
+
+def decorate(chosen: dict[str, str]) -> GuardedFunction:
+    """As a user would."""
+    once_per = {"template": "<line>"}.get(chosen["once_per"], chosen["once_per"])
+    options: dict[str, Any] = {"busy": chosen["busy"], "order": chosen["order"]}
+    if chosen["busy"] == "wait":
+        options["wait_s"] = 1.0
+    if chosen["max_waiting"] == "given":
+        options["max_waiting"] = 3
+    if chosen["limit"] == "several":
+        options["limit"] = 2
+    if chosen["rate"] == "given":
+        options["rate"] = "100/m"
+    key = "order:<order>" if chosen["keys"] == "one" else ["order:<order>", "line:<line>"]
+    return GuardedFunction(ship, key=key, once_per=once_per, options=options)
+
+
+def enqueue(compiled: GuardedFunction, duplicate: Any) -> None:
+    """As far as its options are looked at."""
+    message = MessageRef("m")
+    delivery: Delivery = compiled.delivery((1,), {}, namespace="", message=message)
+    _refuse_duplicates_of_messages(delivery, duplicate)
+
+
+@pytest.mark.parametrize("busy", DIMENSIONS["busy"])
+def test_each_is_refused_for_its_reason_or_says_what_happens(busy: str) -> None:
+    """Where it is decorated, or enqueued; and the table says no less than the code does."""
+    for chosen in combinations():
+        if chosen["busy"] != busy:
+            continue
+        refused = rule_for(REFUSALS, chosen)
+        said = None
+        try:
+            enqueue(decorate(chosen), chosen["duplicate"])
+        except ConfigurationError as error:
+            said = str(error)
+        if refused is None:
+            assert said is None, chosen
+            assert rule_for(DELIVERIES, chosen) is not None, chosen
+            assert rule_for(ENQUEUES, chosen) is not None, chosen
+        else:
+            assert said is not None, chosen
+            assert said.endswith(refused.says), chosen
+            assert "test_combinations.ship" in said
+
+
+@pytest.mark.parametrize("rule", [*REFUSALS, *DELIVERIES, *ENQUEUES])
+def test_each_rule_decides_something(rule: Rule) -> None:
+    """And names options and values that there are."""
+    assert all(set(values) <= set(DIMENSIONS[name]) for name, values in rule.fits.items())
+    table = next(each for each in (REFUSALS, DELIVERIES, ENQUEUES) if rule in each)
+    allowed = (c for c in combinations() if table is REFUSALS or rule_for(REFUSALS, c) is None)
+    assert any(rule_for(table, chosen) is rule for chosen in allowed)
