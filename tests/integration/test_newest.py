@@ -7,6 +7,7 @@ is asked.
 from __future__ import annotations
 
 import contextvars
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.guarded_shop import NotingQueue
-from taskguard import Completed, Delivery, Dropped, Guard, MessageRef
+from taskguard import Claim, Completed, Delivery, Dropped, Guard, MessageRef
 from taskguard.delivery import Parked
 from taskguard.errors import SupersededError
 from taskguard.lease import new_owner
@@ -30,15 +31,20 @@ KEY = "index:1"
 class NotingParking:
     """Notes who is sent."""
 
+    queue = "test"
+
     def __init__(self, sent: list[str]) -> None:
         self._sent = sent
 
     def call(self) -> Mapping[str, Any] | None:
-        return {"queue": "test"}
+        return {"queue": self.queue}
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         assert call["message"] == message.name
         self._sent.append(message.id)
+
+    def failed(self, claim: Claim) -> None:
+        raise AssertionError(f"{claim.work} keeps no place")
 
 
 class Index:
@@ -58,14 +64,15 @@ class Index:
         body: Callable[[Guard], Any] = lambda guard: None,
         *,
         busy: str = "supersede",
+        task: str = "rebuild",
         queued: bool = True,
     ) -> Any:
         delivery = Delivery(
             keys=(KEY,),
-            work=f"rebuild {number}",
-            task="rebuild",
+            work=f"{task} {number}",
+            task=task,
             message=MessageRef(f"m{number}"),
-            policy=make_policy({"busy": busy}, task="rebuild"),
+            policy=make_policy({"busy": busy}, task=task),
             published_at_s=self._began_s + number,
             queue=NotingQueue() if queued else None,
             parking=NotingParking(self.sent) if queued else None,
@@ -120,6 +127,28 @@ def test_the_older_one_frees_nothing(index: Index) -> None:
 
     assert index.deliver(1, older) == Dropped("outdated")
     assert inside == ["m3"]
+
+
+def test_who_waits_behind_one_that_is_superseded(index: Index) -> None:
+    """Is called by the newer one: the older one, which ends before, has taken no hint from it."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def newer(guard: Guard) -> None:
+        began.set()
+        assert goes_on.wait(30)
+
+    thread = threading.Thread(target=index.deliver, args=(2, newer))
+
+    def older(guard: Guard) -> None:
+        assert index.deliver(3, task="other", busy="park") == Parked()
+        thread.start()
+        assert began.wait(30)
+
+    assert index.deliver(1, older) == Dropped("outdated")
+    assert index.sent == []
+    goes_on.set()
+    thread.join(30)
+    assert index.sent == ["m3"]
 
 
 def test_whatever_a_superseded_body_raises(index: Index) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskguard import GuardedFunction, MessageRef
+from taskguard import Former, GuardedFunction, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.states import is_outdated, sent_at_us
 
@@ -34,11 +34,8 @@ def body(user: int) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"once_per": "key"}, 'Say once_per="message"'),
-        ({"once_per": "tick"}, 'Say once_per="message"'),
-        ({"once_per": "user:<user>"}, 'Say once_per="message"'),
-        ({"key": ["user:<user>", "all"]}, "is for one key"),
         ({"row": object()}, "Leave out row="),
+        ({"formerly": Former(key="u:<user>")}, "deploy without formerly="),
     ],
 )
 def test_what_is_refused(busy: str, options: dict[str, Any], says: str) -> None:

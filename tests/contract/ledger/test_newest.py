@@ -308,6 +308,18 @@ class TestWaiting:
         assert claim(book, 3, in_line=True).replaced == ()
         assert refused(book, 2)
 
+    def test_only_what_is_new(self, book: Any) -> None:
+        """What nobody has read waits if there is no record of it, nor of its message."""
+        book.ledger.fail(claim(book, 1).claim, "boom")
+        assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
+        before, found = book.work(1), []
+        for number in (1, 2, 3, 3):
+            call = json.dumps({"queue": "test", "message": f"m{number}"})
+            found.append(book.ledger.park_newest(delivery(number, call=call), only_new=True))
+        assert found == [None, None, ParkedNewest(), None]
+        assert book.work(1) == before
+        assert waiting(book) == ["m3"]
+
     def test_nobody_heard_of_it(self, book: Any) -> None:
         """What is to be told is overdue until its message has come, and holds up nobody."""
         claim(book, 1)
@@ -318,6 +330,7 @@ class TestWaiting:
         book.make_due()
         overdue = book.ledger.overdue(parked=True)
         assert sorted(each.message.id for each in overdue) == ["m2", "m3"]
+        assert book.ledger.overdue() == overdue  # a sweep sends them, too
         assert book.ledger.sent(overdue, again_after_s=0.0) == 2
         assert refused(book, 2)
         for number in (2, 3):
