@@ -489,12 +489,12 @@ def with_one_mark_for_all_tasks(made: Mutation) -> None:
 
 def without_ending_the_older(made: Mutation) -> None:
     """Work whose key a newer one has taken stays as it is."""
-    made.replace(newest._Claiming, "_end_older", lambda *_, **__: None)
+    made.replace(newest.NewestClaim, "_end_older", lambda *_, **__: None)
 
 
 def over_any_holder(made: Mutation) -> None:
     """Whoever holds the key is superseded."""
-    made.replace(newest._Claiming, "supersedes", lambda self, live: True)
+    made.replace(newest.NewestClaim, "_supersedes", lambda self, live: True)
 
 
 def without_replacing(made: Mutation) -> None:
