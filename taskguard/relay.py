@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from taskguard.api import TaskGuard
@@ -25,7 +25,7 @@ from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
 from taskguard.leader import Leadership
 from taskguard.outbox import Send, outbox_of
 from taskguard.parking import AHEAD_S, EXPECTED_S, call_next
-from taskguard.sweep import Sweeper
+from taskguard.sweep import REFUSED_AGAIN_S, Sweeper
 
 if TYPE_CHECKING:
     from taskguard.ledger.outbox import Overdue
@@ -112,11 +112,29 @@ class Relay:
 
 
 class _Recalls(Sweeper):
-    """Sends again what was called and has not come."""
+    """Sends again what was called and has not come.
+
+    What the broker refuses stays overdue, so that it holds up nobody, and is tried again later.
+    """
 
     def __init__(self, relay: str, runtime: TaskGuard, senders: Mapping[str, Send]) -> None:
         super().__init__(runtime, senders, again_after_s=EXPECTED_S)
         self._key = f"{relay}:recalls"
+        self._again_at_s: dict[str, float] = {}
 
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
-        return ledger.overdue(limit=self._batch, after=after, parked=True)
+        now_s = self._now_s()
+        self._again_at_s = {work: at_s for work, at_s in self._again_at_s.items() if at_s > now_s}
+        while found := ledger.overdue(limit=self._batch, after=after, parked=True):
+            if those := [each for each in found if each.work not in self._again_at_s]:
+                return those
+            after = found[-1]
+        return []
+
+    def _now_s(self) -> float:
+        return self._runtime.runner.clock.monotonic_s()
+
+    def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
+        super()._put_off(ledger, refused)
+        again_at_s = self._now_s() + REFUSED_AGAIN_S
+        self._again_at_s |= {each.work: again_at_s for each in refused}

@@ -48,7 +48,7 @@ _TTL_S = 30.0
 # A broker whose connection fails so many times in a row is away. Calls that were refused are tried
 # again after the others.
 _REFUSALS = 10
-_REFUSED_AGAIN_S = 30.0
+REFUSED_AGAIN_S = 30.0
 _LONGEST_PAUSE_S = 86_400.0
 _MOST_DOUBLINGS = 60
 
@@ -136,7 +136,7 @@ class Sweeper:
                 for pause_s, those in _by_pause(sent, self._again_after_s):
                     ledger.sent(those, again_after_s=pause_s)
                 if refused:
-                    ledger.sent(refused, again_after_s=_REFUSED_AGAIN_S, counted=False)
+                    self._put_off(ledger, refused)
                 for work, reason in hopeless:
                     if ledger.abandon(work, error=reason):
                         logger.error("%s is FAILED: %s", work.work, reason)
@@ -145,6 +145,9 @@ class Sweeper:
 
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
         return ledger.overdue(limit=self._batch, after=after)
+
+    def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
+        ledger.sent(refused, again_after_s=REFUSED_AGAIN_S, counted=False)
 
     def _send_all(
         self, items: Sequence[Overdue], tally: _Tally

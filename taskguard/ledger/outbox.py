@@ -29,7 +29,7 @@ from taskguard.ledger.records import (
     overdue_of,
     waiting_values,
 )
-from taskguard.ledger.statements.lines import in_line, place_of
+from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
@@ -151,12 +151,15 @@ def sent(
     """Note that messages were sent again: their work is due again after so long. Returns how many.
 
     Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is work
-    whose row somebody has locked. `counted`: False if the sending was only tried.
+    whose row somebody has locked. `counted`: False if the sending was only tried; who was called
+    from a line, and did not come, is left out then: he would be expected once more, and hold up
+    those behind him.
     """
     these = sa.and_(
         WORK.c.id.in_([work.work for work in items]),
         WORK.c.due.in_({work.due_us for work in items}),
         WORK.c.state.in_(_OPEN),
+        *(() if counted else (~stands(WORK),)),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
         again = database.now_us(db) + int(again_after_s * 1e6)

@@ -17,6 +17,7 @@ from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
 from taskguard.delivery import Answered, Completed, Deferred, Delivery, MessageRef, Outcome, Parked
 from taskguard.lease import new_owner
+from taskguard.ledger.protocol import Claim
 from taskguard.locks.redis import RedisLocks
 from taskguard.policy import Busy, Policy
 
@@ -25,6 +26,8 @@ KEY = "account:1"
 
 class Calls:
     """How messages of this process are parked: those who were called are in `sent`."""
+
+    queue = "test"
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -35,6 +38,9 @@ class Calls:
     def send(self, call: Any, message: MessageRef) -> None:
         del call
         self.sent.append(message.id)
+
+    def failed(self, claim: Claim) -> None:
+        raise AssertionError(f"{claim.work} keeps no place")
 
 
 class Office:

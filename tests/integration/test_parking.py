@@ -14,7 +14,7 @@ import pytest
 
 from support.claims import request
 from support.guarded_shop import NotingQueue
-from taskguard import Completed, Deferred, Delivery, Dropped, Guard, MessageRef
+from taskguard import Completed, Deferred, Delivery, Dropped, Guard, MessageRef, Relay, connect
 from taskguard.delivery import Answered, Parked
 from taskguard.errors import LedgerUnavailableError, WorkDeadError
 from taskguard.lease import Owner, new_owner
@@ -74,6 +74,7 @@ class Line:
         body: Callable[[Guard], Any] = lambda guard: None,
         *,
         work: str | None = None,
+        called: bool = False,
         **options: Any,
     ) -> Any:
         delivery = Delivery(
@@ -84,6 +85,7 @@ class Line:
             policy=make_policy({"busy": "park", **options}, task="book"),
             queue=NotingQueue(),
             parking=NotingParking(message, self.called),
+            called=called,
         )
         return self.runner.deliver(delivery, body)
 
@@ -168,3 +170,25 @@ class TestWhoDoesNotRun:
         parked(line, "b", work="book 1")
         line.locks.meanwhile = lambda: line.deliver("c")
         assert isinstance(line.deliver("a", work="book 1"), Deferred)
+
+
+def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
+    """Who was called and did not come keeps no one waiting, also while he cannot be sent again."""
+    for each in "ab":
+        parked(line, each)
+    app, queues = "", ["test"]
+    asked = {"expected_s": 0.0, "app": app, "queues": queues}
+    first = line.ledger.call_next(KEY, **asked)
+    assert first is not None
+    assert first.message.id == "a"
+    sent: list[str] = []
+
+    def refuse(call: Mapping[str, Any], message: MessageRef) -> None:
+        sent.append(message.id)
+        raise ConnectionError("the broker is away")
+
+    runtime = connect(locks=None, ledger=line.ledger)
+    Relay(runtime, {"test": refuse}, {"test": lambda *_: None}).look()
+    assert sent == ["a"]
+    # The look has called the next one; he comes, and nobody is before him.
+    assert isinstance(line.deliver("b", called=True), Completed)

@@ -140,7 +140,7 @@ class LineHistory(History):
         """L6: somebody holds the key, or has a delivery of it in hand, or was called and comes."""
         world, broker = self._world, self._world.broker
         in_hand = (each.message for each in broker.taken.values() if not each.process.dead)
-        called = (each for each in broker.waiting if each.called)
+        called = (each for each in broker.waiting if each.called or self._ran_elsewhere(each))
         busy = any(each.task.key == key for each in [*in_hand, *called])
         if busy or world.ledger.is_held(key):
             return
@@ -150,6 +150,16 @@ class LineHistory(History):
             world.need_relay()
         else:
             raise ViolationError("L6", f"{key} is free, somebody waits for it, and nobody comes")
+
+    def _ran_elsewhere(self, message: Message) -> bool:
+        """Whether another copy, which was not called, has run in its place.
+
+        That one goes by the hint, which the call has used up; whoever waits is called when the
+        copy comes that was put off meanwhile.
+        """
+        row = self._row(message.task, message.id)
+        ended = row is not None and row.state is not State.NEW
+        return self._world.hints and message.deferrals > 0 and ended
 
     def at_the_end(self) -> None:
         """L1: and whoever was parked got an answer."""

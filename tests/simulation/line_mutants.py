@@ -14,8 +14,10 @@ import taskguard.parking
 from simulation import stored_calls
 from simulation.line_world import LineWorld
 from simulation.mutants import Mutant
+from taskguard.delivery import Delivery
 from taskguard.errors import LockServerUnavailableError
-from taskguard.ledger.protocol import ClaimRequest
+from taskguard.lease import Owner
+from taskguard.ledger.protocol import Busy, ClaimRequest
 from taskguard.locks.base import Granted
 from taskguard.parking import Line
 from taskguard.runner import Runner
@@ -79,10 +81,12 @@ def _no_second_look_at_the_lock(world: LineWorld) -> None:
 
 
 def _probe_left_behind(world: LineWorld) -> None:
-    """Whether the key is free is asked by taking it."""
+    """Whether the key is free is asked by taking it, of a lock server that keeps no hints."""
+    world.hints = False
 
-    def is_free(line: Line, _delivery: Any, request: ClaimRequest, _refused: Any) -> bool:
-        if line._locks is None:
+    def is_free(line: Line, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
+        del delivery
+        if line._locks is None or refused.key is None:
             return True
         owner = taskguard.parking.new_owner(request.message.id)
         asked = {"ttl_s": request.ttl_s, "with_fence": False, "wait_s": 0.0}
@@ -92,6 +96,32 @@ def _probe_left_behind(world: LineWorld) -> None:
             return True
 
     world.patch(Line, "_is_free", is_free)
+
+
+def _no_hint(world: LineWorld) -> None:
+    """Who is parked looks whether the key is free, and tells nobody that he waits."""
+    world.hints = True
+    leave = world.locks.leave_hint
+
+    def looks(key: str) -> bool:
+        is_free = leave(key)
+        world.locks._hints.discard(key)
+        return is_free
+
+    world.locks.leave_hint = looks  # type: ignore[method-assign]
+
+
+def _hint_before_it_is_free(world: LineWorld) -> None:
+    """The hint is taken, and then the key is released."""
+    world.hints = True
+
+    def taken_first(key: str, owner: Owner) -> tuple[bool, bool]:
+        hint = key in world.locks._hints
+        world.locks._hints.discard(key)
+        world.scheduler.sleep(0.5)
+        return world.release((key,), owner), hint
+
+    world.release_and_take_hint = taken_first  # type: ignore[method-assign]
 
 
 def _acknowledge_first(world: LineWorld) -> None:
@@ -204,6 +234,8 @@ LINE_MUTANTS = (
     Mutant("no look after an answer", _no_look_after_an_answer, ("L6",)),
     Mutant("no second look at the lock", _no_second_look_at_the_lock, ("L6",)),
     Mutant("a probe that is left behind", _probe_left_behind, ("L6",)),
+    Mutant("no hint", _no_hint, ("L6",)),
+    Mutant("hint taken before the release", _hint_before_it_is_free, ("L6",)),
     Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
     Mutant("parked and not flushed", _unflushed, ("L1", "S7")),
     Mutant("stays called", _stays_called, ("L6", "S9")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.ledger import MemoryTransaction
@@ -113,15 +114,6 @@ class PortLocks(Boundary):
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 
-    def leave_hint(self, key: str) -> bool:
-        return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
-
-    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        """Asked twice, both are True: the first time may have had them."""
-        found: list[tuple[bool, bool]] = []
-        self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
-        return (True, True) if len(found) > 1 else found[0]
-
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         return self._ask(
             "hand_over", lambda: self.world.locks.hand_over(keys, owner, to=to, ttl_s=ttl_s)
@@ -134,9 +126,18 @@ class PortLocks(Boundary):
         locks = self.world.locks
         self.world.scheduler.block(lambda: locks._is_turn(key, owner), min(timeout_s, 1.0))
 
+    def leave_hint(self, key: str) -> bool:
+        return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
+
+    def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
+        """Asked twice, both are True: the first time may have had them."""
+        found: list[tuple[bool, bool]] = []
+        self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
+        return (True, True) if len(found) > 1 else found[0]
+
     @property
     def traits(self) -> Traits:
-        return self.world.locks.traits
+        return replace(self.world.locks.traits, hints=self.world.hints)
 
     def check(self) -> list[Finding]:
         return []
@@ -309,11 +310,11 @@ class PortLedger(Boundary):
 
     # -- stored calls -------------------------------------------------------------------------
 
-    def park(self, request: ClaimRequest, **how: Any) -> bool:
-        return self._ask("park", lambda: self.world.park(request, **how))
+    def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
+        return self._ask("park", lambda: self.world.park(request, only_new=only_new))
 
-    def call_next(self, key: str, **how: Any) -> Overdue | None:
-        return self._ask("call_next", lambda: self.world.call_next(key, **how))
+    def call_next(self, key: str, **asked: Any) -> Overdue | None:
+        return self._ask("call_next", lambda: self.world.call_next(key, **asked))
 
     def open_keys(self, **asked: Any) -> list[str]:
         return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))

@@ -122,7 +122,7 @@ class StoredCalls:
             row = self.work_items.get(item.work)
             if row is None or row.due != item.due_us or row.state not in _SENDABLE:
                 continue
-            if self.is_locked(("work", row.id)):
+            if self.is_locked(("work", row.id)) or (stands(row) and not counted):
                 continue
             call = row.call
             if counted and call is not None:

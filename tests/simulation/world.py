@@ -371,6 +371,7 @@ class World:
         self.has_faults = True
         self.open: dict[int, OpenTransaction] = {}
         self.has_locks = not choices.one_in(5)
+        self.hints = True
         self.deploys = choices.one_in(2)
         self.visibility_s = (60.0, 2.0)[choices.pick((3, 1))]
         self.broker = Broker(self, self.visibility_s)
@@ -620,9 +621,9 @@ class World:
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
         before = self.locks.held()
-        answer = self.locks.release_and_take_hint(key, owner)
+        released = self.locks.release_and_take_hint(key, owner)
         self.history.released(owner, before, self.locks.held())
-        return answer
+        return released
 
     def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
         found = self.ledger.claim(request)

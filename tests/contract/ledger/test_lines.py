@@ -260,6 +260,20 @@ class TestCall:
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
 
+    def test_one_that_could_not_be_sent_again(self, book: Any) -> None:
+        """The broker was away: it is overdue still, and holds up nobody."""
+        claimed(book, 1)
+        for number in (2, 3):
+            park(book, number)
+        book.expire_all()
+        call(book)
+        book.make_due()
+        found = book.ledger.overdue(parked=True)
+        assert book.ledger.sent(found, again_after_s=600.0, counted=False) == 0
+        assert book.ledger.overdue(parked=True) == found
+        assert call(book) == "m3"
+        assert isinstance(book.ledger.claim(delivery(3)), Claimed)
+
     def test_what_was_claimed_is_no_longer_in_line(self, book: Any) -> None:
         """Whoever claimed it; nor what was revoked while it waited."""
         holder = claimed(book, 1)
