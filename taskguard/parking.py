@@ -122,11 +122,16 @@ class Line:
         return True
 
     def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
-        """Send messages again whose place this delivery took: their callers hear of it by that."""
-        assert delivery.parking is not None  # noqa: S101
+        """Send messages again whose place this delivery took: their callers hear of it by that.
+
+        A relay sends those that cannot be sent from here.
+        """
+        if delivery.parking is None:
+            return
+        senders = {delivery.parking.queue: delivery.parking.send}
         for work in replaced:
             try:
-                _send(work, {delivery.parking.queue: delivery.parking.send})
+                _send(work, senders)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 

@@ -179,6 +179,22 @@ def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
     assert isinstance(index.deliver(4, busy="latest"), Completed)
 
 
+def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> None:
+    """As in eager mode: it sends nothing, and what is to be told is left to a relay."""
+
+    ended: list[Any] = []
+
+    def body(guard: Guard) -> None:
+        ended.append(index.deliver(2, busy="latest"))
+        ended.append(index.deliver(3, queued=False))
+
+    assert index.deliver(1, body) == Dropped("outdated")
+    assert ended == [Parked(), Completed(None)]
+    assert index.sent == []
+    [untold] = index.ledger.overdue(work="rebuild 2")
+    assert untold.message.id == "m2"
+
+
 def test_without_a_queue(index: Index) -> None:
     """As in eager mode: the caller gets the error."""
     index.deliver(2)
