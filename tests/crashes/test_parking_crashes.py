@@ -96,7 +96,7 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next done")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rig", ["pg_url", "sqlite_url"], indirect=True)
+@pytest.mark.parametrize("rig", [("celery", "pg_url"), ("celery", "sqlite_url")], indirect=True)
 def test_killed_while_it_keeps_its_place_the_order_stays(rig: CrashRig) -> None:
     """The first one is retried, the second one has no retries left: nobody goes before them, each
     has its effect once, and the line goes on."""
