@@ -104,10 +104,15 @@ class Admission:
                     # It has no place to keep. If the ledger refused it, its lease is given away.
                     asker = _Asker(new_owner(delivery.message.id))
         finally:
-            if asker.in_line and self.locks is not None:
-                # Without an answer it is found out that nobody waits.
-                with contextlib.suppress(LockServerUnavailableError):
-                    self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
+            self._leave_line(delivery, asker)
+
+    def _leave_line(self, delivery: Delivery, asker: _Asker) -> None:
+        """Give up its place at the lock server, if it has one."""
+        if asker.in_line and self.locks is not None:
+            asker.in_line = False
+            # Without an answer it is found out that nobody waits.
+            with contextlib.suppress(LockServerUnavailableError):
+                self.locks.release(delivery.keys, asker.owner, **asked(delivery.limit))
 
     def _ask_each(
         self, delivery: Delivery, asker: _Asker, *, wait_s: float, started_s: float
@@ -152,14 +157,7 @@ class Admission:
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             if not last and self._is_lease(delivery, admitted):
                 return Busy(admitted.owner, admitted.remaining_s, False, False, admitted.key)
-            found = self._peek(delivery, owner, admitted)
-            if (
-                self._ledger_of(delivery) is None
-                or not isinstance(found, Busy)
-                or self._is_lease(delivery, admitted)
-            ):
-                return found
-            return self._overrule(delivery, owner, admitted, asked_at_s)
+            return self._heed_holder(delivery, asker, admitted, asked_at_s)
         if admitted is not None:
             waited_s = self.clock.monotonic_s() - started_s
             self.emit(Acquired, delivery, waited_s=waited_s)
@@ -173,6 +171,20 @@ class Admission:
                 )
             return Admitted(tracked, None)
         return self._claim(delivery, tracked)
+
+    def _heed_holder(
+        self, delivery: Delivery, asker: _Asker, held: Held, asked_at_s: float
+    ) -> Admitted | Answer | Busy:
+        """The key is taken at the lock server: what the record says, or that it is ours even so."""
+        found = self._peek(delivery, asker.owner, held)
+        if self._ledger_of(delivery) is None or not isinstance(found, Busy):
+            return found
+        if not self._is_lease(delivery, held):
+            return self._overrule(delivery, asker.owner, held, asked_at_s)
+        if delivery.policy.newest != "supersede" or found.same_work or held.shared:
+            return found
+        self._leave_line(delivery, asker)
+        return self._supersede(delivery, asker.owner, held, asked_at_s) or found
 
     def _admit(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
         """The lock server's answer; None if it gives none, or there is no lock server."""
@@ -248,11 +260,35 @@ class Admission:
             self.emit(LockOverruled, delivery, holder=holder, remaining_s=held.remaining_s)
         return found
 
-    def _claim(self, delivery: Delivery, tracked: TrackedLease) -> Admitted | Answer | Busy:
+    def _supersede(
+        self, delivery: Delivery, owner: Owner, held: Held, asked_at_s: float
+    ) -> Admitted | Answer | None:
+        """Take the key from its holder in the ledger, then at the lock server. None: it stays his.
+
+        There it is never free in between.
+        """
+        tracked = self._tracked(delivery, owner, asked_at_s, None)
+        found = self._claim(delivery, tracked, held_by=held.owner)
+        if isinstance(found, Busy):
+            return None
+        over = found.claimed.over if isinstance(found, Admitted) and found.claimed else None
+        if over is not None and self.locks is not None:
+            ttl_s = delivery.policy.ttl_s
+            with contextlib.suppress(LockServerUnavailableError):
+                tracked.at_lock_server = self.locks.hand_over(
+                    delivery.keys, over, to=owner, ttl_s=ttl_s
+                )
+        return found
+
+    def _claim(
+        self, delivery: Delivery, tracked: TrackedLease, *, held_by: Owner | None = None
+    ) -> Admitted | Answer | Busy:
         """Ask the ledger. Whatever it answers, no lease is left behind but one that it granted."""
         assert self.ledger is not None  # noqa: S101
         lease = tracked.lease
         request = self.request(delivery, lease.owner)
+        if held_by is not None:
+            request = replace(request, held_by=held_by)
         if tracked.at_lock_server:
             request = _of_one_slot(request)
         asked_at_s = self.clock.monotonic_s()
@@ -381,6 +417,7 @@ class Admission:
             in_line=delivery.parking is not None,
             bounds=delivery.bounds,
             sent_us=None if delivery.published_at_s is None else int(delivery.published_at_s * 1e6),
+            newest=None if delivery.work is None else policy.newest,
             rank=delivery.rank,
             strict=delivery.strict,
             max_waiting=policy.max_waiting,

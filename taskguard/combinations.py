@@ -18,7 +18,7 @@ __all__ = ["DELIVERIES", "DIMENSIONS", "ENQUEUES", "REFUSALS", "Rule", "refusal"
 
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "keys": ("one", "several"),
-    "busy": ("retry", "park", "wait", "skip", "raise"),
+    "busy": ("retry", "park", "latest", "supersede", "wait", "skip", "raise"),
     "once_per": ("key", "template", "message", "tick"),
     "order": ("fifo", "strict", "priority"),
     "max_waiting": ("none", "given"),
@@ -47,15 +47,45 @@ class Rule:
 
 
 _NOT_PARKED = ("retry", "wait", "skip", "raise")
+_NEWEST = ("latest", "supersede")
 _BY_WORK = ("key", "template")
 _BY_MESSAGE = ("message", "tick")
 _BOUNDS = {"limit": ("several",), "rate": ("given",)}
+_OF_MANY: dict[str, dict[str, tuple[str, ...]]] = {
+    "there is no order= of several": {"order": ("strict", "priority")},
+    "there are no more that max_waiting= could count": {"max_waiting": ("given",)},
+    "limit= would have to say which of several holders a newer one replaces": {
+        "limit": ("several",)
+    },
+    "rate= would hold up the newest for what an older one has begun": {"rate": ("given",)},
+}
 
 REFUSALS: tuple[Rule, ...] = (
-    Rule(
-        'busy="park" is for one key: a message that waited for several would hold some while it '
-        'waits for the rest. Say busy="retry", or name one key.',
-        {"keys": ("several",), "busy": ("park",)},
+    *(
+        Rule(
+            f'busy="{busy}" is for one key: a message that waited for several would hold some '
+            'while it waits for the rest. Say busy="retry", or name one key.',
+            {"keys": ("several",), "busy": (busy,)},
+        )
+        for busy in ("park", *_NEWEST)
+    ),
+    *(
+        Rule(
+            f'busy="{busy}" is for once_per="message": a newer message can take the place of an '
+            "older one only where each is work of its own; else several are the same work, of "
+            'which the first is done. Say once_per="message".',
+            {"busy": (busy,), "once_per": ("key", "template", "tick")},
+        )
+        for busy in _NEWEST
+    ),
+    *(
+        Rule(
+            f'busy="{busy}" lets one message of a key wait, the newest, so {name}. Leave one of '
+            "them away.",
+            {"busy": (busy,), **fits},
+        )
+        for busy in _NEWEST
+        for name, fits in _OF_MANY.items()
     ),
     Rule(
         'order= is that of a line, and only busy="park" has one: what is put off comes again in '
@@ -137,6 +167,17 @@ DELIVERIES: tuple[Rule, ...] = (
         "`LineFullError`.",
         {"busy": ("park",), "order": ("fifo",), "max_waiting": ("given",)},
     ),
+    Rule(
+        "Waits in the ledger, and takes the place of an older message of its task that waits, "
+        "which never runs. One that is older than what waits, or has begun, never runs itself.",
+        {"busy": ("latest",)},
+    ),
+    Rule(
+        "Takes the key from an older message of its task, whose commit is refused, and which never "
+        "runs again; behind other holders it waits as with latest. One that is older than what has "
+        "begun, or waits, never runs itself.",
+        {"busy": ("supersede",)},
+    ),
     Rule("Is put off, and comes again later, in any order.", {"busy": ("retry",)}),
     Rule(
         "Waits in its worker for up to `wait_s`; then it is put off.",
@@ -148,6 +189,14 @@ DELIVERIES: tuple[Rule, ...] = (
 """What a delivery does that finds its key taken by other work."""
 
 ENQUEUES: tuple[Rule, ...] = (
+    Rule(
+        "Each message is sent; an older one does not run, unless it has begun.",
+        {"busy": ("latest",)},
+    ),
+    Rule(
+        "Each message is sent; the newest runs, and an older one commits only before it begins.",
+        {"busy": ("supersede",)},
+    ),
     Rule("Each message is sent, and runs.", {"once_per": _BY_MESSAGE}),
     Rule(
         "Each message is sent; one of work that waits or runs already is put off, and gets that "

@@ -201,8 +201,9 @@ class Answered:
 class Dropped:
     """Acknowledge without a result.
 
-    `reason` is "superseded", "revoked" or "skipped", or, of the user's own row, "missing" or
-    "ineligible".
+    `reason` is "superseded" (by a copy of the same message), "outdated" (by a newer message of its
+    task and key, which its caller is to hear), "revoked" or "skipped", or, of the user's own row,
+    "missing" or "ineligible".
     """
 
     reason: str

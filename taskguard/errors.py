@@ -31,6 +31,7 @@
   - WorkDeadError                  this work has killed its workers too often
     + WorkStillDeadError           it was DEAD before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
+  - SupersededError                a newer message took this one's place, which never runs
   - LockServerUnavailableError     the lock server gave no answer in time
   - LedgerUnavailableError         the database is away, nothing is known to have happened
     + CommitUnknownError           a COMMIT was sent and its outcome could not be learned yet
@@ -73,6 +74,7 @@ __all__ = [
     "RowMissingError",
     "StaleTokenError",
     "StoredCallError",
+    "SupersededError",
     "TaskguardError",
     "TransactionAbandonedError",
     "TransactionFailedError",
@@ -326,6 +328,13 @@ class WorkStillDeadError(WorkDeadError):
 
 class WorkRevokedError(TaskguardError):
     """This work was revoked; it is not run any more."""
+
+
+class SupersededError(TaskguardError):
+    """A newer message of its task and key took this one's place (`busy="latest"`, `"supersede"`).
+
+    Nothing of it is committed, and it never runs. Celery's callers see REVOKED instead.
+    """
 
 
 class LockServerUnavailableError(TaskguardError):

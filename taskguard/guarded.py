@@ -22,7 +22,7 @@ from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
-from taskguard.policy import Policy, make_policy, refuse_unbounded
+from taskguard.policy import Policy, make_policy, refuse_newest, refuse_unbounded
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import RowId
@@ -156,6 +156,7 @@ class GuardedFunction:
                 )
             self._fingerprint = self._compile(fingerprint)
         self._refuse_combination(key, once_per)
+        refuse_newest(self.policy, task=self.name, row=row is not None, moved=bool(self._formers))
         self.row = row
         self._row_of = self._compile_row()
         self._is_bounded = self.policy.bounded
@@ -233,6 +234,9 @@ class GuardedFunction:
             formers = self._former_ids(args, kwargs, **values)
             keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
             formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
+        if self.policy.newest is not None and len(keys) > 1:  # a callable has made several
+            reason = refusal(keys="several", busy=self.policy.busy)
+            raise ConfigurationError(f"{self.name}: {reason}")
         return Delivery(
             bounds=self._bounds(keys) if self._is_bounded else None,
             keys=keys,
@@ -246,7 +250,7 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             # Its policy, and one key: a callable may have made several.
-            parking=parking if self.policy.busy == "park" and len(keys) == 1 else None,
+            parking=parking if self.policy.parks and len(keys) == 1 else None,
             called=called,
             rank=rank,
             # By its call, for it is to be sent again whoever dies; one key, as for parking.

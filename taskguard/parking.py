@@ -18,7 +18,10 @@ of a line a relay's second, and those behind it nothing.
 Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
 key is handed over to one that was sent after it goes next.
 
-Read next: `ledger/statements/lines.py`.
+With `busy="latest"` and `"supersede"` one waits, the newest: a message whose place it takes is sent
+again at once, and finds in the ledger that it never runs.
+
+Read next: `ledger/statements/lines.py`, and `newest.py` there.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -43,7 +46,7 @@ from taskguard.errors import (
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Busy, Claim, ClaimRequest, LineLedger, MessageRef
+from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
@@ -75,19 +78,31 @@ class Line:
     def takes_hint(self, delivery: Delivery) -> bool:
         """Whether who releases its key is told by the lock server that somebody waits.
 
+        Not where one who lost the key would take the hint from who has it: he asks the ledger.
+        """
+        return self._leaves_hint(delivery) and delivery.policy.newest != "supersede"
+
+    def _leaves_hint(self, delivery: Delivery) -> bool:
+        """Whether who waits tells the lock server so.
+
         Of a bounded key there is none: each of its slots is another key there.
         """
         return self._hints and delivery.bounds is None
 
-    def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
-        """Store it; False if that cannot be, or is not to be. Raises as a claim does."""
+    def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool | Answer:
+        """Store it; False if that cannot be, or is not to be. Raises as a claim does.
+
+        An Answer: it is superseded by a newer one.
+        """
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
         if call is None:
             return False
         text = stored_call(call, delivery.message, delivery.app)
         request = replace(request, call=text)
-        if not self._ledger.park(request, only_new=refused.unread):
+        if isinstance(parked := self._store(delivery, request, only_new=refused.unread), Answer):
+            return parked
+        if not parked:
             return False
         if self._events.hears(Parked.level):
             message = delivery.message.id
@@ -97,9 +112,39 @@ class Line:
             self.call_next(delivery)
         return True
 
+    def _store(self, delivery: Delivery, request: ClaimRequest, *, only_new: bool) -> bool | Answer:
+        if request.newest is None:
+            return self._ledger.park(request, only_new=only_new)
+        found = self._ledger.park_newest(request, only_new=only_new)
+        if found is None or isinstance(found, Answer):
+            return found or False
+        self.tell(delivery, found.replaced)
+        return True
+
+    def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
+        """Send messages again whose place this delivery took: their callers hear of it by that.
+
+        A relay sends those that cannot be sent from here.
+        """
+        if delivery.parking is None:
+            return
+        senders = {delivery.parking.queue: delivery.parking.send}
+        for work in replaced:
+            try:
+                _send(work, senders)
+            except Exception as error:  # noqa: BLE001  # whatever a broker raises
+                logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
+
+    def hear(self, delivery: Delivery) -> None:
+        """Its caller hears now that it never runs: it is sent no more for that. Never raises."""
+        try:
+            self._ledger.told(str(delivery.work))
+        except TaskguardError as error:
+            logger.debug("%s: that it was told got no answer: %s", delivery.key, error)
+
     def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer."""
-        if self.takes_hint(delivery):
+        if self._leaves_hint(delivery):
             try:
                 return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
             except LockServerUnavailableError:

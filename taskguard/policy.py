@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from taskguard.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.errors import ConfigurationError
@@ -13,15 +13,18 @@ from taskguard.errors import ConfigurationError
 __all__ = [
     "DAY_S",
     "MOST_ROWS",
+    "Newest",
     "OnLost",
     "Policy",
     "check_namespace",
     "check_number",
     "make_policy",
+    "refuse_newest",
     "refuse_unbounded",
 ]
 
-Busy = Literal["retry", "park", "wait", "skip", "raise"]
+Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
+Newest = Literal["latest", "supersede"]
 Order = Literal["fifo", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
@@ -39,7 +42,9 @@ class Policy:
     Attributes:
         busy: what a delivery that never started does when other work holds its key: "retry"
             (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
-            is free; with a ledger), "wait" (up to `wait_s`, then as retry), "skip"
+            is free; with a ledger), "latest" (the newest waits so, and takes the place of an older
+            one that waits), "supersede" (it takes the key from an older one, also from one at work,
+            whose commit is then refused), "wait" (up to `wait_s`, then as retry), "skip"
             (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
             whose work was started before, is never dropped: that could lose work.
         order: who goes first of those that are parked for a key: "fifo", who was sent first;
@@ -88,8 +93,8 @@ class Policy:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        _one_of("busy", self.busy, ("retry", "park", "wait", "skip", "raise"))
-        _one_of("order", self.order, ("fifo", "strict", "priority"))
+        _one_of("busy", self.busy, get_args(Busy))
+        _one_of("order", self.order, get_args(Order))
         _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
@@ -109,6 +114,16 @@ class Policy:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
             check_namespace(self.namespace)
+
+    @property
+    def parks(self) -> bool:
+        """Whether messages may wait in the ledger for their key."""
+        return self.busy in ("park", "latest", "supersede")
+
+    @property
+    def newest(self) -> Newest | None:
+        """How a newer message takes an older one's place; None: it does not."""
+        return None if self.busy not in ("latest", "supersede") else self.busy
 
     @property
     def starts(self) -> Rate | None:
@@ -196,3 +211,24 @@ def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> No
     }
     if True in reasons:
         raise ConfigurationError(f"{task}: {name}: {reasons[True]}.")
+
+
+def refuse_newest(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
+    """Raise ConfigurationError for a task whose newer message cannot take an older one's place.
+
+    Args:
+        policy: its options.
+        task: its name, for the message.
+        row: whether it moves a row of the user's own.
+        moved: whether it was guarded in another way before (`formerly=`).
+    """
+    if policy.newest is None:
+        return
+    reasons = {
+        row: "your own row (row=) would have to say which of several messages moves it. Leave out "
+        'row=, or say busy="park"',
+        moved: "what is newer is known by one key, and a guard that was changed (formerly=) holds "
+        "several. Let the queue run empty, then deploy without formerly=",
+    }
+    if True in reasons:
+        raise ConfigurationError(f'{task}: busy="{policy.newest}": {reasons[True]}.')

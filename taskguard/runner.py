@@ -48,6 +48,7 @@ from taskguard.errors import (
     RowIneligibleError,
     RowMissingError,
     StaleTokenError,
+    SupersededError,
     TaskguardError,
     TransactionFailedError,
     TransactionRetryError,
@@ -166,10 +167,10 @@ class Runner:
                 f"{delivery.task} has row=, and there is no ledger to move it in. Configure the "
                 "database of that table as the ledger (TASKGUARD_LEDGER_URL)."
             )
-        if delivery.policy.busy == "park" and self.ledger is None:
+        if delivery.policy.parks and self.ledger is None:
             raise ConfigurationError(
-                f'{delivery.task} has busy="park", and there is no ledger to wait in. Configure '
-                'one (TASKGUARD_LEDGER_URL), or say busy="retry".'
+                f'{delivery.task} has busy="{delivery.policy.busy}", and there is no ledger to '
+                'wait in. Configure one (TASKGUARD_LEDGER_URL), or say busy="retry".'
             )
         if delivery.bounds is not None and self.ledger is None:
             raise ConfigurationError(
@@ -289,6 +290,8 @@ class Runner:
         decision = found.decision
         if decision is Decision.SUPERSEDED:
             return self._drop(delivery, "superseded")
+        if decision is Decision.OUTDATED:
+            return self._outdated(delivery, found)
         if decision is Decision.MISMATCH:
             raise self._mismatch(delivery, found)
         if decision in (Decision.MISSING, Decision.INELIGIBLE):
@@ -310,6 +313,17 @@ class Runner:
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
         return Answered(None if json_text is None else self.codec.loads(json_text))
+
+    def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
+        """A newer message took its place, so that this one never runs."""
+        if delivery.parking is not None:
+            self.line.hear(delivery)
+        if delivery.queue is not None:
+            return self._drop(delivery, "outdated")
+        self._admission.emit(Duplicate, delivery, reason="outdated")
+        raise SupersededError(
+            f"{delivery.task} {delivery.key}: {found.error}. It never runs.", key=delivery.key
+        )
 
     def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
         """The user's row is missing, or in a state that is not this task's; `row=` says what to do.
@@ -414,7 +428,10 @@ class Runner:
             return None
         request = self.request(delivery)
         try:
-            if self.line.park(delivery, request, busy):
+            found = self.line.park(delivery, request, busy)
+            if isinstance(found, Answer):
+                return self._answer(delivery, found)
+            if found:
                 return Parked()
         except TransactionRetryError as error:
             logger.debug("%s is put off, not parked: %s", delivery.key, error)
@@ -476,6 +493,8 @@ class Runner:
         guard = self._guard(delivery, admitted)
         try:
             self.watchdog.track(tracked)
+            if admitted.claimed is not None and admitted.claimed.replaced:
+                self.line.tell(delivery, admitted.claimed.replaced)
             if delivery.parking is not None and _lets_more_in(delivery):
                 self.line.call_next(delivery)
             if delivery.redelivered:
@@ -490,9 +509,9 @@ class Runner:
                 raise
             return self._after_trouble(delivery, tracked, error)
         except Exception as error:
-            done = self._after_failure(delivery, tracked, guard, error)
-            if done is not None:
-                return done
+            ended = self._after_failure(delivery, tracked, guard, error)
+            if ended is not None:
+                return ended
             raise
         except BaseException as error:
             self._after_exit(delivery, tracked, guard, error)
@@ -689,10 +708,11 @@ class Runner:
 
     def _after_failure(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, error: BaseException
-    ) -> Completed | None:
+    ) -> Outcome | None:
         """FAILED, unless DONE is committed; the exception goes on to the queue.
 
         An exception that came between COMMIT and its answer, as a time limit may, is no failure.
+        Nor is one of a body whose work was superseded meanwhile: it was to end.
         """
         if guard.completed:
             return None
@@ -709,8 +729,26 @@ class Runner:
             done = self._committed_unheard(delivery, tracked, guard)
             if done is not None:
                 return done
+        obeyed = isinstance(error, delivery.orders)
+        if ended == [False] and delivery.policy.newest is not None and not obeyed:
+            outdated = self._superseded(delivery, tracked)
+            if outdated is not None:
+                return outdated
         self._emit_failed(delivery, tracked, error)
         return None
+
+    def _superseded(self, delivery: Delivery, tracked: TrackedLease) -> Outcome | None:
+        """The outcome, if the record says that a newer message took the work's place; else None."""
+        assert self.ledger is not None  # noqa: S101
+        try:
+            found = self.ledger.peek(self._admission.request(delivery, tracked.lease.owner))
+        except TaskguardError as error:
+            logger.debug("%s: whether it was superseded got no answer: %s", delivery.key, error)
+            return None
+        if not isinstance(found, Answer) or found.decision is not Decision.OUTDATED:
+            return None
+        self._release(delivery, tracked)
+        return self._answer(delivery, found)
 
     @staticmethod
     def _ask_queue(delivery: Delivery, claim: Claim) -> None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 __all__ = [
     "BY_ROW",
+    "OUTDATED",
     "TRANSITIONS",
     "Decision",
     "Place",
@@ -20,7 +21,9 @@ __all__ = [
     "WorkRow",
     "decide",
     "decide_by_row",
+    "is_outdated",
     "is_superseded",
+    "sent_at_us",
     "speaking_record",
 ]
 
@@ -46,15 +49,21 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (
         State.PROCESSING,
         State.FAILED,
-    ): "the body raised, its transaction failed too often, the work was revoked (final), or its "
-    "lease ran out and its call cannot be sent",
+    ): "the body raised, its transaction failed too often, the work was revoked (final), its lease "
+    "ran out and its call cannot be sent, or a newer message took its place (final)",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
-    (State.NEW, State.FAILED): "revoked (final), its call cannot be sent, or was in vain, or the "
-    "line of its key was full",
+    (
+        State.NEW,
+        State.FAILED,
+    ): "revoked (final), its call cannot be sent, or was in vain, the line of "
+    "its key was full, or a newer message took its place (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
     (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",
 }
+
+OUTDATED = "superseded by a newer message"
+"""How the record of FAILED work begins its reason, where a newer message took its place. Final."""
 
 BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.PROCESSING): "claimed after its own row was set back to new",
@@ -82,7 +91,8 @@ class Decision(StrEnum):
     DEAD = "dead"
     BURY = "bury"
     REVOKED = "revoked"
-    SUPERSEDED = "superseded"
+    SUPERSEDED = "superseded"  # by a copy of the same message
+    OUTDATED = "outdated"  # by a newer message of its task and key
     TOO_OLD = "too_old"
     MISMATCH = "mismatch"
     # Only where the user's own row is the authority (`decide_by_row`).
@@ -114,6 +124,7 @@ class WorkRow:
     retries: int
     crashes: int
     fingerprint: str | None = None
+    outdated: bool = False  # of FAILED, final work: a newer message took its place
 
     def is_other_than(self, message: str, fingerprint: str | None) -> bool:
         """Whether another message claimed it, with another fingerprint; None fits all."""
@@ -134,6 +145,26 @@ def is_superseded(
     if number < recorded:
         return True
     return row is not None and row.message == message and number[0] < row.retries
+
+
+def sent_at_us(sent_us: int | None, *, created_us: int) -> int:
+    """When a message was sent, where a newer one takes an older one's place.
+
+    `sent_us` is what it says itself, and `created_us` when its work came on record, by the
+    database's clock. One that does not say, or was sent by a clock that is ahead, counts as sent
+    when it came. So it is the same at each of its deliveries, and is never in the future.
+    """
+    return created_us if sent_us is None else min(sent_us, created_us)
+
+
+def is_outdated(sent_us: int, *, others_us: Sequence[int | None]) -> bool:
+    """Whether one of these others of its task and key was sent later.
+
+    The others are the newest that has begun, and the newest that waits. Of two that were sent at
+    the same moment the one that comes later is the newer one. That goes in no circle: the other
+    one's record says for good that it is outdated.
+    """
+    return any(other is not None and sent_us < other for other in others_us)
 
 
 def speaking_record(records: Sequence[tuple[State, int] | None]) -> int | None:
@@ -181,7 +212,7 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
         if row.state is State.DEAD:
             return Decision.DEAD
         if row.state is State.FAILED and row.final:
-            return Decision.REVOKED
+            return Decision.OUTDATED if row.outdated else Decision.REVOKED
     if is_superseded(row, message=message, number=number, recorded=recorded):
         return Decision.SUPERSEDED
     if row is None:

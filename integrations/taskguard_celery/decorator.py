@@ -27,6 +27,7 @@ from taskguard import (
     Answered,
     Completed,
     Delivery,
+    Dropped,
     Former,
     Guard,
     GuardedFunction,
@@ -45,7 +46,7 @@ from taskguard_celery.message import (
     put_off_unread,
     rank_of,
 )
-from taskguard_celery.parking import CeleryParking, gave_up, take_called
+from taskguard_celery.parking import CeleryParking, gave_up, mark_superseded, take_called
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -233,7 +234,7 @@ def _deliver_once(
         put_off_unread(queue, error)
     published_s = published_at_s(request)
     policy = compiled.policy
-    parks = policy.busy == "park" and queue is not None
+    parks = policy.parks and queue is not None
     # What keeps its place is sent again whoever dies; not what expires, of whose end nobody hears.
     stored = policy.recoverable or (policy.order == "strict" and request.expires is None)
     delivery = compiled.delivery(
@@ -267,6 +268,8 @@ def _deliver_once(
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
         return _as_seen(outcome.value)
+    if outcome == Dropped("outdated"):
+        mark_superseded(task, key=delivery.key)
     # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
 from celery import Celery, Task
+from celery.exceptions import TaskRevokedError
 from celery.signals import (
     task_failure,
     task_retry,
@@ -32,6 +33,7 @@ from celery.signals import (
     worker_shutdown,
     worker_shutting_down,
 )
+from celery.states import REVOKED
 from kombu.common import Broadcast
 
 from taskguard import MessageRef, Relay
@@ -43,6 +45,7 @@ from taskguard_celery.calls import (
     call_of,
     hand_off_of,
 )
+from taskguard_celery.message import NotPublishedError
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ __all__ = [
     "consume_hand_offs",
     "gave_up",
     "is_first_child",
+    "mark_superseded",
     "start_relay",
     "take_called",
 ]
@@ -133,6 +137,27 @@ def take_called(request: Any) -> bool:
     own = {"exchange": "", "routing_key": queue}
     request.delivery_info = {**(request.delivery_info or {}), **own}
     return True
+
+
+def mark_superseded(task: Task, *, key: str) -> None:
+    """Tell the caller of the message in hand that it never runs: REVOKED, also to chord and chain.
+
+    Raises NotPublishedError where the result backend does not take that: the message stays alive.
+    """
+    request = task.request
+    error = TaskRevokedError(f"superseded: a newer message of {key} took its place")
+    ignores = task.ignore_result or getattr(request, "ignore_result", False)
+    try:
+        task.backend.mark_as_failure(
+            request.id,
+            error,
+            request=request,
+            store_result=not ignores,
+            call_errbacks=False,
+            state=REVOKED,
+        )
+    except Exception as failed:
+        raise NotPublishedError(f"{type(failed).__name__}: {failed}") from failed
 
 
 def consume_hand_offs(app: Celery) -> None:

@@ -166,13 +166,13 @@ def _forks(pool: Any) -> bool:
 def _expect_ledger(app: Any) -> None:
     if build(app).ledger is None:
         raise errors.ConfigurationError(
-            'A task has busy="park", and there is no ledger to wait in. Configure one '
-            '(taskguard_ledger_url), or say busy="retry".'
+            'A task may wait for its key (busy="park", "latest" or "supersede"), and there is no '
+            'ledger to wait in. Configure one (taskguard_ledger_url), or say busy="retry".'
         )
 
 
 def _parks(app: Any) -> bool:
-    return any(compiled.policy.busy == "park" for _, compiled in guarded_tasks(app))
+    return any(compiled.policy.parks for _, compiled in guarded_tasks(app))
 
 
 def _look_for_lost_children(consumer: Any) -> None:

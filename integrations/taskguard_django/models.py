@@ -36,6 +36,7 @@ class Key(models.Model):
     lease_until = models.BigIntegerField()
     slots = models.IntegerField(null=True)
     next_start = models.BigIntegerField(null=True)
+    stamp = models.BigIntegerField(null=True)
 
     objects = _OfTheLedger()
 

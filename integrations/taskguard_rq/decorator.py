@@ -103,7 +103,7 @@ def guarded_job(
             options=options,
             busy="retry",
         )
-        _refuse_order(compiled)
+        _refuse_celerys_own(compiled)
         if once_per == "tick":
             name_ticks()
         if compiled.policy.busy == "park":
@@ -214,18 +214,27 @@ def _warn_of_rq_scheduler(name: str) -> None:
     )
 
 
-def _refuse_order(compiled: GuardedFunction) -> None:
-    """Raise ConfigurationError for an order that RQ's jobs cannot have."""
+def _refuse_celerys_own(compiled: GuardedFunction) -> None:
+    """Raise ConfigurationError for an option whose meaning RQ's jobs cannot have."""
+    keeps_none = (
+        "RQ does not say whether a job that failed comes again, so its place could not be kept "
+        "until it has ended"
+    )
+    never_told = "the caller of a job of RQ's could not be told that it never runs"
+    first_come = "Leave it away: who was sent first goes first"
+    instead = 'Say busy="park", or "skip"'
     why = {
-        "strict": "RQ does not say whether a job that failed comes again, so its place could not "
-        "be kept until it has ended",
-        "priority": "RQ's jobs have no priority",
-    }.get(compiled.policy.order)
-    if why is not None:
-        raise errors.ConfigurationError(
-            f"{compiled.name}: order={compiled.policy.order!r} is for Celery's tasks: {why}. Leave "
-            "it away: who was sent first goes first."
-        )
+        ("order", "strict"): (keeps_none, first_come),
+        ("order", "priority"): ("RQ's jobs have no priority", first_come),
+        ("busy", "latest"): (never_told, instead),
+        ("busy", "supersede"): (never_told, instead),
+    }
+    for name, value in (("order", compiled.policy.order), ("busy", compiled.policy.busy)):
+        if (name, value) in why:
+            reason, what = why[name, value]
+            raise errors.ConfigurationError(
+                f"{compiled.name}: {name}={value!r} is for Celery's tasks: {reason}. {what}."
+            )
 
 
 def _deliver(

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
 from taskguard.states import (
+    OUTDATED,
     Decision,
     Place,
     State,
@@ -33,7 +34,7 @@ CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
 # The decisions for which the work's record has an answer.
-_OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED})
+_OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED, Decision.OUTDATED})
 
 
 class DecidingRow(Protocol):
@@ -278,4 +279,5 @@ def _work_row(row: DecidingRow) -> WorkRow:
         retries=row.retries,
         crashes=row.crashes,
         fingerprint=row.fingerprint,
+        outdated=(row.error or "").startswith(OUTDATED),
     )

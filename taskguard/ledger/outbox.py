@@ -11,61 +11,38 @@ Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import sqlalchemy as sa
 
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once
-from taskguard.ledger.records import UNHARMED, message_of, new_record, waiting_values
-from taskguard.ledger.statements.lines import Called, in_line, place_of, stands
+from taskguard.ledger.protocol import ClaimRequest, Once
+from taskguard.ledger.records import (
+    COUNT,
+    UNHARMED,
+    Overdue,
+    message_of,
+    new_record,
+    overdue_from,
+    overdue_of,
+    waiting_values,
+)
+from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
 
-# FAILED work has a time to be due only where it keeps its place in the line of its key.
+# FAILED work has a time to be due only where it keeps its place in the line of its key, or where
+# its caller is to hear that a newer message took that.
 _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
-# How often the message was sent, and after how many claims: a claim begins the count anew.
-_COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
+# A newer message took its place while it waited; its caller has not heard of that.
+_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
-
-    Attributes:
-        work: its id.
-        task: the task's name.
-        message: the call's message, with the highest numbers that are known: a message with
-            lower ones would be superseded.
-        call: how the message is sent again, as JSON text.
-        due_us: since when it is overdue, by the database's clock.
-        attempts: how often it was claimed.
-        sends: how often its message was sent since the last claim, as far as that is noted.
-        wait_s: so long after it was read its message is to come, and not before.
-    """
-
-    work: str
-    task: str
-    message: MessageRef
-    call: str
-    due_us: int
-    attempts: int = 0
-    wait_s: float = 0.0
-
-    @property
-    def sends(self) -> int:
-        count = _COUNT.match(self.call)
-        return int(count[1]) if count and int(count[2]) == self.attempts else 0
 
 
 def write(
@@ -140,7 +117,8 @@ def overdue(
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
-    also if it is not yet due; `parked` for what was called from its key's line, and has not come.
+    also if it is not yet due; `parked` for what was called from its key's line, and has not come,
+    to run or to be told that it is superseded.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
@@ -152,7 +130,7 @@ def overdue(
         else:
             select = select.where(WORK.c.id == work)
         if parked:
-            select = select.where(in_line(WORK))
+            select = select.where(sa.or_(in_line(WORK), _UNTOLD))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -164,24 +142,7 @@ def overdue(
         recorded = {
             (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
         }
-    return [_overdue(row, messages[row.id], recorded) for row in found]
-
-
-def overdue_of(called: Called) -> Overdue:
-    """Work that was called from its key's line, as what is sent again."""
-    recorded = (called.known_retries or 0, called.known_deferrals or 0)
-    message = message_of(called)
-    found = _overdue(called, message, {(message, called.id): recorded})
-    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
-
-
-def _overdue(
-    row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
-) -> Overdue:
-    claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
-    ref = MessageRef(message, retries, deferrals)
-    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
+    return [overdue_from(row, messages[row.id], recorded) for row in found]
 
 
 def sent(
@@ -229,7 +190,7 @@ def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int
 
 
 def _length_of_count(call: str) -> int:
-    count = _COUNT.match(call)
+    count = COUNT.match(call)
     return len(count[0]) if count else 1
 
 
@@ -240,8 +201,11 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     here: if its message comes all the same, it is run. After a requeue the sendings count anew.
     """
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= database.now())
+    told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
+        if db.execute(sa.update(WORK).where(*told).values(due=None, parked=None)).rowcount:
+            return True  # it was superseded, which its caller does not hear
         changed = db.execute(
             sa.update(WORK)
             .where(

@@ -25,13 +25,13 @@ from taskguard.bounds import Bounds
 from taskguard.findings import Finding
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
-from taskguard.policy import DAY_S
+from taskguard.policy import DAY_S, Newest
 from taskguard.states import Decision, State
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from taskguard.ledger.outbox import Overdue
+    from taskguard.ledger.records import Overdue
     from taskguard.ledger.retention import Purged
     from taskguard.ledger.transactions.external import ExternalConnection
 
@@ -51,6 +51,7 @@ __all__ = [
     "Once",
     "OperatorLedger",
     "OutboxLedger",
+    "ParkedNewest",
     "RowRef",
     "Standing",
     "Waiting",
@@ -157,6 +158,11 @@ class ClaimRequest:
         in_line: whether those who came before it, and wait for its one key, go first.
         sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
             when it comes to the ledger.
+        newest: how a newer message of its task takes an older one's place on its one key: "latest"
+            where that waits, "supersede" also where its holder is at work; None: it does not.
+        held_by: whom the lock server knows as the key's holder, who may be about to claim it, or to
+            end: a key that nobody holds in the ledger is not taken, unless his lease there has run
+            out. None: it knows of none.
         bounds: how many may hold its one key at once, and how often it may be begun; None: one, as
             often as it is free. With slots `keys` is one of them, and a claim is of the one that
             it got.
@@ -181,6 +187,8 @@ class ClaimRequest:
     redelivered: bool = False
     in_line: bool = False
     sent_us: int | None = None
+    newest: Newest | None = None
+    held_by: Owner | None = None
     bounds: Bounds | None = None
     rank: int = 0
     max_waiting: int | None = None
@@ -245,6 +253,9 @@ class Claimed:
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
         began_as: the former id under which the work began; None: under this one.
+        over: the holder, alive or paused, whose lease this claim has superseded; None: it had none.
+        replaced: work whose message waited, and whose place this one took: those messages are to be
+            sent again, for their callers to be told.
     """
 
     claim: Claim
@@ -253,6 +264,15 @@ class Claimed:
     crashes: int = 0
     progress_json: str | None = None
     began_as: str | None = None
+    over: Owner | None = None
+    replaced: tuple[Overdue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedNewest:
+    """The message waits for its key, as the newest of its task; `replaced` is as of `Claimed`."""
+
+    replaced: tuple[Overdue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +305,9 @@ class Answer:
 
     Attributes:
         decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
-            numbers), TOO_OLD, MISMATCH (the work has another fingerprint), BURY (it has become DEAD
-            by this very claim); of the user's own row also MISSING and INELIGIBLE.
+            numbers), OUTDATED (a newer message took its place), TOO_OLD, MISMATCH (the work has
+            another fingerprint), BURY (it has become DEAD by this very claim); of the user's own
+            row also MISSING and INELIGIBLE.
         result_json: the result of DONE work, as JSON text; None where none was stored.
         crashes: how many holders of DEAD work vanished.
         error: what the record says of the work's end.
@@ -643,6 +664,20 @@ class LineLedger(OutboxLedger, Protocol):
         Raises CallTooLargeError; LineFullError for work that nobody has begun, where
         `max_waiting` others wait: it is FAILED then, if it was on record.
         """
+        ...
+
+    def park_newest(
+        self, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
+        """The same as the only one of its task that waits for the key: `request.newest`.
+
+        An Answer: a newer one has begun, or waits, so that this one never runs. None: it is not to
+        wait. Raises CallTooLargeError.
+        """
+        ...
+
+    def told(self, work: str) -> None:
+        """Note that the caller of work that was superseded while it waited is being told so."""
         ...
 
     def call_next(

@@ -1,4 +1,4 @@
-"""The record of work that waits with its call stored: what a new one holds, and whose it is.
+"""The record of work that waits with its call stored: what a new one holds, and what is sent of it.
 
 Nothing is decided here, and nothing is written.
 """
@@ -6,13 +6,30 @@ Nothing is decided here, and nothing is written.
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from taskguard.ledger.protocol import ClaimRequest
+import sqlalchemy as sa
+
+from taskguard.ledger.protocol import ClaimRequest, MessageRef
 from taskguard.ledger.tables import FREE
 from taskguard.states import State
 
-__all__ = ["UNHARMED", "message_of", "new_record", "waiting_values"]
+__all__ = [
+    "COUNT",
+    "UNHARMED",
+    "Called",
+    "Overdue",
+    "message_of",
+    "new_record",
+    "overdue_from",
+    "overdue_of",
+    "waiting_values",
+]
+
+COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
+"""How often the message was sent, and after how many claims: a claim begins the count anew."""
 
 UNHARMED = {"final": 0, "crashes": 0, "crashed_owner": ""}
 """Of work that may run, whatever became of it before."""
@@ -59,3 +76,66 @@ def message_of(row: Any) -> str:
         except (ValueError, TypeError, KeyError):
             pass
     return str(row.message)
+
+
+class Called(NamedTuple):
+    """Work that was called: its record, and the numbers of its message that are known."""
+
+    id: str
+    task: str
+    message: str
+    retries: int
+    call: str
+    due: int
+    attempts: int
+    known_retries: int | None
+    known_deferrals: int | None
+    wait_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
+
+    Attributes:
+        work: its id.
+        task: the task's name.
+        message: the call's message, with the highest numbers that are known: a message with
+            lower ones would be superseded.
+        call: how the message is sent again, as JSON text.
+        due_us: since when it is overdue, by the database's clock.
+        attempts: how often it was claimed.
+        sends: how often its message was sent since the last claim, as far as that is noted.
+        wait_s: so long after it was read its message is to come, and not before.
+    """
+
+    work: str
+    task: str
+    message: MessageRef
+    call: str
+    due_us: int
+    attempts: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def sends(self) -> int:
+        count = COUNT.match(self.call)
+        return int(count[1]) if count and int(count[2]) == self.attempts else 0
+
+
+def overdue_of(called: Called) -> Overdue:
+    """Work that was called from its key's line, as what is sent again."""
+    recorded = (called.known_retries or 0, called.known_deferrals or 0)
+    message = message_of(called)
+    found = overdue_from(called, message, {(message, called.id): recorded})
+    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
+
+
+def overdue_from(
+    row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
+) -> Overdue:
+    """A work's row, and the numbers that are recorded of messages in work, as what is sent."""
+    claimed = (row.retries, 0) if row.message == message else (0, 0)
+    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
+    ref = MessageRef(message, retries, deferrals)
+    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)

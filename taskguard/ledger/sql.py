@@ -33,12 +33,14 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.protocol import (
+    Answer,
     Busy,
     Claim,
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
     Once,
+    ParkedNewest,
     RowRef,
     Waiting,
     WorkView,
@@ -49,7 +51,7 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S, lines
+from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
 from taskguard.ledger.tables import (
     SCHEMA,
 )
@@ -392,6 +394,17 @@ class SqlLedger:
         self._check_call(request)
         statements = self._transactions.statements
         return self._database.twice(lambda: statements.park(request, only_new=only_new))
+
+    def park_newest(
+        self, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
+        """The same as the only one of its task that waits for the key; see `protocol.py`."""
+        self._check_call(request)
+        return self._database.twice(lambda: newest.park(self._database, request, only_new=only_new))
+
+    def told(self, work: str) -> None:
+        """Note that the caller of work that was superseded while it waited is being told so."""
+        self._database.twice(lambda: newest.told(self._database, work))
 
     def call_next(
         self,

@@ -93,6 +93,8 @@ KEYS = sa.Table(
     # start is allowed. See `ledger/statements/bounded.py`.
     sa.Column("slots", sa.Integer),
     sa.Column("next_start", _LONG),
+    # When the newest message that has begun was sent; see `ledger/statements/newest.py`.
+    sa.Column("stamp", _LONG),
     **_INNODB,
 )
 

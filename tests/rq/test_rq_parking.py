@@ -315,11 +315,15 @@ def test_the_command_relays_lines(office: Any) -> None:
     assert numbers_of(office, "a") == [0, 1]
 
 
-@pytest.mark.parametrize("order", ["strict", "priority"])
-def test_an_order_that_jobs_cannot_have_is_refused(order: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("order", "strict"), ("order", "priority"), ("busy", "latest"), ("busy", "supersede")],
+)
+def test_what_jobs_cannot_have_is_refused(name: str, value: str) -> None:
     """Where the function is decorated, with the reason."""
-    with pytest.raises(ConfigurationError, match=f"order='{order}' is for Celery's tasks: "):
-        guarded_job(key="account:<account>", once_per="message", busy="park", order=order)(book)
+    options = {"busy": "park", name: value}
+    with pytest.raises(ConfigurationError, match=f"{name}='{value}' is for Celery's tasks: "):
+        guarded_job(key="account:<account>", once_per="message", **options)(book)
 
 
 def book(account: int) -> None:

@@ -1,4 +1,5 @@
-"""What must hold, as docs/architecture.md names it: S1 to S8 after every step, L1, L4 at the end.
+"""What must hold, as docs/architecture.md names it: S1 to S8 and S11 after every step, L1
+and L4 at the end.
 
 Told of what happens, it looks for itself at the rows, the locks and the broker; it asks nothing of
 the code that it judges.
@@ -17,7 +18,8 @@ from taskguard.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
 from taskguard.lease import Owner
 from taskguard.ledger.protocol import Claim, Claimed
-from taskguard.states import TRANSITIONS, State
+from taskguard.states import OUTDATED, TRANSITIONS, State
+from taskguard.watchdog import TrackedLease
 
 if TYPE_CHECKING:
     from simulation.world import Message, Task, World
@@ -62,6 +64,9 @@ class History:
         self._published: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._effects: Counter[Any] = Counter()
         self._seen = 0
+        # When the newest message was sent that has begun, by task and key.
+        self._newest: dict[tuple[str, str], float] = {}
+        self.sent_s: dict[tuple[str, str], float] = {}
         self.bodies: dict[int, tuple[str, Process]] = {}
         self.trusts_are_disjoint = True
 
@@ -78,21 +83,36 @@ class History:
             if claim.fence <= last and not again:
                 raise ViolationError("S1", f"{key} was claimed with {claim.fence} after {last}")
             self._fences[thing] = claim.fence
-        if self.trusts_are_disjoint:
-            for worker in self._world.workers:
-                for tracked in list(worker.runner.watchdog._tracked.values()):
-                    lease = tracked.lease
-                    other = tracked.claim is not None and lease.owner != claim.owner
-                    shared = things & set(map(thing_of, lease.keys))
-                    if worker.process.dead or not (other and shared):
-                        continue
-                    if not any(self._was_held_by(lease.owner, key) for key in lease.keys):
-                        continue  # its work was done a moment ago, and it does not know yet
-                    if lease.remaining_s > 0:
-                        raise ViolationError("S5", f"{shared} claimed while its lease was trusted")
+        if claim.request.newest is not None:
+            self._begun(claim)
+        for worker in self._world.workers:
+            for tracked in list(worker.runner.watchdog._tracked.values()):
+                shared = things & set(map(thing_of, tracked.lease.keys))
+                if shared and not worker.process.dead:
+                    self._check_trust(claim, tracked)
         for work, holder in self.bodies.values():
             if work in claim.work_ids and holder is not process and not holder.dead:
                 self._world.counts["second holders"] += 1
+
+    def _check_trust(self, claim: Claim, tracked: TrackedLease) -> None:
+        """S5 for a lease on a key that is claimed, in a process that is alive."""
+        lease = tracked.lease
+        if tracked.claim is None or lease.owner == claim.owner:
+            return
+        if _supersedes(claim, tracked.claim):
+            self._world.counts["living holders superseded"] += 1
+        elif not any(self._was_held_by(lease.owner, key) for key in lease.keys):
+            pass  # its work was done a moment ago, and it does not know yet
+        elif lease.remaining_s > 0 and self.trusts_are_disjoint:
+            raise ViolationError("S5", f"{lease.key} was claimed while its lease was trusted")
+
+    def _begun(self, claim: Claim) -> None:
+        """S11: of messages that take each other's place none begins after a newer one."""
+        family = claim.request.task, claim.keys[0]
+        sent_s = self.sent_s[claim.request.message.name, claim.request.task]
+        if sent_s < self._newest.get(family, 0.0):
+            raise ViolationError("S11", f"{claim.work} began after a newer one")
+        self._newest[family] = sent_s
 
     def _was_held_by(self, owner: Owner, key: str) -> bool:
         """Before this step."""
@@ -116,6 +136,7 @@ class History:
                 raise ViolationError("S4", f"{owner} freed {key}, which was {before[key]}'s")
 
     def published(self, message: Message) -> None:
+        self.sent_s[message.name] = message.sent_s or 0.0
         self._published.setdefault(message.name, []).append(message.number)
 
     @contextmanager
@@ -144,6 +165,9 @@ class History:
         elif isinstance(told, Dropped):
             if told.reason == "superseded":
                 self._expect_later(message)
+            elif told.reason == "outdated":
+                self._world.counts["told that it is outdated"] += 1
+                self._expect_newer(message, work)
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
                 raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
@@ -155,6 +179,14 @@ class History:
     def _expect_later(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.name]):
             raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
+
+    def _expect_newer(self, message: Message, work: Work | None) -> None:
+        """One that was sent later, or at the same moment, has begun, and the record says so."""
+        newest_s = self._newest.get((message.task.name, message.task.key), 0.0)
+        if newest_s < self.sent_s[message.name]:
+            raise ViolationError("S7", f"{message.id} is superseded by none that has begun")
+        if work is None or not _is_outdated(work):
+            raise ViolationError("S8", f"{message.id} was told that it is superseded, it is {work}")
 
     # -- what is ------------------------------------------------------------------------------
 
@@ -215,6 +247,10 @@ class History:
             raise ViolationError(
                 "S2", f"{name} is {work.state.value}, {self._effects[name]} effects"
             )
+        if _is_outdated(work):
+            if self.sent_s[message, task.name] > self._newest[task.name, task.key]:
+                raise ViolationError("L1", f"{name} was superseded, and nothing is newer")
+            return
         if task.body == "always exits" and work.state is not State.DEAD:
             raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
         if work.final or (work.error and "Transaction" in work.error):
@@ -244,6 +280,18 @@ class History:
         """Whether it may be lost."""
         del message, task
         return False
+
+
+def _supersedes(claim: Claim, other: Claim | None) -> bool:
+    """Whether the one may be granted while the other's lease is trusted."""
+    if claim.request.newest != "supersede" or other is None:
+        return False
+    return other.request.newest is not None and other.request.task == claim.request.task
+
+
+def _is_outdated(work: Work) -> bool:
+    """Whether a newer message took its place, for good."""
+    return work.final and work.state is State.FAILED and (work.error or "").startswith(OUTDATED)
 
 
 def _record(work_items: dict[str, Work], task: Task, message: str) -> Work | None:

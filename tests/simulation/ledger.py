@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulation.newest import KeyRow, NewestMessages
 from simulation.stored_calls import SUPERSEDED, StoredCalls
 from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
+from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
 from taskguard.ledger.endings import UNDECIDED_S
 from taskguard.ledger.protocol import (
@@ -32,6 +34,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     WorkView,
 )
+from taskguard.ledger.records import Overdue
 from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
@@ -40,17 +43,6 @@ __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
 
 FREE = ""
 _PUBLISH_LOCK_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """A row of keys. Times are µs, as in the tables."""
-
-    fence: int = 0
-    owner: str = FREE
-    lease_until: int = 0
-    slots: int | None = None
-    next_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,7 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger(StoredCalls):
+class MemoryLedger(NewestMessages, StoredCalls):
     """A `LineLedger` without a database."""
 
     def __init__(
@@ -169,6 +161,7 @@ class MemoryLedger(StoredCalls):
                 for key, row in self.keys.items()
                 if row.lease_until < now_us
                 and row.fence < now_us
+                and row.stamp is None  # a mark is purged when its messages are too old to run
                 and (row.next_start or 0) < now_us
                 and ("key", key) not in self._locked
             ]
@@ -287,7 +280,10 @@ class MemoryLedger(StoredCalls):
                 self._catch_up(records, decision)
                 return records.answer(request, decision)
             request = self._of_one_slot(request)
-            with self._at_once(self.rows_of(request), self.lock_timeout_s):
+            rows = self.rows_of(request)
+            if request.newest is not None:
+                rows += self.rows_beside(request)
+            with self._at_once(rows, self.lock_timeout_s):
                 if self._of_one_slot(request) != request:
                     return self._busy(records.speaking)  # while this waited for its rows
                 return self._claim(request)
@@ -355,6 +351,14 @@ class MemoryLedger(StoredCalls):
 
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
+        runs = decision in CLAIMABLE or decision is Decision.BURY
+        if request.newest is not None and runs and decision is not Decision.SAME:
+            turned_away = self.turn_away(request, records)
+            if turned_away is not None:
+                return turned_away
+        return self._decided(request, records, decision)
+
+    def _decided(self, request: ClaimRequest, records: Records, decision: Decision) -> ClaimAnswer:
         if decision is Decision.BURY:
             return self._bury(request, records)
         if decision not in CLAIMABLE:
@@ -362,7 +366,10 @@ class MemoryLedger(StoredCalls):
         owner = str(request.owner)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
-        if live:
+        supersedes = request.newest == "supersede" and any(
+            key.fence == self.mark(request).fence for key in live
+        )
+        if live and not supersedes:
             last = max(live, key=lambda key: key.lease_until)
             if request.bounds is not None and len(request.bounds.slots) > 1:
                 first_us = min(row.lease_until for row in self._others(request))
@@ -373,7 +380,7 @@ class MemoryLedger(StoredCalls):
         ):
             return records.claimed(request, keys[0].fence, decision)
         held_up = None
-        if decision is not Decision.SAME:
+        if decision is not Decision.SAME and not supersedes:
             held_up = self._held_up(request, records.speaking, records.now_us)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         return held_up or self._grant(request, records, decision, keys)
@@ -403,14 +410,19 @@ class MemoryLedger(StoredCalls):
     def _grant(
         self, request: ClaimRequest, records: Records, decision: Decision, keys: list[KeyRow]
     ) -> Claimed:
-        fence = self.next_fence(keys, records.now_us)
+        fence, owner = self.next_fence(keys, records.now_us), str(request.owner)
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
-        values = {"fence": fence, "owner": str(request.owner), "lease_until": until_us}
+        live = (row for row in keys if row.owner != owner and row.lease_until > records.now_us)
+        over = next((Owner.parse(row.owner) for row in live), None)
+        values = {"fence": fence, "owner": owner, "lease_until": until_us}
         for key, row in zip(request.keys, keys, strict=True):
             granted = self.keys[key] = replace(row, **values)
+        replaced: tuple[Overdue, ...] = ()
+        if request.newest is not None:
+            replaced = self.take_place(request, records, fence)
         if request.work is not None:
             self._write(request, records, decision, granted)
-        return records.claimed(request, fence, decision)
+        return replace(records.claimed(request, fence, decision), over=over, replaced=replaced)
 
     def _write(
         self, request: ClaimRequest, records: Records, decision: Decision, granted: KeyRow

@@ -159,6 +159,30 @@ def _former_record_unwritten(world: World) -> None:
     world.patch(Claim, "work_ids", property(lambda claim: (claim.work,)))
 
 
+def _by_arrival(world: World) -> None:
+    """Who comes later is the newer one, whenever it was sent."""
+    world.ledger.is_outdated = lambda *_: False  # type: ignore[method-assign]
+
+
+def _mark_forgotten(world: World) -> None:
+    """What was newest is known as long as it holds the key."""
+    right = world.ledger.is_outdated
+
+    def is_outdated(sent_us: int, mark: KeyRow, waits: int | None) -> bool:
+        held = any(
+            key.fence == mark.fence and key.owner and key.stamp is None
+            for key in world.ledger.keys.values()
+        )
+        return held and right(sent_us, mark, waits)
+
+    world.ledger.is_outdated = is_outdated  # type: ignore[method-assign]
+
+
+def _superseded_runs_again(world: World) -> None:
+    """Work that has lost its key to a newer one stays as it was."""
+    world.ledger.outdated = lambda work, by: work  # type: ignore[method-assign]
+
+
 MUTANTS = (
     Mutant("no fence check", _no_fence_check, ("S2", "S3", "S6")),
     Mutant("<= for <", _at_most_for_less, ("L1", "S7")),
@@ -175,5 +199,8 @@ MUTANTS = (
     Mutant("every lock is believed", _believe_every_lock, ("L1",)),
     Mutant("former key not held", _former_key_unheld, ("S1", "S3", "S5", "S6")),
     Mutant("former record not read", _former_record_unread, ("S2", "S6")),
+    Mutant("superseded by arrival", _by_arrival, ("S11",)),
+    Mutant("mark forgotten", _mark_forgotten, ("S11",)),
+    Mutant("superseded work stays", _superseded_runs_again, ("L1", "S6", "S7", "S8")),
     Mutant("former record not written", _former_record_unwritten, ("S2",)),
 )

@@ -24,13 +24,24 @@ from taskguard.states import State
 if TYPE_CHECKING:
     from simulation.ledger import KeyRow, MemoryTransaction, Work
 
-__all__ = ["SUPERSEDED", "StoredCalls", "is_expected", "is_open", "keeps", "stands"]
+__all__ = [
+    "SUPERSEDED",
+    "StoredCalls",
+    "called",
+    "is_expected",
+    "is_open",
+    "is_untold",
+    "keeps",
+    "may_park",
+    "stands",
+    "waits_again",
+]
 
 SUPERSEDED = (2**31 - 1, 2**31 - 1)
 """The number of a message that was replaced."""
 
 _OPEN = (State.NEW, State.PROCESSING)
-# FAILED work is due only where it keeps its place.
+# FAILED work is due only where it keeps its place, or its caller is to hear that it lost it.
 _SENDABLE = (*_OPEN, State.FAILED)
 _LAST = 2**63 - 1
 _SENT = '{"sent":'
@@ -91,7 +102,7 @@ class StoredCalls:
         def is_due(row: Work) -> bool:
             if row.due is None or row.call is None or row.state not in _SENDABLE:
                 return False
-            if parked and not (stands(row) or keeps(row)):
+            if parked and not (stands(row) or keeps(row) or is_untold(row)):
                 return False
             if after is not None and (row.due, row.id) <= (after.due_us, after.work):
                 return False
@@ -100,7 +111,7 @@ class StoredCalls:
             return row.due <= now_us and not self.is_locked(("work", row.id))
 
         found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
-        return [overdue_of(_called(self, row)) for row in found[:limit]]
+        return [overdue_of(called(self, row)) for row in found[:limit]]
 
     def sent(
         self: _Rows, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
@@ -127,6 +138,9 @@ class StoredCalls:
                 row = self.work_items.get(work.work)
                 if row is None or (row.due, row.attempts) != (work.due_us, work.attempts):
                     return False
+                if is_untold(row):
+                    self.work_items[row.id] = replace(row, due=None, parked=None)
+                    return True
                 if row.state is State.PROCESSING and not _left(row, now_us):
                     return False
                 self.work_items[row.id] = replace(
@@ -160,7 +174,7 @@ class StoredCalls:
                         refused = {"state": State.FAILED, "due": None, "finished": now_us}
                         self.work_items[row.id] = replace(row, **refused)
                     raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
-                if row is not None and not _may_park(row, request):
+                if row is not None and not may_park(row, request):
                     return False
                 before = self.new_work(request) if row is None else row
                 place = place_of(request, now_us)
@@ -168,7 +182,7 @@ class StoredCalls:
                     place["parked"] = before.parked
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
-                waits = _waiting(before, request, due=None)
+                waits = waits_again(before, request, due=None)
                 self.work_items[before.id] = replace(waits, **place)
                 return True
         finally:
@@ -203,9 +217,9 @@ class StoredCalls:
                     return None
                 if not _is_for(first, app, queues):
                     return None
-                called = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
-                self.work_items[first.id] = called
-                return overdue_of(_called(self, called)._replace(wait_us=wait_us))
+                expected = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
+                self.work_items[first.id] = expected
+                return overdue_of(called(self, expected)._replace(wait_us=wait_us))
         finally:
             self.unlock(by)
 
@@ -268,6 +282,7 @@ class StoredCalls:
             if row.key == request.line
             and _place(row) < place
             and (keeps(row) or _is_awaited(row, request.work, now_us))
+            and not (request.newest is not None and row.task == request.task)
         ]
         return None in before or len(before) >= room
 
@@ -359,6 +374,11 @@ def stands(row: Work) -> bool:
     return row.parked is not None and row.state is State.NEW
 
 
+def is_untold(row: Work) -> bool:
+    """Whether a newer message took its place while it waited, and its caller has not heard."""
+    return row.parked is not None and row.state is State.FAILED and row.final
+
+
 def _first(rows: Iterable[Work], key: str) -> Work | None:
     waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
     return min(waiting, key=lambda row: (_place(row), row.id), default=None)
@@ -369,7 +389,8 @@ def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
     return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
-def _may_park(row: Work, request: ClaimRequest) -> bool:
+def may_park(row: Work, request: ClaimRequest) -> bool:
+    """Whether the work may wait for this message."""
     same = row.message == request.message.name
     if same and row.retries > request.message.retries:
         return False
@@ -378,7 +399,8 @@ def _may_park(row: Work, request: ClaimRequest) -> bool:
     return row.state is State.FAILED and not row.final and (row.parked is None or same)
 
 
-def _waiting(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
+def waits_again(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
+    """The work's record, once it waits for this message."""
     waits = waiting_values(request, due=due)
     return replace(row, **{**waits, "state": State(waits["state"]), **values})
 
@@ -387,7 +409,8 @@ def _left(row: Work, now_us: int) -> bool:
     return row.state is State.PROCESSING and row.lease_until <= now_us
 
 
-def _called(ledger: _Rows, row: Work) -> Called:
+def called(ledger: _Rows, row: Work) -> Called:
+    """What is sent of the work."""
     known = ledger.numbers.get((message_of(row), row.id), (None, None))
     call, due = row.call or "", row.due or 0
     return Called(
@@ -427,7 +450,7 @@ class _Enqueue:
             if row is None:
                 new = self.ledger.new_work(self.request)
                 place = place_of(self.request, self.ledger.now_us()) if self.request.strict else {}
-                row = _waiting(new, self.request, due=self.due_us, **place)
+                row = waits_again(new, self.request, due=self.due_us, **place)
                 self._put(row)
             else:
                 row = self._again(row)
@@ -455,7 +478,7 @@ class _Enqueue:
                 values = {"final": False, "fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:
                 self._supersede(row.message)
-            self._put(_waiting(row, request, due=self.due_us, **values))
+            self._put(waits_again(row, request, due=self.due_us, **values))
         elif row.state is State.NEW or _left(row, self.ledger.now_us()):
             unsent = row.call is None or (row.due is None and row.parked is None)
             if fits and unsent:
@@ -477,6 +500,6 @@ class _Enqueue:
             return
         values = {"fingerprint": instead.fingerprint, "final": True, "parked": None}
         kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
-        self._put(_waiting(row, instead, due=self.due_us, **values, **kept))
+        self._put(waits_again(row, instead, due=self.due_us, **values, **kept))
         if message != instead.message.name:
             self._supersede(message)

@@ -49,6 +49,8 @@ def test_no_schedule_breaks_anything(
         "lock server's clock set back",
         "locks overruled",
         "work claimed under two guards",
+        "living holders superseded",
+        "told that it is outdated",
     ):
         record_property(name, report.counts[name])
         assert report.counts[name] >= schedules / 400, name

@@ -422,25 +422,35 @@ class World:
             key = keys[self.choices.pick([1.0] * len(keys))]
             ttl_s = (1.0, 3.0)[self.choices.pick((1, 1))]
             body = _BODIES[self.choices.pick([1.0] * len(_BODIES))]
+            busy: Any = ("retry", "latest", "supersede")[self.choices.pick((4, 1, 2))]
             task = Task(
                 name=f"t{number}",
                 key=key,
                 body=body,
                 takes_s=(0.02, 0.5, 2.5)[self.choices.pick((2, 2, 1))],
                 policy=Policy(
+                    busy=busy,
                     ttl_s=ttl_s,
                     atomic=body == "atomic",
                     max_crashes=3 if body == "always exits" else (50, 2)[self.choices.pick((5, 1))],
                 ),
-                by_message=self.choices.one_in(4),
-                changed=self._change() if self.deploys else "",
+                by_message=busy != "retry" or self.choices.one_in(4),
+                changed=self._change() if self.deploys and busy == "retry" else "",
             )
-            for copy in range(1 + self.choices.pick((1, 2, 1))):
+            sent_s: dict[str, float] = {}
+            for copy in range(1 + self.choices.pick((1, 2, 1)) + 2 * (busy != "retry")):
                 # The same message again, or another one about the same thing.
                 same = copy > 0 and self.choices.one_in(2)
                 name = f"m{0 if same else copy}"
                 name = name if ids_are_used_twice else task.name + name
-                self.publish(Message(name, task))
+                # In any order, and some at the same moment.
+                when_s = self.clock.wall_s() - 60.0 + self.choices.pick((1, 1, 1, 1))
+                ready_s = self.scheduler.now_s + (0.0, 0.3, 1.5)[self.choices.pick((2, 1, 1))]
+                ready_s = ready_s if busy != "retry" else 0.0
+                message = Message(
+                    name, task, ready_at_s=ready_s, sent_s=sent_s.setdefault(name, when_s)
+                )
+                self.publish(message)
         names = [name for name, _ in self.published]
         self.counts["ids used twice"] += len(names) - len(set(names))
         for _ in range(2 + self.choices.pick((2, 1))):

@@ -36,7 +36,7 @@ def back_to_version_1(engine: sa.Engine) -> None:
         db.execute(sa.text(f"drop index taskguard_work_parked{beside}"))
         for column in ("rounds", "parked", "`rank`" if beside else "rank", "strict"):
             db.execute(sa.text(f"alter table taskguard_work drop column {column}"))
-        for column in ("slots", "next_start"):
+        for column in ("slots", "next_start", "stamp"):
             db.execute(sa.text(f"alter table taskguard_keys drop column {column}"))
         if engine.dialect.name != "sqlite":  # which adds no constraint to a table that there is
             db.execute(sa.text(f"alter table taskguard_work add constraint {_STATES}"))

@@ -197,6 +197,18 @@ def limits(place: Place) -> Iterator[None]:
     assert place.events()["completed"] == 1
 
 
+@around("docs/how-to/latest-wins.md")
+def latest_wins(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.sync, 7)
+    assert place.memory.events[0].key == "user:7"
+    yield
+    place.twice(place.rebuild, "books")
+    assert place.events()["completed"] == 2
+    assert place.events()["claimed"] == 2
+
+
 @around("docs/how-to/without-redis.md")
 def without_redis(place: Place) -> Iterator[None]:
     yield

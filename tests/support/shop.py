@@ -217,6 +217,47 @@ def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     return number
 
 
+def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
+    """Takes `seconds`, or until it hears that its lease is lost; a later attempt takes no time."""
+    step(f"{name} {number}", "began")
+    if guard.attempt == 1 and guard.lost.wait(seconds):
+        step(f"{name} {number}", "told")
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+        guard.result = number
+    return number
+
+
+@task(name="shop.latest")
+@guarded_task(key="newest:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
+def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest of those that wait runs next."""
+    return _newest(name, number, seconds, guard)
+
+
+@task(name="shop.supersede", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0.1)
+@guarded_task(key="newest:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
+def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest takes the key from whoever of them is at work."""
+    return _newest(name, number, seconds, guard)
+
+
+@task(name="shop.supersede_at_once")
+@guarded_task(
+    key="newest:<name>", once_per="message", busy="supersede", ttl_s=TTL_S, on_lost="interrupt"
+)
+def supersede_at_once(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The same, and the body is interrupted."""
+    step(f"{name} {number}", "began")
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        time.sleep(0.02)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+        guard.result = number
+    return number
+
+
 @task(name="shop.add_up")
 @guarded_task(key="sum", once_per="message", ttl_s=TTL_S)
 def add_up(numbers: list[int]) -> int:

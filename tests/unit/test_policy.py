@@ -23,7 +23,7 @@ from taskguard.states import State
     [
         ({"ttl": 5}, r"unknown option 'ttl'\. Did you mean 'ttl_s'"),
         ({"onceper": "key"}, "Did you mean 'once_per'"),
-        ({"busy": "drop"}, "'retry', 'park', 'wait', 'skip', 'raise'"),
+        ({"busy": "drop"}, "'retry', 'park', 'latest', 'supersede', 'wait', 'skip', 'raise'"),
         ({"busy": "wait"}, "wait_s="),
         ({"on_lost": "kill"}, "'fence', 'interrupt'"),
         ({"ttl_s": 0}, "at least 0.05"),

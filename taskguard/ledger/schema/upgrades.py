@@ -211,11 +211,13 @@ STEPS: tuple[Step, ...] = (
         why="a line has ranks, and work may keep its place in it: the columns `rank` and `strict`; "
         "what has ended stands in no line; several may hold a key at once, and how often it is "
         "begun may be limited: how many slots it has is in the column `slots`, when the next start "
-        "is allowed in `next_start`",
+        "is allowed in `next_start`; of messages that take each other's place it is known when the "
+        "newest was sent that has begun: the column `stamp`",
         statements={
             "postgresql": (
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
                 *_lines_to_4("rank"),
@@ -228,6 +230,7 @@ STEPS: tuple[Step, ...] = (
             "mariadb": (
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS `rank` INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
                 *_lines_to_4("`rank`"),
@@ -247,6 +250,11 @@ STEPS: tuple[Step, ...] = (
                     "taskguard_keys",
                     "next_start",
                     "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                ),
+                *_mysql_unless(
+                    "taskguard_keys",
+                    "stamp",
+                    "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",
                 ),
                 *_mysql_unless(
                     "taskguard_work",
@@ -273,6 +281,7 @@ STEPS: tuple[Step, ...] = (
             "sqlite": (
                 "ALTER TABLE taskguard_keys ADD COLUMN slots INTEGER",
                 "ALTER TABLE taskguard_keys ADD COLUMN next_start BIGINT",
+                "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
                 *_lines_to_4("rank"),

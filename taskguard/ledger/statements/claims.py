@@ -27,7 +27,7 @@ from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.states import Decision, State
 
-__all__ = ["LockedClaim", "Seen", "claim", "peek"]
+__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 
 
 # The columns that decide a claim, and those that its answer tells.
@@ -125,10 +125,11 @@ def peek(database: Database, request: ClaimRequest) -> Seen:
 def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
     records = _read(database, db, request)
-    return Seen(records, _decide(request, records, own), own)
+    return Seen(records, decision_of(request, records, own), own)
 
 
-def _decide(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
+def decision_of(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
+    """What a claim does with a work of these records, by `states.py`."""
     row = records.speaking
     place = None if request.row is None else rows.place(request.row, own, row)
     return decide_row(request, row, records.recorded, records.now_us, place)
@@ -226,6 +227,7 @@ class LockedClaim:
         while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
             self._make_keys()
             self.keys = database.read(db, self.statements.lock_keys, self.names)
+        self._lock_beside()
         if request.work is None:
             self.records = Records((None,), ((0, 0),), database.now_us(db))
         else:
@@ -235,20 +237,28 @@ class LockedClaim:
     def _make_keys(self) -> None:
         self.statements.make_keys.run(self.db, self.names)
 
+    def _lock_beside(self) -> None:
+        """What else is to be locked between the keys and the work: nothing here."""
+
     def decide(self) -> ClaimAnswer:
-        decision = _decide(self.request, self.records, self.own)
+        """Grant the claim, or say why not."""
+        decision = decision_of(self.request, self.records, self.own)
         if decision is Decision.BURY:
             assert self.row is not None  # noqa: S101  # whose crashes they are
             return self._bury(self.row)
         if decision not in CLAIMABLE:
             return Seen(self.records, decision, self.own).answer(self.request)
-        live = [
-            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
-        ]
+        live = self._holders()
         if live:
             return self._taken(max(live, key=lambda key: key.lease_until))
         refused = self._held_up(decision)
         return self._grant(decision) if refused is None else refused
+
+    def _holders(self) -> list[Any]:
+        """The rows of keys that somebody else holds."""
+        return [
+            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
+        ]
 
     def _taken(self, by: Any) -> Busy:
         """Busy, for other work holds a key: this row."""
@@ -268,6 +278,7 @@ class LockedClaim:
         return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
 
     def _grant(self, decision: Decision) -> Claimed:
+        """Write the claim."""
         mine = all(key.owner == self.owner for key in self.keys)
         if mine and (decision is Decision.SAME or self.request.work is None):
             fence = self.keys[0].fence  # the same owner asks again and gets the same grant

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -34,7 +34,7 @@ from taskguard.bounds import range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
-from taskguard.ledger.records import message_of, new_record, waiting_values
+from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import State
 
@@ -42,13 +42,16 @@ __all__ = [
     "WRITE_LOCK_S",
     "Called",
     "call_next",
+    "called",
     "in_line",
     "is_behind",
+    "is_on_record",
     "keep",
     "leave",
     "open_keys",
     "park",
     "place_of",
+    "stands",
     "waiting",
 ]
 
@@ -57,21 +60,6 @@ WRITE_LOCK_S = 5.0
 
 # The place of who stands in no line: behind all of his rank.
 _LAST = 2**63 - 1
-
-
-class Called(NamedTuple):
-    """Work that was called: its record, and the numbers of its message that are known."""
-
-    id: str
-    task: str
-    message: str
-    retries: int
-    call: str
-    due: int
-    attempts: int
-    known_retries: int | None
-    known_deferrals: int | None
-    wait_us: int = 0
 
 
 def _in_order() -> tuple[sa.ColumnElement[Any], ...]:
@@ -115,12 +103,20 @@ def _before(rank: int, place: int) -> sa.ColumnElement[bool]:
     return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
 
 
-def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: int = 1) -> bool:
+def is_behind(
+    db: sa.Connection,
+    request: ClaimRequest,
+    now_us: int,
+    *,
+    room: int = 1,
+    but: str | None = None,
+) -> bool:
     """Whether somebody who goes before this work waits for its key, or has not ended.
 
     Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
     line is that of one message: another one of the same work stands behind it, until it was sent
-    again. `room`: for how many the key is free; fewer may have been called.
+    again. `room`: for how many the key is free; fewer may have been called. `but`: of this task
+    nobody counts.
     """
     columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
     sent_again = sa.and_(WORK.c.due.is_not(None), ~_called_once(WORK)).label("sent_again")
@@ -134,7 +130,9 @@ def is_behind(db: sa.Connection, request: ClaimRequest, now_us: int, *, room: in
         elif mine.state == State.NEW.value and not mine.sent_again:
             return True  # nothing else would answer that message
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
-    before = WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))
+    before = [WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))]
+    if but is not None:
+        before.append(WORK.c.task != but)
     # In order, for the first is mostly one who waits.
     first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
     found = db.execute(first).scalars().all()
@@ -149,7 +147,7 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
     Raises LineFullError; two who come at once may both get the last place.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        if only_new and _is_on_record(db, request):
+        if only_new and is_on_record(db, request):
             return False
         full = request.max_waiting is not None and _is_full(db, request)
         parked = not full and _park(database, db, request)
@@ -269,7 +267,8 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         return changed.rowcount == 1
 
 
-def _is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether there is a record of the work, or of its message in it."""
     one, message = sa.literal(1), MESSAGES.c.message == request.message.name
     work = sa.select(one).where(WORK.c.id == request.work)
     numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
@@ -322,10 +321,11 @@ def call_next(
             )
             .values(due=now_us + wait_us + int(expected_s * 1e6))
         )
-        return _called(db, first.id, wait_us) if changed.rowcount == 1 else None
+        return called(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
-def _called(db: sa.Connection, work: str, wait_us: int) -> Called:
+def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
+    """What is sent of work that was called, for a message that is to come in `wait_us`."""
     names = ("id", "task", "message", "retries", "call", "due", "attempts")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(

@@ -19,7 +19,7 @@ from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.statements import bounded, claims, lines, renewals
+from taskguard.ledger.statements import bounded, claims, lines, newest, renewals
 from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
@@ -46,7 +46,11 @@ class Statements:
 
         Raises LockTimeoutError or TransactionRetryError where others hold the rows.
         """
-        by = None if request.bounds is None else bounded.BoundedClaim
+        by: type[claims.LockedClaim] | None = None
+        if request.bounds is not None:
+            by = bounded.BoundedClaim
+        elif request.newest is not None:
+            by = newest.NewestClaim
         return claims.claim(self.database, request, by=by)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:

@@ -22,6 +22,7 @@ from contract.ledger import test_claims as claims
 from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
 from contract.ledger import test_lines as in_line
+from contract.ledger import test_newest as newest_wins
 from contract.ledger import test_unique as uniqueness
 from contract.ledger.conftest import Book
 
@@ -33,7 +34,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
-from taskguard.ledger.statements import lines, mariadb, portable, postgresql, renewals
+from taskguard.ledger.statements import lines, mariadb, newest, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
 from taskguard.states import Decision
@@ -149,14 +150,19 @@ def without_leases(made: Mutation) -> None:
     made.edit(mariadb, "_CLAIM", ("held_until <= now_us", "true"))
 
 
-def without_growing_fences_of_locks(made: Mutation) -> None:
-    """The next holder of a key alone gets the fence of the one before."""
+def without_growing_fences_in_steps(made: Mutation) -> None:
+    """The next holder of a key gets the fence of the one before, where a claim takes steps."""
 
     def first(*values: Any, **options: Any) -> Any:
         of_fences = not options and isinstance(values[0], int)
         return 1 if of_fences else builtins.max(*values, **options)
 
     made.replace(portable_claims, "max", first, raising=False)
+
+
+def without_growing_fences_of_locks(made: Mutation) -> None:
+    """The next holder of a key alone gets the fence of the one before."""
+    without_growing_fences_in_steps(made)
     made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
 
 
@@ -466,6 +472,41 @@ def replace_what_is_begun(made: Mutation) -> None:
     made.replace(unique, "Standing", waiting)
 
 
+def by_arrival(made: Mutation) -> None:
+    """Who comes later is the newer one, whenever it was sent."""
+    made.replace(newest, "is_outdated", lambda *_, **__: False)
+
+
+def without_a_mark(made: Mutation) -> None:
+    """Which was the newest that has begun is known by nobody."""
+    made.replace(newest._Mark, "move", lambda *_, **__: None)
+
+
+def with_one_mark_for_all_tasks(made: Mutation) -> None:
+    """A message of one task takes the place of another task's."""
+    made.replace(newest, "mark_of", lambda request: f"{request.keys[0]}#newest")
+
+
+def without_ending_the_older(made: Mutation) -> None:
+    """Work whose key a newer one has taken stays as it is."""
+    made.replace(newest.NewestClaim, "_end_older", lambda *_, **__: None)
+
+
+def over_any_holder(made: Mutation) -> None:
+    """Whoever holds the key is superseded."""
+    made.replace(newest.NewestClaim, "_supersedes", lambda self, live: True)
+
+
+def without_replacing(made: Mutation) -> None:
+    """The older one waits beside the newer one."""
+    made.replace(newest._Line, "replace", lambda *_, **__: ())
+
+
+def past_those_who_wait(made: Mutation) -> None:
+    """Only what has begun counts as newer."""
+    made.replace(newest._Line, "newest", lambda _: None)
+
+
 def claim_after_the_former_guard(book: Any) -> None:
     """What it has done is done."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
@@ -560,6 +601,15 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_giving_a_place_up, in_line.TestStrict().test_failed_for_good),
     (without_an_end_of_retries, in_line.TestStrict().test_nobody_says_whether_it_is_retried),
     (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
+    (by_arrival, newest_wins.TestLatest().test_an_older_one_that_comes_late),
+    (without_a_mark, newest_wins.TestLatest().test_an_older_one_that_comes_late),
+    (with_one_mark_for_all_tasks, newest_wins.TestLatest().test_other_tasks_of_the_key),
+    (without_ending_the_older, newest_wins.TestSupersede().test_a_living_holder),
+    (without_growing_fences_in_steps, newest_wins.TestSupersede().test_a_living_holder),
+    (without_fence_checks, newest_wins.TestSupersede().test_a_living_holder),
+    (over_any_holder, newest_wins.TestSupersede().test_who_holds_the_key_for_something_else),
+    (without_replacing, newest_wins.TestWaiting().test_one_waits),
+    (past_those_who_wait, newest_wins.TestWaiting().test_an_older_one_that_comes_late),
 ]
 
 

@@ -57,7 +57,7 @@ class MariaDBStatements(Statements):
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         plain = request.work is not None and request.row is None and not request.formerly
-        plain = plain and not request.in_line and request.bounds is None
+        plain = plain and not request.in_line and request.bounds is None and request.newest is None
         found = self._claim_first(request) if plain and len(request.keys) == 1 else None
         return super().claim(request) if found is None else found
 

@@ -159,7 +159,7 @@ class PostgreSQLStatements(Statements):
         self._lock_timeout = str(milliseconds(database.lock_timeout_s))
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        if request.bounds is not None or not _is_simple(request):
+        if request.bounds is not None or request.newest is not None or not _is_simple(request):
             return super().claim(request)
         if request.work is None:
             found = self._claim_key(request)

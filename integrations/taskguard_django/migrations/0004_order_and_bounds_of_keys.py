@@ -1,4 +1,4 @@
-"""Ranks and kept places in lines, slots of keys, and when a rate allows the next start."""
+"""Who goes first of those that want a key, how many at once, how often, and which is the newest."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Migration(migrations.Migration):
         # The models' own columns: Django does not manage their tables.
         migrations.AddField("key", "slots", models.IntegerField(null=True)),
         migrations.AddField("key", "next_start", models.BigIntegerField(null=True)),
+        migrations.AddField("key", "stamp", models.BigIntegerField(null=True)),
         migrations.AddField("work", "rank", models.IntegerField(null=True)),
         migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
     ]

@@ -1,0 +1,482 @@
+"""Messages of which a newer one takes an older one's place: which runs, which waits, which neither.
+
+All of it is of one account's key; each work item has a message of its own, whose number says when
+it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import deque
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from support.waiting import wait_until
+from taskguard.errors import StaleTokenError, TransactionRetryError
+from taskguard.lease import Owner
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claimed,
+    ClaimRequest,
+    MessageRef,
+    ParkedNewest,
+)
+from taskguard.ledger.tables import KEYS
+from taskguard.locks.base import Renewal
+from taskguard.states import OUTDATED, Decision
+
+KEY = "account:1"
+EXPECTED_S = 30.0
+
+
+def message_of(number: int, retries: int = 0) -> MessageRef:
+    return MessageRef(f"m{number}", retries)
+
+
+def delivery(number: int, newest: str = "latest", **values: Any) -> ClaimRequest:
+    """Of the work that stands for a message, which was sent `number` µs after the first one."""
+    values = {
+        "keys": (KEY,),
+        "message": message_of(number),
+        "newest": newest,
+        "sent_us": 1_000_000 + number,
+        **values,
+    }
+    return request(number, **values)
+
+
+def claim(book: Any, number: int, newest: str = "latest", **values: Any) -> Claimed:
+    found = book.ledger.claim(delivery(number, newest, **values))
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def refused(book: Any, number: int, newest: str = "latest", **values: Any) -> bool:
+    """Whether a claim is answered as superseded, and the record says so for good."""
+    found = book.ledger.claim(delivery(number, newest, **values))
+    if not isinstance(found, Answer):
+        return False
+    return found.decision is Decision.OUTDATED and is_outdated(book, number)
+
+
+def is_outdated(book: Any, number: int) -> bool:
+    row = book.work(number)
+    ended = (str(row.state), bool(row.final), row.owner) == ("FAILED", True, "")
+    return ended and row.error.startswith(OUTDATED)
+
+
+def park(book: Any, number: int, **values: Any) -> ParkedNewest | Answer | None:
+    asked = delivery(number, **values)
+    call = json.dumps({"queue": "test", "message": asked.message.name})
+    found: ParkedNewest | Answer | None = book.ledger.park_newest(
+        delivery(number, **{"call": call, **values})
+    )
+    return found
+
+
+def parked(book: Any, number: int, **values: Any) -> list[str]:
+    """Whose place it took: their messages."""
+    found = park(book, number, **values)
+    assert isinstance(found, ParkedNewest), found
+    return [each.message.id for each in found.replaced]
+
+
+def waiting(book: Any) -> list[str]:
+    return [each.message for each in book.ledger.waiting()]
+
+
+class TestLatest:
+    def test_a_newer_one_waits_for_the_one_at_work(self, book: Any) -> None:
+        """Its holder is left alone, and completes."""
+        holder = claim(book, 1)
+        assert isinstance(book.ledger.claim(delivery(2)), Busy)
+        book.ledger.complete(holder.claim, None)
+        claim(book, 2)
+
+    def test_an_older_one_that_comes_late(self, book: Any) -> None:
+        """Never runs, also long after the newer one has run: the mark outlives it."""
+        book.ledger.complete(claim(book, 2).claim, None)
+        assert refused(book, 1)
+        assert refused(book, 1)
+
+    def test_an_older_one_that_comes_while_a_newer_one_is_at_work(self, book: Any) -> None:
+        claim(book, 2)
+        assert refused(book, 1)
+
+    def test_a_newer_one_that_failed(self, book: Any) -> None:
+        """It has begun: what was sent before it is superseded all the same, and its retry runs."""
+        book.ledger.fail(claim(book, 2).claim, "boom")
+        assert refused(book, 1)
+        claim(book, 2, message=message_of(2, retries=1))
+
+    def test_a_retry_of_an_older_one(self, book: Any) -> None:
+        """It has failed, and a newer one has begun meanwhile."""
+        book.ledger.fail(claim(book, 1).claim, "boom")
+        book.ledger.complete(claim(book, 2).claim, None)
+        assert refused(book, 1, message=message_of(1, retries=1))
+
+    def test_a_redelivery_of_the_newest(self, book: Any) -> None:
+        """Its holder died: it is taken over, and given back it runs again."""
+        claim(book, 2)
+        book.expire_all()
+        found = claim(book, 2, redelivered=True)
+        assert found.takeover
+        assert book.ledger.give_back(found.claim)
+        claim(book, 2, redelivered=True)
+
+    def test_a_dead_holder_that_is_superseded(self, book: Any) -> None:
+        """Its work ends, for good: no redelivery takes it over, and it counts as no crash."""
+        holder = claim(book, 1)
+        book.expire_all()
+        newer = claim(book, 2)
+        assert not newer.takeover
+        assert is_outdated(book, 1)
+        assert refused(book, 1, redelivered=True)
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete(holder.claim, None)
+        book.ledger.complete(newer.claim, None)
+
+    def test_a_dead_holder_whose_lease_somebody_else_has(self, book: Any) -> None:
+        """A task that does not go by what is newest: the next one that does ends the older work."""
+        claim(book, 1)
+        book.expire_all()
+        other = book.ledger.claim(request(7, keys=(KEY,), task="other"))
+        book.ledger.complete(other.claim, None)
+        claim(book, 2)
+        assert is_outdated(book, 1)
+
+    def test_one_that_kills_its_workers(self, book: Any) -> None:
+        """It is DEAD, unless a newer one has begun."""
+        claim(book, 1, max_crashes=1)
+        book.expire_all()
+        assert book.ledger.claim(delivery(1, max_crashes=1)).decision is Decision.BURY
+        claim(book, 2, max_crashes=1)
+
+    def test_sent_at_the_same_moment(self, book: Any) -> None:
+        """Who comes later is the newer one; it goes in no circle."""
+        book.ledger.complete(claim(book, 1, sent_us=5).claim, None)
+        book.ledger.fail(claim(book, 2, sent_us=5).claim, "boom")
+        book.ledger.complete(claim(book, 3, sent_us=5).claim, None)
+        claim(book, 2, sent_us=5, message=message_of(2, retries=1))
+
+    def test_without_a_stamp(self, book: Any) -> None:
+        """It counts as sent when it came first, also when it comes again."""
+        book.ledger.fail(claim(book, 1, sent_us=None).claim, "boom")
+        book.ledger.complete(claim(book, 2, sent_us=None).claim, None)
+        assert refused(book, 1, sent_us=None, message=message_of(1, retries=1))
+
+    def test_sent_by_a_clock_that_is_ahead(self, book: Any) -> None:
+        """It counts as sent when it came, so that it does not supersede what is sent later."""
+        ahead_us = 2**52
+        book.ledger.fail(claim(book, 1, sent_us=ahead_us).claim, "boom")
+        book.ledger.complete(claim(book, 2, sent_us=ahead_us).claim, None)
+        assert refused(book, 1, sent_us=ahead_us, message=message_of(1, retries=1))
+        claim(book, 3, sent_us=None)
+
+    def test_other_tasks_of_the_key(self, book: Any) -> None:
+        """Each has a newest of its own: they keep each other waiting, and supersede nobody."""
+        book.ledger.complete(claim(book, 5).claim, None)
+        other = claim(book, 3, task="other", newest="supersede")
+        assert isinstance(book.ledger.claim(delivery(6, "supersede")), Busy)
+        book.ledger.complete(other.claim, None)
+        claim(book, 6, newest="supersede")
+
+    def test_asked_twice(self, book: Any) -> None:
+        """By one owner: it is one grant."""
+        asked = delivery(1)
+        first, second = book.ledger.claim(asked), book.ledger.claim(asked)
+        assert (first.claim, first.attempt) == (second.claim, second.attempt)
+        book.ledger.complete(first.claim, None)
+
+
+class TestSupersede:
+    def test_a_living_holder(self, book: Any) -> None:
+        """The newer one has the key at once, with a higher fence; the older one's commit is
+        refused, its next renewal tells it, and it never runs again."""
+        older = claim(book, 1, "supersede")
+        newer = claim(book, 2, "supersede")
+        assert newer.claim.fence > older.claim.fence
+        assert book.ledger.renew([older.claim, newer.claim]) == [Renewal.TAKEN, Renewal.RENEWED]
+        with pytest.raises(StaleTokenError), book.ledger.transaction(older.claim) as tx:
+            book.effect(tx.db, 1, older.claim.fence)
+            tx.complete(older.claim, None)
+        with book.ledger.transaction(newer.claim) as tx:
+            book.effect(tx.db, 2, newer.claim.fence)
+            tx.complete(newer.claim, None)
+        assert dict(book.effects()) == {"2": 1}
+        assert is_outdated(book, 1)
+        assert refused(book, 1, "supersede", redelivered=True)
+
+    def test_what_a_superseded_holder_still_says(self, book: Any) -> None:
+        """Neither its failure nor its giving back changes anything; nor does a crash count."""
+        older = claim(book, 1, "supersede")
+        newer = claim(book, 2, "supersede")
+        assert not book.ledger.fail(older.claim, "boom")
+        assert not book.ledger.give_back(older.claim)
+        assert not book.ledger.crash(older.claim, "exit")
+        book.ledger.uncount_crash(older.claim)
+        assert is_outdated(book, 1)
+        book.ledger.complete(newer.claim, None)
+
+    def test_an_older_one_does_not(self, book: Any) -> None:
+        newer = claim(book, 2, "supersede")
+        assert refused(book, 1, "supersede")
+        book.ledger.complete(newer.claim, None)
+
+    def test_the_same_message(self, book: Any) -> None:
+        """A duplicate of the holder's own message supersedes nothing."""
+        claim(book, 1, "supersede")
+        found = book.ledger.claim(delivery(1, "supersede", redelivered=True))
+        assert isinstance(found, Busy)
+        assert found.same_work
+
+    def test_who_holds_the_key_for_something_else(self, book: Any) -> None:
+        """A lock, or a task that does not go by what is newest, is not superseded."""
+        book.ledger.complete(claim(book, 1, "supersede").claim, None)
+        lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
+        assert isinstance(book.ledger.claim(delivery(2, "supersede")), Busy)
+        book.ledger.give_back(lock.claim)
+        claim(book, 2, "supersede")
+
+    def test_whom_the_lock_server_knows(self, book: Any) -> None:
+        """Who holds the key there, and not in the ledger, is about to claim it, or to end."""
+        stranger = Owner("f" * 24, "x")
+        assert isinstance(book.ledger.claim(delivery(1, "supersede", held_by=stranger)), Busy)
+        older = claim(book, 1, "supersede")
+        assert older.over is None
+        assert claim(book, 2, "supersede", held_by=stranger).over == older.claim.owner
+        book.expire_all()
+        assert isinstance(book.ledger.claim(delivery(3, "supersede", held_by=stranger)), Busy)
+        last = Owner.parse(book.work(2).owner)
+        assert claim(book, 3, "supersede", held_by=last).over is None
+
+    def test_several_in_a_row(self, book: Any) -> None:
+        """Each newer one takes it from the one before; the last one commits."""
+        claims = [claim(book, number, "supersede") for number in (1, 2, 3)]
+        for each in claims[:2]:
+            with pytest.raises(StaleTokenError):
+                book.ledger.complete(each.claim, None)
+        book.ledger.complete(claims[2].claim, None)
+        assert [is_outdated(book, number) for number in (1, 2)] == [True, True]
+
+
+class TestWaiting:
+    def test_one_waits(self, book: Any) -> None:
+        """The newest: those whose place it took are sent, to be told, and never run."""
+        holder = claim(book, 1)
+        assert parked(book, 2) == []
+        assert parked(book, 3) == ["m2"]
+        assert waiting(book) == ["m3"]
+        assert is_outdated(book, 2)
+        assert refused(book, 2)
+        book.ledger.complete(holder.claim, None)
+        assert book.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        claim(book, 3, in_line=True)
+        assert waiting(book) == []
+
+    def test_an_older_one_that_comes_late(self, book: Any) -> None:
+        """While a newer one waits, whatever it comes for: to wait, or to run."""
+        holder = claim(book, 1)
+        parked(book, 3)
+        assert isinstance(park(book, 2), Answer)
+        assert is_outdated(book, 2)
+        book.ledger.complete(holder.claim, None)
+        assert refused(book, 0)
+        claim(book, 3)
+
+    def test_one_that_comes_when_the_key_is_free(self, book: Any) -> None:
+        """It goes before the older one that waits, and takes its place."""
+        holder = claim(book, 1)
+        parked(book, 2)
+        book.ledger.complete(holder.claim, None)
+        newer = claim(book, 3, in_line=True)
+        assert [each.message.id for each in newer.replaced] == ["m2"]
+        assert refused(book, 2)
+
+    def test_one_that_was_called(self, book: Any) -> None:
+        """Its message is on its way already: it is not sent a second time."""
+        holder = claim(book, 1)
+        parked(book, 2)
+        book.ledger.complete(holder.claim, None)
+        book.ledger.call_next(KEY, expected_s=EXPECTED_S)
+        assert claim(book, 3, in_line=True).replaced == ()
+        assert refused(book, 2)
+
+    def test_only_what_is_new(self, book: Any) -> None:
+        """What nobody has read waits if there is no record of it, nor of its message."""
+        book.ledger.fail(claim(book, 1).claim, "boom")
+        assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
+        before, found = book.work(1), []
+        for number in (1, 2, 3, 3):
+            call = json.dumps({"queue": "test", "message": f"m{number}"})
+            found.append(book.ledger.park_newest(delivery(number, call=call), only_new=True))
+        assert found == [None, None, ParkedNewest(), None]
+        assert book.work(1) == before
+        assert waiting(book) == ["m3"]
+
+    def test_nobody_heard_of_it(self, book: Any) -> None:
+        """What is to be told is overdue until its message has come, and holds up nobody."""
+        claim(book, 1)
+        parked(book, 2)
+        parked(book, 3)
+        book.expire_all()
+        assert book.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        book.make_due()
+        overdue = book.ledger.overdue(parked=True)
+        assert sorted(each.message.id for each in overdue) == ["m2", "m3"]
+        assert book.ledger.overdue() == overdue  # a sweep sends them, too
+        assert book.ledger.sent(overdue, again_after_s=0.0) == 2
+        assert refused(book, 2)
+        for number in (2, 3):
+            book.ledger.told(f"ship order:{number}")
+        assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m3"]
+
+    def test_it_keeps_its_place(self, book: Any) -> None:
+        """A delivery that comes twice, or finds the key taken after all."""
+        claim(book, 1)
+        parked(book, 2)
+        before = book.work(2)
+        assert parked(book, 2) == []
+        assert book.work(2) == before
+
+    def test_a_retry(self, book: Any) -> None:
+        """Waits with the message's own stamp, unless a newer one has begun or waits."""
+        book.ledger.fail(claim(book, 1).claim, "boom")
+        other = book.ledger.claim(request(9, work=None, keys=(KEY,)))
+        assert parked(book, 1, message=message_of(1, retries=1)) == []
+        assert book.work(1).parked == 1_000_001
+        book.ledger.give_back(other.claim)
+        claim(book, 1, message=message_of(1, retries=1))
+
+    def test_tasks_of_one_key(self, book: Any) -> None:
+        """Of each one waits; they go in the order in which they were sent."""
+        claim(book, 1)
+        assert parked(book, 3) == []
+        assert parked(book, 2, task="other") == []
+        assert parked(book, 4, task="other") == ["m2"]
+        assert waiting(book) == ["m3", "m4"]
+        book.expire_all()
+        assert isinstance(book.ledger.claim(delivery(4, task="other", in_line=True)), Busy)
+        claim(book, 3, in_line=True)
+
+    @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "superseded"])
+    def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
+        """What runs or has ended for good is not parked, and not touched."""
+        holder = claim(book, 1, max_crashes=1)
+        if state == "done":
+            book.ledger.complete(holder.claim, None)
+        elif state == "dead":
+            book.expire_all()
+            book.ledger.claim(delivery(1, max_crashes=1))
+        elif state == "revoked":
+            book.ledger.revoke("ship order:1", message="m1")
+        elif state == "superseded":
+            book.expire_all()
+            claim(book, 2)
+        before = book.work(1)
+        assert park(book, 1) is None
+        assert book.work(1) == before
+
+    def test_supersedes_while_others_wait(self, book: Any) -> None:
+        """Who takes the key from its holder takes nobody's turn, and ends the older one's wait."""
+        lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
+        parked(book, 1)
+        book.ledger.give_back(lock.claim)
+        claim(book, 2, "supersede")
+        other = json.dumps({"queue": "test", "message": "m8"})
+        assert book.ledger.park(delivery(8, task="other", newest=None, call=other))
+        newer = claim(book, 3, "supersede", in_line=True)
+        assert newer.replaced == ()
+        assert [is_outdated(book, number) for number in (1, 2)] == [True, True]
+        assert waiting(book) == ["m8"]
+
+
+def test_the_mark_is_no_key(book: Any) -> None:
+    """It is purged as keys are; until then it stands beside its key, and holds nothing."""
+    if book.kind == "memory":
+        pytest.skip("the simulation's ledger purges as it likes")
+    book.ledger.complete(claim(book, 1).claim, None)
+    with book.engine.connect() as db:
+        rows = {row.key: row for row in db.execute(sa.select(KEYS))}
+    assert len(rows) == 2
+    mark = rows[f"{KEY}#newest ship"]
+    assert (mark.lease_until, mark.owner, mark.stamp) == (0, "ship order:1", 1_000_001)
+    with book.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=1))
+    assert book.ledger.purge(older_than_s=7200).keys == 2
+
+
+@pytest.mark.parametrize("mode", ["latest", "supersede"])
+def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all that a worker does
+    """Several who deliver in any order, without a lock server and without a relay: each message
+    runs or hears that it never does, none begins after a newer one, and the newest runs."""
+    count = 24
+    queue = deque(random.Random(7).sample(range(count), count))
+    told: set[int] = set()
+    done: list[int] = []
+    failures: list[str] = []
+    ended = threading.Event()
+
+    def deliver(number: int) -> None:
+        answer = book.ledger.claim(delivery(number, mode, in_line=True))
+        replaced: Any = ()
+        if isinstance(answer, Claimed):
+            replaced = answer.replaced
+            ended.wait(0.002)
+            try:
+                with book.ledger.transaction(answer.claim) as tx:
+                    book.effect(tx.db, number, answer.claim.fence)
+                    tx.complete(answer.claim, None)
+                done.append(number)
+            except StaleTokenError:
+                told.add(number)
+        elif isinstance(answer, Busy) and not answer.same_work:
+            answer = park(book, number, newest=mode)
+            replaced = answer.replaced if isinstance(answer, ParkedNewest) else ()
+            if answer is None:
+                queue.append(number)
+        if isinstance(answer, Answer):
+            told.add(number)
+            book.ledger.told(f"ship order:{number}")
+            if answer.decision not in (Decision.OUTDATED, Decision.DONE):
+                failures.append(f"{number}: {answer}")
+        queue.extend(int(each.message.id[1:]) for each in replaced)
+        found = book.ledger.call_next(KEY, expected_s=600.0)
+        if found is not None:
+            queue.append(int(found.message.id[1:]))
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                number = queue.popleft()
+            except IndexError:
+                ended.wait(0.002)
+                continue
+            try:
+                deliver(number)
+            except TransactionRetryError:
+                queue.append(number)
+            except Exception as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: failures or len(told | set(done)) == count, timeout_s=60.0)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(30.0)
+    assert failures == []
+    assert dict(book.effects()) == {str(number): 1 for number in done}
+    assert count - 1 in done
+    assert all(is_outdated(book, number) for number in set(range(count)) - set(done))
+    fences = [book.work(number).fence for number in done]
+    assert sorted(done) == [number for _, number in sorted(zip(fences, done, strict=True))]

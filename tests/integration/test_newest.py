@@ -1,0 +1,210 @@
+"""`busy="latest"` and `"supersede"` at the runner: what a holder is told, and who has the lock.
+
+With a real ledger on SQLite and locks in memory, and without a relay: the queue only notes what it
+is asked.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from support.guarded_shop import NotingQueue
+from taskguard import Claim, Completed, Delivery, Dropped, Guard, MessageRef
+from taskguard.delivery import Parked
+from taskguard.errors import SupersededError
+from taskguard.lease import new_owner
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks.base import Held
+from taskguard.locks.memory import MemoryLocks
+from taskguard.policy import make_policy
+from taskguard.runner import Runner
+
+KEY = "index:1"
+
+
+class NotingParking:
+    """Notes who is sent."""
+
+    queue = "test"
+
+    def __init__(self, sent: list[str]) -> None:
+        self._sent = sent
+
+    def call(self) -> Mapping[str, Any] | None:
+        return {"queue": self.queue}
+
+    def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
+        assert call["message"] == message.name
+        self._sent.append(message.id)
+
+    def failed(self, claim: Claim) -> None:
+        raise AssertionError(f"{claim.work} keeps no place")
+
+
+class Index:
+    """A runner for messages of one key; the name of each says when it was sent."""
+
+    def __init__(self, url: str) -> None:
+        self.ledger = SqlLedger(url)
+        self.ledger.create_schema()
+        self.locks = MemoryLocks()
+        self.runner = Runner(locks=self.locks, ledger=self.ledger)
+        self.sent: list[str] = []
+        # What a body found wrong: if that is superseded, nobody hears of it.
+        self.wrong: list[AssertionError] = []
+        self._began_s = time.time() - 60.0
+
+    def deliver(
+        self,
+        number: int,
+        body: Callable[[Guard], Any] = lambda guard: None,
+        *,
+        busy: str = "supersede",
+        task: str = "rebuild",
+        queued: bool = True,
+    ) -> Any:
+        delivery = Delivery(
+            keys=(KEY,),
+            work=f"{task} {number}",
+            task=task,
+            message=MessageRef(f"m{number}"),
+            policy=make_policy({"busy": busy}, task=task),
+            published_at_s=self._began_s + number,
+            queue=NotingQueue() if queued else None,
+            parking=NotingParking(self.sent) if queued else None,
+        )
+
+        def watched(guard: Guard) -> Any:
+            try:
+                return body(guard)
+            except AssertionError as error:
+                self.wrong.append(error)
+                raise
+
+        # A context of its own: else it would be a body that asks for its own key.
+        return contextvars.Context().run(self.runner.deliver, delivery, watched)
+
+
+@pytest.fixture
+def index(sqlite_url: str) -> Iterator[Index]:
+    made = Index(sqlite_url)
+    yield made
+    made.ledger.close()
+    assert made.wrong == []
+
+
+def test_the_lock_goes_to_the_newer_one(index: Index) -> None:
+    """At the lock server, too, and is free to nobody in between; the older one frees nothing."""
+    owners: list[str] = []
+
+    def newer(guard: Guard) -> None:
+        owners.append(str(index.locks.held()[KEY]))
+        third = index.locks.acquire((KEY,), new_owner("x"), ttl_s=9, with_fence=False, wait_s=0)
+        assert isinstance(third, Held)
+        assert third.owner.message == "m2"
+        guard.check()
+
+    def older(guard: Guard) -> None:
+        owners.append(str(index.locks.held()[KEY]))
+        assert isinstance(index.deliver(2, newer), Completed)
+        index.runner.watchdog.tick()
+        with guard.transaction():
+            pass
+
+    assert index.deliver(1, older) == Dropped("outdated")
+    assert len(set(owners)) == 2
+    assert index.locks.held() == {}
+
+
+def test_the_older_one_frees_nothing(index: Index) -> None:
+    """It ends while the newer one is at work."""
+    inside: list[Any] = []
+
+    def newest(guard: Guard) -> None:
+        inside.append(index.locks.held()[KEY].message)
+
+    def newer(guard: Guard) -> None:
+        assert isinstance(index.deliver(3, newest), Completed)
+        guard.check()
+
+    def older(guard: Guard) -> None:
+        index.deliver(2, newer)
+
+    assert index.deliver(1, older) == Dropped("outdated")
+    assert inside == ["m3"]
+
+
+def test_who_waits_behind_one_that_is_superseded(index: Index) -> None:
+    """Is called by the newer one: the older one, which ends before, has taken no hint from it."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def newer(guard: Guard) -> None:
+        began.set()
+        assert goes_on.wait(30)
+
+    thread = threading.Thread(target=index.deliver, args=(2, newer))
+
+    def older(guard: Guard) -> None:
+        assert index.deliver(3, task="other", busy="park") == Parked()
+        thread.start()
+        assert began.wait(30)
+
+    assert index.deliver(1, older) == Dropped("outdated")
+    assert index.sent == []
+    goes_on.set()
+    thread.join(30)
+    assert index.sent == ["m3"]
+
+
+def test_whatever_a_superseded_body_raises(index: Index) -> None:
+    """It reaches no queue: the message is answered as superseded."""
+
+    def older(guard: Guard) -> None:
+        index.deliver(2)
+        raise ValueError("an error of its own")
+
+    assert index.deliver(1, older) == Dropped("outdated")
+    with pytest.raises(ValueError, match="its own"):
+        index.deliver(3, lambda guard: (_ for _ in ()).throw(ValueError("its own")))
+
+
+def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
+    """To hear that they never run; who has waited longest is not called before the newest."""
+
+    def body(guard: Guard) -> None:
+        assert index.deliver(2, busy="latest") == Parked()
+        assert index.deliver(4, busy="latest") == Parked()
+        assert index.sent == ["m2"]
+        assert index.deliver(3, busy="latest") == Dropped("outdated")
+        assert index.deliver(2, busy="latest") == Dropped("outdated")
+
+    assert isinstance(index.deliver(1, body, busy="latest"), Completed)
+    assert index.sent == ["m2", "m4"]
+    assert index.ledger.overdue(parked=True) == []
+    assert isinstance(index.deliver(4, busy="latest"), Completed)
+
+
+def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> None:
+    """As in eager mode: it sends nothing, and what is to be told is left to a relay."""
+
+    def body(guard: Guard) -> None:
+        assert index.deliver(2, busy="latest") == Parked()
+        assert isinstance(index.deliver(3, queued=False), Completed)
+
+    assert index.deliver(1, body) == Dropped("outdated")
+    assert index.sent == []
+    [untold] = index.ledger.overdue(work="rebuild 2")
+    assert untold.message.id == "m2"
+
+
+def test_without_a_queue(index: Index) -> None:
+    """As in eager mode: the caller gets the error."""
+    index.deliver(2)
+    with pytest.raises(SupersededError, match="It never runs"):
+        index.deliver(1, queued=False)

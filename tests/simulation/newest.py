@@ -1,0 +1,190 @@
+"""Messages that take each other's place, for the ledger in memory.
+
+Guarantees what `taskguard/ledger/statements/newest.py` does of the databases: it passes the same
+contract suite. What is asked of rows here happens at one moment, over rows that are locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
+from taskguard.ledger.decisions import Records
+from taskguard.ledger.protocol import Answer, Busy, ClaimRequest, ParkedNewest
+from taskguard.ledger.records import Overdue, overdue_of
+from taskguard.ledger.statements.lines import place_of
+from taskguard.ledger.statements.newest import mark_of
+from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
+
+if TYPE_CHECKING:
+    from simulation.ledger import Work
+
+__all__ = ["KeyRow", "NewestMessages"]
+
+_FREE = ""
+_TOLD_US = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A row of keys. Times are µs, as in the tables."""
+
+    fence: int = 0
+    owner: str = _FREE
+    lease_until: int = 0
+    slots: int | None = None
+    next_start: int | None = None
+    stamp: int | None = None
+
+
+class _Rows(Protocol):
+    """What is asked of the ledger that these messages are on record in."""
+
+    keys: dict[str, KeyRow]
+    work_items: dict[str, Work]
+    numbers: dict[tuple[str, str | None], tuple[int, int]]
+
+    def now_us(self) -> int: ...
+    def is_locked(self, row: tuple[str, str | None]) -> bool: ...
+    def is_held(self, key: str) -> bool: ...
+    def new_work(self, request: ClaimRequest, **values: Any) -> Work: ...
+    def locking(
+        self, by: object, rows: Sequence[tuple[str, str | None]]
+    ) -> AbstractContextManager[None]: ...
+    def unlock(self, by: object) -> None: ...
+    def begin_plain(self) -> Any: ...
+    def commit(self, tx: Any) -> None: ...
+    def mark(self, request: ClaimRequest) -> KeyRow: ...
+    def rows_beside(self, request: ClaimRequest) -> list[tuple[str, str | None]]: ...
+    def is_outdated(self, sent_us: int, mark: KeyRow, waits: int | None) -> bool: ...
+    def outdated(self, work: Work, by: str) -> Work: ...
+
+
+class NewestMessages:
+    """The part of a `LineLedger` by which a newer message takes an older one's place."""
+
+    def rows_beside(self: _Rows, request: ClaimRequest) -> list[tuple[str, str | None]]:
+        """What is locked beside key and work: the mark, and the work that may end."""
+        others = [row.id for row in _others(self.work_items, request)]
+        ends = [*others, self.mark(request).owner]
+        return [("key", mark_of(request)), *(("work", work) for work in ends if work)]
+
+    def mark(self: _Rows, request: ClaimRequest) -> KeyRow:
+        """What is known of the newest message of the task and key that has begun."""
+        return self.keys.get(mark_of(request), KeyRow())
+
+    def is_outdated(self: _Rows, sent_us: int, mark: KeyRow, waits: int | None) -> bool:
+        """Whether a newer one has begun, or waits."""
+        return is_outdated(sent_us, others_us=[mark.stamp, waits])
+
+    def outdated(self: _Rows, work: Work, by: str) -> Work:
+        """The work's record, once a newer one has taken its place."""
+        return replace(
+            work,
+            state=State.FAILED,
+            final=True,
+            owner=_FREE,
+            lease_until=0,
+            error=f"{OUTDATED}: {by}",
+            finished=self.now_us(),
+        )
+
+    def turn_away(self: _Rows, request: ClaimRequest, records: Records) -> Answer | Busy | None:
+        """As superseded, for good; or as busy, for the key is another's than is thought."""
+        row: Any = records.own
+        answer = _outdate(self, request, row, records.now_us)
+        if answer is not None:
+            return answer
+        key, held_by = self.keys.get(request.keys[0], KeyRow()), request.held_by
+        free = key.owner == str(request.owner) or key.lease_until <= records.now_us
+        if held_by is not None and key.owner != str(held_by) and free:
+            return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+        return None
+
+    def take_place(
+        self: _Rows, request: ClaimRequest, records: Records, fence: int
+    ) -> tuple[Overdue, ...]:
+        """This one is the newest that has begun: what is older, and not done, has ended."""
+        mark, work = self.mark(request), str(request.work)
+        older = self.work_items.get(mark.owner)
+        begun = older is not None and older.state is State.PROCESSING
+        if begun and older.id != work and older.fence == mark.fence:
+            self.work_items[older.id] = replace(self.outdated(older, work), **_TOLD)
+        stamp_us = _sent_us(request, records.own, records.now_us)
+        self.keys[mark_of(request)] = KeyRow(fence, work, lease_until=0, stamp=stamp_us)
+        return _replace_waiting(self, request)
+
+    def park_newest(
+        self: _Rows, request: ClaimRequest, *, only_new: bool = False
+    ) -> ParkedNewest | Answer | None:
+        by = object()
+        try:
+            with self.locking(by, [("work", request.work), *self.rows_beside(request)]):
+                row = self.work_items.get(str(request.work))
+                numbered = (request.message.name, request.work) in self.numbers
+                if only_new and (row is not None or numbered):
+                    return None
+                if row is not None and not may_park(row, request):
+                    return None
+                now_us = self.now_us()
+                answer = _outdate(self, request, row, now_us)
+                if answer is not None:
+                    return answer
+                before = self.new_work(request) if row is None else row
+                place = place_of(request, before.created)
+                waits = waits_again(before, request, due=None)
+                self.work_items[before.id] = replace(waits, **place)
+                return ParkedNewest(_replace_waiting(self, request))
+        finally:
+            self.unlock(by)
+
+    def told(self: _Rows, work: str) -> None:
+        by = object()
+        try:
+            with self.locking(by, [("work", work)]):
+                row = self.work_items.get(work)
+                if row is not None and is_untold(row):
+                    self.work_items[work] = replace(row, **_TOLD)
+        finally:
+            self.unlock(by)
+
+
+_TOLD: dict[str, Any] = {"due": None, "call": None, "parked": None}
+
+
+def _sent_us(request: ClaimRequest, row: Any, now_us: int) -> int:
+    return sent_at_us(request.sent_us, created_us=now_us if row is None else row.created)
+
+
+def _others(work_items: dict[str, Work], request: ClaimRequest) -> Iterator[Work]:
+    """Who of the task waits for the key, beside the request's own work."""
+    for row in work_items.values():
+        mine = row.id == request.work
+        if stands(row) and (row.key, row.task) == (request.keys[0], request.task) and not mine:
+            yield row
+
+
+def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int) -> Answer | None:
+    """FAILED, final, if a newer one has begun or waits; nobody is at work on it."""
+    mark, sent_us = ledger.mark(request), _sent_us(request, row, now_us)
+    waits = max((each.parked or 0 for each in _others(ledger.work_items, request)), default=None)
+    if not ledger.is_outdated(sent_us, mark, waits):
+        return None
+    ended = ledger.new_work(request) if row is None else row
+    ledger.work_items[ended.id] = replace(ledger.outdated(ended, mark.owner), **_TOLD)
+    return Answer(Decision.OUTDATED, error=ledger.work_items[ended.id].error)
+
+
+def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...]:
+    """NEW -> FAILED, final, for those that wait; what is to be sent, for them to be told."""
+    told = []
+    for row in list(_others(ledger.work_items, request)):
+        due = row.due or ledger.now_us() + _TOLD_US
+        ended = replace(ledger.outdated(row, str(request.work)), due=due)
+        ledger.work_items[row.id] = ended
+        if row.due is None:
+            told.append(overdue_of(called(ledger, ended)))
+    return tuple(told)
