@@ -374,14 +374,12 @@ def without_leaving_the_line(made: Mutation) -> None:
 
 def with_the_last_first(made: Mutation) -> None:
     """The line is a stack."""
-    made.edit(
-        postgresql, "_CALL_NEXT", ("order by w.rank, w.parked, w.id", "order by w.parked desc")
-    )
+    made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked desc"))
 
 
 def without_ranks(made: Mutation) -> None:
     """Who was sent first is called first, whatever his rank."""
-    made.replace(lines, "_in_order", lambda: (WORK.c.parked, WORK.c.id))
+    made.replace(lines, "_in_order", lambda: (WORK.c.parked,))
     made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
 
 

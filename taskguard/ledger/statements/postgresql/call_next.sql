@@ -1,5 +1,7 @@
 -- Note that the first who waits for a key is called, if it is free and nobody else is expected.
--- Unflushed: who is called twice is claimed once.
+-- Unflushed: who is called twice is claimed once. What is asked of a line's work is a CASE that is not
+-- NULL: for that the planner has no guess. Others it takes for rare, without statistics, so that it
+-- sorts all who wait instead of taking the first one by the index.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -9,8 +11,9 @@ with asked as materialized (
 head as materialized (
     select w.id, w.rank, w.parked
     from taskguard_work w
-    where w.key = %(key)s::text and w.parked is not null and w.state = 'NEW' and w.due is null
-    order by w.rank, w.parked, w.id
+    where w.key = %(key)s::text and w.parked is not null
+        and case when w.state = 'NEW' and w.due is null then 1 end is not null
+    order by w.rank, w.parked
     limit 1
 ),
 called as (
@@ -29,12 +32,17 @@ called as (
                 and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
         )
         -- Nor who keeps his place before him until his work has ended.
-        and not exists (
-            select from taskguard_work o
-            where o.key = %(key)s::text and o.parked is not null and o.strict = 1
-                and o.due is not null and o.state in ('NEW', 'PROCESSING', 'FAILED')
+        and (
+            select o.parked from taskguard_work o
+            where o.key = %(key)s::text and o.parked is not null
                 and (o.rank, o.parked) < (head.rank, head.parked)
-        )
+                and case
+                    when o.due is not null and o.strict = 1
+                        and o.state in ('NEW', 'PROCESSING', 'FAILED') then 1
+                end is not null
+            order by o.rank, o.parked
+            limit 1
+        ) is null
     returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts
 )
 select called.*, m.retries, m.deferrals

@@ -1,17 +1,18 @@
 -- A condition of `granted`: nobody who goes before waits for the key, was called just now, or keeps
 -- his place (strict) until his work has ended. The first of them, by the index, and not EXISTS, for
--- which the planner collects the whole line.
+-- which the planner collects the whole line; as it does for any condition that it takes for rare,
+-- which it does not of something that is not NULL.
 and (
     select o.parked from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null
-        and case
+        and nullif(case
             when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')
             when o.state <> 'NEW' then false
             -- Of this very work the message that waits is expected until it was sent again:
             -- nothing else answers it.
             else o.due is null
                 or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
-        end
+        end, false) is not null
         -- Work that has begun is taken over before anybody's turn. A place in the line is that of
         -- one message: another one of its work stands behind it.
         and (o.rank, o.parked) < (

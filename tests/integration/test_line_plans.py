@@ -1,0 +1,119 @@
+"""The first of a long line is found by its index, also where nobody has gathered statistics yet.
+
+Without that each call reads, and sorts, all who wait: most of all right after an installation, or
+when a line has grown within a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.claims import request
+from taskguard.ledger.protocol import MessageRef
+from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.statements import postgresql
+from taskguard.ledger.tables import WORK
+from taskguard.states import State
+
+KEY, WAITING = "account:1", 5_000
+CALL = '{"queue": "celery", "message": "m"}'
+
+
+@pytest.fixture(params=["pg", pytest.param("mariadb", marks=pytest.mark.debian)], name="ledger")
+def made_ledger(request: pytest.FixtureRequest) -> Iterator[SqlLedger]:
+    """One of whose tables nothing is known, with a long line of a key."""
+    made = SqlLedger(request.getfixturevalue(f"{request.param}_url"))
+    made.create_schema()
+    with made.database.engine.begin() as db:
+        if request.param == "pg":
+            off = "alter table taskguard_work set (autovacuum_enabled = off)"
+            db.exec_driver_sql(off)
+        db.execute(sa.insert(WORK), [_waiting(number) for number in range(WAITING)])
+    yield made
+    made.close()
+
+
+def _waiting(number: int) -> dict[str, Any]:
+    zero = dict.fromkeys(("retries", "final", "fence", "lease_until", "attempts", "crashes"), 0)
+    texts = {"task": "ship", "key": KEY, "owner": "", "crashed_owner": "", "call": CALL}
+    own = {"id": f"ship {number}", "message": f"m{number}", "state": State.NEW.value}
+    return {**zero, **texts, **own, "rank": 0, "parked": number + 1, "created": 0}
+
+
+def _asked(ledger: SqlLedger, ask: Callable[[], object]) -> list[tuple[str, Any]]:
+    """What SQLAlchemy sends for it."""
+    found: list[tuple[str, Any]] = []
+
+    def note(_db: Any, _cursor: Any, text: str, values: Any, *_: Any) -> None:
+        found.append((text, values))
+
+    sa.event.listen(ledger.database.engine, "before_cursor_execute", note)
+    ask()
+    sa.event.remove(ledger.database.engine, "before_cursor_execute", note)
+    return [(text, values) for text, values in found if "FROM taskguard_work" in text]
+
+
+def _plan(ledger: SqlLedger, text: str, values: Any) -> str:
+    with ledger.database.engine.connect() as db:
+        rows = db.exec_driver_sql(f"explain {text}", values)
+        return "\n".join(" ".join(map(str, row)) for row in rows)
+
+
+def _reads_all(plan: str) -> bool:
+    """Whether it reads a table, or a line, from its beginning to its end."""
+    lines = [line for line in plan.splitlines() if "Incremental Sort" not in line]
+    whole = "Seq Scan on taskguard_work", "Sort ", "Using filesort", " ALL "
+    return any(part in line for part in whole for line in lines)
+
+
+def _next(ledger: SqlLedger, **options: Any) -> object:
+    options = {"app": "", "queues": ["celery"], "expected_s": 5.0, **options}
+    return ledger.call_next(KEY, **options)
+
+
+def test_who_is_called(ledger: SqlLedger) -> None:
+    """By the statement of each database, and by the one for bounded keys."""
+    asked = _asked(ledger, lambda: _next(ledger, ahead_s=2.0)) + _asked(
+        ledger, lambda: _next(ledger)
+    )
+    assert asked
+    if ledger.database.engine.dialect.name == "postgresql":
+        values = {
+            "key": KEY,
+            "app": "",
+            "queues": ["celery"],
+            "expected_us": 1,
+            "lock_timeout": "1000",
+        }
+        asked.append((postgresql._CALL_NEXT, values))
+    plans = [_plan(ledger, *each) for each in asked]
+    assert [plan for plan in plans if _reads_all(plan)] == []
+
+
+def test_who_claims(ledger: SqlLedger) -> None:
+    """A newcomer is told that others wait by looking at the first of them."""
+    newcomer = request(1, keys=(KEY,), in_line=True, message=MessageRef("new"))
+    if ledger.database.engine.dialect.name == "postgresql":
+        values = {
+            "key": KEY,
+            "work": newcomer.work,
+            "message": "new",
+            "rank": 0,
+            "now_us": 0,
+            "owner": "x",
+            "ttl_us": 1,
+            "lock_timeout": "1000",
+            "task": "ship",
+            "fingerprint": None,
+            "call": None,
+        }
+        asked: list[tuple[str, Any]] = [(postgresql._CLAIM_FIRST_IN_LINE, values)]
+    else:
+        asked = _asked(ledger, lambda: ledger.claim(newcomer))
+    plans = [_plan(ledger, *each) for each in asked]
+    assert plans
+    assert [plan for plan in plans if _reads_all(plan)] == []
