@@ -85,7 +85,7 @@ def test_who_is_called(ledger: SqlLedger) -> None:
         values = {
             "key": KEY,
             "app": "",
-            "queues": ["celery"],
+            "queues": '["celery"]',
             "expected_us": 1,
             "lock_timeout": "1000",
         }

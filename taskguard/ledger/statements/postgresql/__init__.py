@@ -347,7 +347,8 @@ class PostgreSQLStatements(Statements):
         values = {
             "key": key,
             "app": app,
-            "queues": None if queues is None else list(queues),
+            # As a text: what is no list goes to the session without a cursor.
+            "queues": None if queues is None else json.dumps(list(queues)),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }

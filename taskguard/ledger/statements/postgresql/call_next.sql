@@ -21,7 +21,7 @@ called as (
     from head, asked
     where w.id = head.id and w.state = 'NEW' and w.parked = head.parked and w.due is null
         and coalesce(w.call::json ->> 'app', '') = %(app)s::text
-        and (%(queues)s::text[] is null or w.call::json ->> 'queue' = any(%(queues)s::text[]))
+        and (%(queues)s::jsonb is null or %(queues)s::jsonb ? (w.call::json ->> 'queue'))
         and not exists (
             select from taskguard_keys k
             where k.key = %(key)s::text and k.lease_until > asked.now_us
