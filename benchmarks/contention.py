@@ -67,6 +67,9 @@ class Rig:
         self.ledger.create_schema()
         self.broker = redis.Redis.from_url(valkey.url_of(2))
         self.servers = [family(valkey.pid), family(postgres.pid)]
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._bodies: list[Body] = []
+        self._read_bytes = 0
         os.environ.update(
             CONTENTION_BROKER=valkey.url_of(2),
             CONTENTION_JOURNAL=str(self.journal),
@@ -81,6 +84,7 @@ class Rig:
             for table in (WORK, KEYS, MESSAGES):
                 db.execute(sa.text(f"truncate {table.name}"))
         self.journal.write_bytes(b"")
+        self._bodies, self._read_bytes = [], 0
 
     def publish(self, task: str, keys: str, count: int, body_s: float = BODY_S) -> None:
         """Messages of these keys, in turns."""
@@ -90,17 +94,27 @@ class Rig:
 
     def bodies(self, keys: str = "") -> list[Body]:
         """What has run so far, of these keys."""
-        found = [Body(*json.loads(line)) for line in self.journal.read_text().splitlines()]
-        return [each for each in found if not keys or each.key in keys.split()]
+        with self.journal.open("rb") as journal:
+            journal.seek(self._read_bytes)
+            added = journal.read()
+        self._read_bytes += len(added)
+        self._bodies += [Body(*json.loads(line)) for line in added.splitlines()]
+        return [each for each in self._bodies if not keys or each.key in keys.split()]
 
     def wait(self, keys: str, count: int) -> list[Body]:
         """Until so many bodies have ended."""
         until_s = time.monotonic() + _DONE_S
         while len(found := self.bodies(keys)) < count:
+            self._look_after_workers()
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{len(found)} of {count} bodies of {keys} after {_DONE_S:g} s")
             time.sleep(0.05)
         return found
+
+    def _look_after_workers(self) -> None:
+        """Raise at once if one has ended: nobody would do its part."""
+        if any(each.poll() is not None for each in self._started):
+            raise RuntimeError("a worker has ended; CONTENTION_LOG=<file> keeps what it says")
 
     def park(self, key: str, count: int, body_s: float) -> None:
         """Put messages into a key's line, as their deliveries would: one, and copies of it."""
@@ -149,8 +163,10 @@ class Rig:
         """Celery workers, each of whose children has run a body."""
         with ExitStack() as stack:
             found = [stack.enter_context(_worker(children)) for _ in range(count)]
+            self._started = found
             until_s = time.monotonic() + _READY_S
             while len({pid for each in found for pid in _children(each)}) < children * count:
+                self._look_after_workers()
                 if time.monotonic() > until_s:
                     raise TimeoutError("the workers did not start")
                 time.sleep(0.1)
@@ -198,7 +214,7 @@ def main(*, quick: bool) -> None:
 
 
 def _cases(*, quick: bool) -> list[Callable[[Rig], None]]:
-    rounds = 1 if quick else 5
+    rounds, long_rounds = (1, 1) if quick else (5, 3)
     named: dict[str, Callable[[Rig], None]] = {
         "hot": lambda rig: hot(rig, 100 if quick else 400, rounds),
         "idle": lambda rig: idle(rig, 30 if quick else 200),
@@ -207,13 +223,13 @@ def _cases(*, quick: bool) -> list[Callable[[Rig], None]]:
             parked=1_000 if quick else 10_000,
             count=200 if quick else 2_000,
             body_s=0.5,
-            rounds=rounds,
+            rounds=long_rounds,
         ),
         "free": lambda rig: many(
             rig,
             parked=2_000 if quick else 100_000,
             count=500 if quick else 10_000,
-            rounds=rounds,
+            rounds=long_rounds,
         ),
     }
     asked = os.environ.get("CONTENTION_CASES", " ".join(named)).split()
