@@ -713,6 +713,20 @@ class TestClaim:
         book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_behind_it_also_with_a_lower_rank(self, book: Any, redelivered: bool) -> None:
+        """Its broker would deliver it first; who waits would never be answered."""
+        holder = claimed(book, 1)
+        park(book, 2, rank=5)
+        book.ledger.complete(holder.claim, None)
+        again = {"message": MessageRef("again"), "redelivered": redelivered, "rank": 1}
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        assert call(book) == "m2"
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.make_due()
+        book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
+
     def test_redelivered(self, book: Any) -> None:
         """The same by the full statement."""
         holder = claimed(book, 1)
