@@ -367,8 +367,8 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
 
 
 def is_expected(row: Work, now_us: int) -> bool:
-    """Whether it was called a short while ago, for the first time."""
-    if not stands(row) or row.due is None or row.due <= now_us:
+    """Whether it was called a short while ago, for the first time, and is not strict."""
+    if row.strict or not stands(row) or row.due is None or row.due <= now_us:
         return False
     return not (row.call or "").startswith(_SENT)
 

@@ -586,6 +586,17 @@ class TestStrict:
         book.ledger.complete(head.claim, None)
         assert call(book) == "m2"
 
+    def test_who_was_enqueued_holds_up_only_those_behind(self, book: Any) -> None:
+        """Who was sent before it is called as soon as the key is free: it has not been called."""
+        now_us = book.ledger.now_us()
+        head = self.begin(book, sent_us=now_us - 9)
+        assert book.ledger.park(strict(2, sent_us=now_us - 7))
+        with book.transaction() as db:
+            book.ledger.enqueue(db, strict(3, sent_us=now_us - 5), due_in_s=600.0)
+        book.ledger.complete(head.claim, None)
+        assert book.ledger.open_keys() == [KEY]
+        assert call(book) == "m2"
+
 
 class TestMaxWaiting:
     """So many may wait for a key, and no more."""
