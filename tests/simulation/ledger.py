@@ -410,7 +410,10 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _grant(
         self, request: ClaimRequest, records: Records, decision: Decision, keys: list[KeyRow]
     ) -> Claimed:
-        fence, owner = self.next_fence(keys, records.now_us), str(request.owner)
+        last, owner = [key.fence for key in keys], str(request.owner)
+        if request.bounds is not None and records.speaking is not None:
+            last.append(records.speaking.fence)
+        fence = self.next_fence(last, records.now_us)
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
         live = (row for row in keys if row.owner != owner and row.lease_until > records.now_us)
         over = next((Owner.parse(row.owner) for row in live), None)
@@ -485,9 +488,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
         )
 
     @staticmethod
-    def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
-        """Above every fence of these keys, and by the clock after a loss of the tables."""
-        return max(now_us, *(key.fence + 1 for key in keys))
+    def next_fence(last: Sequence[int], now_us: int) -> int:
+        """Above every one of these, and by the clock after a loss of the tables."""
+        return max(now_us, *(fence + 1 for fence in last))
 
     # -- the holder's transactions ------------------------------------------------------------
 

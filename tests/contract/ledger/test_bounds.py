@@ -129,6 +129,19 @@ class TestLimit:
         book.ledger.complete(found.claim, None)
         assert book.work(1).state == "DONE"
 
+    def test_the_fence_of_its_work_grows(self, book: Any) -> None:
+        """Also in another slot, and if the clock was set back since it was claimed."""
+        book.ledger.complete(claimed(book, 2, 2).claim, None)
+        book.set_fence(book.ledger.now_us() + HOUR_US)
+        dead = claimed(book, 1, 2)
+        assert slot_of(dead) == "account:1#0"
+        book.expire_all()
+        other = replace(delivery(1, 2).bounds, slots=("account:1#1",))
+        found = book.ledger.claim(replace(delivery(1, 2), bounds=other))
+        assert found.claim.fence > dead.claim.fence
+        assert book.work(1).fence == found.claim.fence
+        book.ledger.complete(found.claim, None)
+
     def test_renewed(self, book: Any) -> None:
         """By its slot and its work, as every lease."""
         holders = [claimed(book, number, 2) for number in (1, 2)]
