@@ -142,6 +142,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
+        # For so long a purge remembers of a rate when the next start is allowed.
+        self.starts_kept_us = 0
         self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
@@ -162,7 +164,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if row.lease_until < now_us
                 and row.fence < now_us
                 and row.stamp is None  # a mark is purged when its messages are too old to run
-                and (row.next_start or 0) < now_us
+                and (row.next_start or 0) < now_us - self.starts_kept_us
                 and ("key", key) not in self._locked
             ]
             for key in gone:
