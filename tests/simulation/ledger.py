@@ -203,6 +203,14 @@ class MemoryLedger(NewestMessages, StoredCalls):
         row = self.keys.get(key)
         return row is not None and row.lease_until > self.now_us()
 
+    def holders(self, key: str, *, but: str = FREE) -> list[KeyRow]:
+        """Who holds the key, or one of its slots; other than one owner."""
+        return [
+            row
+            for name, row in self.keys.items()
+            if (name == key or is_slot(name, of=key)) and row.owner != but and self.is_held(name)
+        ]
+
     @contextmanager
     def _at_once(
         self, rows: Sequence[tuple[str, str | None]], timeout_s: float = _PUBLISH_LOCK_S
@@ -304,12 +312,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _others(self, request: ClaimRequest) -> list[KeyRow]:
         """Who else holds its key, or one of the slots."""
         assert request.bounds is not None
-        key, owner = request.bounds.key, str(request.owner)
-        return [
-            row
-            for name, row in self.keys.items()
-            if (name == key or is_slot(name, of=key)) and row.owner != owner and self.is_held(name)
-        ]
+        return self.holders(request.bounds.key, but=str(request.owner))
 
     def _of_one_slot(self, request: ClaimRequest) -> ClaimRequest:
         """Of the slot that it has, or of the first that is free, or of the first."""

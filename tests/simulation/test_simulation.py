@@ -69,7 +69,7 @@ def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> Non
     assert failure.name in mutant.breaks, failure.text
     again, _ = run_one(failure.seed, mistake=mutant.mistake)
     assert again == failure
-    small = shrink(failure, within_s=3.0, mistake=mutant.mistake)
+    small = shrink(failure, within_s=1.0, mistake=mutant.mistake)
     assert small.name == failure.name
     assert sum(map(bool, small.choices)) <= sum(map(bool, failure.choices))
     assert trace(small, mistake=mutant.mistake)
