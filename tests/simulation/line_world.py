@@ -94,7 +94,7 @@ class LineWorld(World):
         # Records as they are after a crash of the database: what they are now, what they were.
         self.unflushed: list[tuple[Work, Work | None]] = []
         self.senders = 0
-        # Of which keys somebody enqueues work at this moment.
+        # Of which keys somebody enqueues work at this moment, or sends a message that was called.
         self.sending: Counter[str] = Counter()
         self.ledger._grant = self._granting(self.ledger._grant)  # type: ignore[method-assign]
 
@@ -371,6 +371,7 @@ class LineWorld(World):
         )
         if lost != "question" and ref.id not in self.unreachable:
             self.publish(message)
+        self.sending[task.key] -= called
         self.boundary(process, f"broker.send {ref.id} done")
         if lost:
             raise BrokerError("send: no answer")
@@ -388,6 +389,7 @@ class LineWorld(World):
         found = self.ledger.call_next(key, **asked)
         if found is not None:
             self.history.called(before, rows[found.work])
+            self.sending[key] += 1
             self.unflushed.append((rows[found.work], before[found.work]))
             self.say(f"  {found.work}: called")
         return found
