@@ -20,7 +20,7 @@ def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
     """Nor loses or forgets anybody, with all that befalls lines; who is one too many is told."""
-    schedules = exploration.amount(500, 60_000)
+    schedules = exploration.amount(400, 60_000)
     seed = exploration.seed
     report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=BoundedWorld)
     for failure in report.failures[:1]:
