@@ -22,7 +22,7 @@ def test_no_schedule_loses_or_forgets_anybody(
     """With all that befalls a shop, and a broker and a database that lose what they may; in two
     thirds of them without a relay, which is needed only where a process died or an answer was lost.
     """
-    schedules = exploration.amount(800, 60_000)
+    schedules = exploration.amount(500, 60_000)
     seed = exploration.seed
     report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=LineWorld)
     for failure in report.failures[:1]:
