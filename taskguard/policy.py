@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from taskguard.bounds import MOST_SLOTS, Rate, rate_of
@@ -95,6 +95,9 @@ class Policy:
     retention_s: float = 30 * DAY_S
     recoverable: bool = False
     namespace: str | None = None
+    # Said once: each delivery asks.
+    parks: bool = field(init=False, repr=False, compare=False)
+    newest: Newest | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, get_args(Busy))
@@ -118,16 +121,9 @@ class Policy:
             raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
         if self.namespace is not None:
             check_namespace(self.namespace)
-
-    @property
-    def parks(self) -> bool:
-        """Whether messages may wait in the ledger for their key."""
-        return self.busy in ("park", "latest", "supersede")
-
-    @property
-    def newest(self) -> Newest | None:
-        """How a newer message takes an older one's place; None: it does not."""
-        return None if self.busy not in ("latest", "supersede") else self.busy
+        newest = None if self.busy not in ("latest", "supersede") else self.busy
+        object.__setattr__(self, "newest", newest)
+        object.__setattr__(self, "parks", newest is not None or self.busy == "park")
 
     @property
     def starts(self) -> Rate | None:
@@ -191,7 +187,7 @@ def check_number(
 
 def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Policy:
     """The policy for `options`; an unknown one is an error that names the nearest known one."""
-    known = [field.name for field in fields(Policy)]
+    known = [option.name for option in fields(Policy) if option.init]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(
