@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent.parent
 class CrashRig:
     """Where deliveries crash: a queue, its workers, and what they left."""
 
-    def __init__(self, queue: str, valkey: Any, database: str, folder: Path) -> None:
+    def __init__(self, queue: str, broker: str, database: str, folder: Path) -> None:
         self.folder = folder
         self.queue = queue
         self.ledger = SqlLedger(database)
@@ -41,8 +41,8 @@ class CrashRig:
             db.execute(sa.text("create table effects (item text)"))
         sys.modules.pop("support.crashing", None)
         self.jobs: Any = importlib.import_module("support.crashing")
-        self.broker = redis.Redis.from_url(valkey.url_of(2))
-        self._rq = Queue("crashing", connection=self.broker)
+        self.broker = redis.Redis.from_url(broker) if broker[:5] == "redis" else None
+        self._rq = self.broker and Queue("crashing", connection=self.broker)
         self.task = f"support.crashing.by_{queue}"
 
     def worker(self) -> Any:
@@ -65,12 +65,13 @@ class CrashRig:
             self._rq.push_job_id(job.id)
 
     def send_in_line(self, item: str, line: str, at: str | None) -> None:
-        """One message of a line."""
+        """One message of a line, of the rig's task."""
+        job = getattr(self.jobs, self.task.rpartition(".")[2])
         if self.queue == "celery":
-            self.jobs.in_line.apply_async((item, line, at), task_id=item)
+            job.apply_async((item, line, at), task_id=item)
         else:
             retry = Retry(max=5, interval=1)
-            self._rq.enqueue(self.jobs.in_line_by_rq, item, line, at, job_id=item, retry=retry)
+            self._rq.enqueue(job, item, line, at, job_id=item, retry=retry)
 
     def state(self, item: str) -> State | None:
         view = self.ledger.view(f"{self.task} item:{item}")
@@ -95,7 +96,20 @@ class CrashRig:
 
     def began(self, line: str) -> list[str]:
         """Which bodies of a line began, one after the other."""
-        return (self.folder / f"order {line}").read_text().split()
+        return [item for what, item in self._turns(line) if what == "began"]
+
+    def overlapped(self, line: str) -> bool:
+        """Whether a body of a line began before another one had ended."""
+        at_work = ""
+        for what, item in self._turns(line):
+            if what == "began" and at_work not in ("", item):
+                return True
+            at_work = item if what == "began" else ""
+        return False
+
+    def _turns(self, line: str) -> list[list[str]]:
+        text = (self.folder / f"turns {line}").read_text()
+        return [entry.split() for entry in text.splitlines()]
 
     def effects(self) -> Counter[str]:
         with self.engine.connect() as db:
@@ -105,21 +119,34 @@ class CrashRig:
         self.jobs.app.close()
         self.jobs.locks.close()
         self.jobs.ledger.close()
-        self.broker.close()
+        if self.broker is not None:
+            self.broker.close()
         self.engine.dispose()
         self.ledger.close()
 
 
 @contextmanager
 def crash_rig(
-    queue: str, database: str, valkey: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    queue: str,
+    database: str,
+    valkey: Any,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    broker: str | None = None,
+    **variables: str,
 ) -> Iterator[CrashRig]:
-    """Of "celery" or "rq", on a database that is there."""
+    """Of "celery" or "rq", on a database that is there.
+
+    `variables` say what the workers are told otherwise: CRASH_LEDGER="…", for example.
+    """
+    broker = broker or valkey.url_of(2)
     for name, value in {
         "CRASH_FOLDER": str(folder),
-        "CRASH_BROKER": valkey.url_of(2),
+        "CRASH_BROKER": broker,
         "CRASH_LOCKS": valkey.url_of(1),
         "CRASH_LEDGER": database,
+        **variables,
     }.items():
         monkeypatch.setenv(name, value)
     # What the jobs set in a process, and this one imports them as well, is as it was afterwards.
@@ -130,7 +157,7 @@ def crash_rig(
         (taskguard_rq.decorator, "RQParking", taskguard_rq.decorator.RQParking),
     ):
         monkeypatch.setattr(module, name, value)
-    made = CrashRig(queue, valkey, database, folder)
+    made = CrashRig(queue, broker, database, folder)
     try:
         yield made
     finally:

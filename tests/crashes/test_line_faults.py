@@ -1,0 +1,127 @@
+"""Real workers, whose servers fail at each boundary of parking and calling.
+
+Three messages of one line, of which one asks for a fault at a boundary, once: each has its effect
+once, no two are at work at a time, and nobody is left in the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.crash_rig import CrashRig
+from support.exploration import Exploration
+from support.faulty_rig import FAULTS, faulty_rig
+from support.waiting import wait_until
+from taskguard_celery import enqueue
+from taskguard_sandbox.servers import Valkey
+
+ROLES = ("first", "second", "third")
+PARKING = [
+    *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *("locks.leave_hint asked", "locks.leave_hint done"),
+    *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
+    *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
+]
+
+
+@pytest.fixture
+def rig(
+    request: pytest.FixtureRequest,
+    valkey: Any,
+    redis_url: str,
+    pg_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[CrashRig]:
+    del redis_url  # empties the server
+    queue, task = request.param
+    with Valkey(appendonly="yes", appendfsync="always") as broker:
+        made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch)
+        with made as (rig, injector):
+            rig.task = f"support.crashing.{task}"
+            yield rig
+            assert injector.failed == []
+            print(f"faults: {dict(injector.counts)}")
+
+
+def send(rig: CrashRig, line: str, **faults: str) -> list[str]:
+    items = [f"{line}-{role}" for role in ROLES]
+    for role, item in zip(ROLES, items, strict=True):
+        rig.send_in_line(item, line, faults.get(role))
+    return items
+
+
+def line_of(case: tuple[str, str, str]) -> str:
+    return re.sub(r"\W", "-", " ".join(case))
+
+
+def expect(rig: CrashRig, lines: list[str], items: list[str]) -> None:
+    """What holds of each line once its work has ended."""
+    wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    assert rig.effects() == dict.fromkeys(items, 1)
+    assert [line for line in lines if rig.overlapped(line)] == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig", [("celery", "in_line"), ("rq", "in_line_by_rq")], indirect=True, ids=["celery", "rq"]
+)
+def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploration) -> None:
+    """First undisturbed, for the boundaries that they come by; then each fault at each of them."""
+    with rig.worker(), rig.worker():
+        items = send(rig, "calm")
+        rig.wait_until_done(items)
+        wait_until(lambda: all("body done" in rig.seen(item) for item in items))
+        seen = {role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)}
+        if exploration.whole:
+            points = [(role, at) for role in ROLES for at in seen[role]]
+        else:
+            points = [(next(role for role in ROLES if at in seen[role]), at) for at in PARKING]
+        cases = [(fault, *point) for fault in FAULTS for point in points]
+        if rig.queue == "rq":
+            cases = exploration.pick(cases, at_most=16)
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+        rig.wait_until_done(items)
+        expect(rig, ["calm", *map(line_of, cases)], items)
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    # Who comes first decides who is parked, and a machine that is busy decides who comes first.
+    assert len(struck) >= 0.5 * len(cases), sorted({*cases} - {*struck})
+    print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
+
+
+# What a message comes by that fails, and keeps its place until Celery has said what becomes of it.
+FIRST = ("ledger.claim asked", "body asked", "ledger.fail asked", "ledger.fail done")
+FIRST += ("parking.failed done", "ledger.keep asked", "ledger.keep done", "transaction.commit done")
+SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rig", [("celery", "strictly")], indirect=True)
+def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
+    """The first one is retried, the second one has no retries left: nobody goes before them."""
+    points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
+    cases = [(fault, *point) for fault in FAULTS for point in points]
+    cases = exploration.pick(cases, at_most=30)
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            for each in ROLES:  # a place from its enqueueing on: no neighbour is faster
+                item = f"{line_of(case)}-{each}"
+                args = (item, line_of(case), f"{fault}: {at}" if each == role else None)
+                enqueue(rig.jobs.strictly, args, task_id=item)
+        ended = [f"{line_of(case)}-{role}" for case in cases for role in ROLES[::2]]
+        rig.wait_until_done(ended)
+        expect(rig, [*map(line_of, cases)], ended)
+    for case in cases:
+        began = [each for each, _ in itertools.groupby(rig.began(line_of(case)))]
+        assert began == [f"{line_of(case)}-{role}" for role in ROLES]
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    assert len(struck) == len(cases), sorted({*cases} - {*struck})
