@@ -94,6 +94,9 @@ def faulty_rig(
         }
         rig = crash_rig(queue, database, valkey, folder, monkeypatch, broker=direct, **told)
         yield stack.enter_context(rig), injector
+        proxies = {"locks": to_locks, "commit": to_ledger, "publish": to_broker}
+        for fault, proxy in proxies.items():
+            print(f"{fault}: {injector.counts[fault]} asked for, {proxy.hit} happened")
 
 
 def _is_no_startup(data: bytes) -> bool:

@@ -54,6 +54,7 @@ class Proxy:
         connections: how many were accepted.
         requests: how many pieces of data clients sent; one a round trip where they are short.
         lost: how many bytes of replies were thrown away.
+        hit: how many replies `lose_reply_of` has kept from their clients.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -63,6 +64,7 @@ class Proxy:
         self.connections = 0
         self.requests = 0
         self.lost = 0
+        self.hit = 0
         self._mode = Mode.PASS
         self._mutex = threading.Lock()
         self._pairs: list[_Pair] = []
@@ -210,6 +212,7 @@ class Proxy:
             if loss is None or loss.answered not in data or loss not in self._losses:
                 return False
             self._losses.remove(loss)
+            self.hit += 1
             return True
 
     def _replies(self, pair: _Pair) -> None:
