@@ -40,9 +40,10 @@ def rig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
-    queue, task = request.param
+    queue, task, *relay = request.param
+    variables = {"CRASH_RELAY": "later"} if relay else {}
     with Valkey(appendonly="yes", appendfsync="always") as broker:
-        made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch)
+        made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch, **variables)
         with made as (rig, injector):
             rig.task = f"support.crashing.{task}"
             yield rig
@@ -132,3 +133,35 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
         assert began == [f"{line_of(case)}-{role}" for role in ROLES]
     struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
     assert len(struck) == len(cases), sorted({*cases} - {*struck})
+
+
+LATER = "no relay until the test says so"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [("celery", "in_line", LATER), ("rq", "in_line_by_rq", LATER)],
+    indirect=True,
+    ids=["celery", "rq"],
+)
+def test_what_waits_for_a_relay(rig: CrashRig) -> None:
+    """With none a line goes on by itself, but for what crashes.md names; a relay ends that."""
+    with rig.worker(), rig.worker():
+        items = send(rig, "calm")
+        rig.wait_until_done(items)
+        wait_until(lambda: all("body done" in rig.seen(item) for item in items))
+        seen = {role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)}
+        points = [(role_for(at, seen), at) for at in PARKING]
+        faults = ("", "forget", "locks", "commit", "publish")
+        cases = [(fault, *point) for fault in faults for point in points]
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+        rig.wait_until_quiet()
+        for each in cases:
+            states = [rig.state(f"{line_of(each)}-{role}").value for role in ROLES]
+            if states != ["DONE"]*3: print(each, states, rig.struck(f"{line_of(each)}-{each[1]}"))
+        (rig.folder / "relay").touch()
+        rig.wait_until_done(items)
+        expect(rig, ["calm", *map(line_of, cases)], items)

@@ -86,6 +86,24 @@ class CrashRig:
             lambda: not left(), timeout_s=300, interval_s=0.3, message=lambda: f"{left()[:9]}"
         )
 
+    def wait_until_quiet(self) -> None:
+        """Until no message is in a queue on Redis, nor in a worker."""
+        quiet: list[bool] = []
+
+        def is_quiet() -> bool:
+            # Between a queue and the list of what is in a worker kombu has a message for a moment.
+            quiet.append(self._in_queues() == 0)
+            return quiet[-5:] == [True] * 5
+
+        wait_until(is_quiet, timeout_s=300, interval_s=0.1)
+
+    def _in_queues(self) -> int:
+        if self.queue == "rq":
+            registries = self._rq.started_job_registry, self._rq.scheduled_job_registry
+            return int(self._rq.count + sum(each.count for each in registries))
+        queues = sum(self.broker.llen(name) for name in self.broker.keys("crashing*"))
+        return int(queues + self.broker.hlen("unacked"))
+
     def seen(self, item: str) -> list[str]:
         """The boundaries that the deliveries of an item came by."""
         file = self.folder / f"seen {item}"

@@ -38,6 +38,7 @@ class Boom(Exception):  # noqa: N818
 
 class _InHand:
     item = ""
+    line = ""
     fault = ""
 
 
@@ -45,7 +46,7 @@ def _strike() -> None:
     (FOLDER / f"struck {_InHand.item}").touch()
     if not _InHand.fault:
         kill_process()
-    inject(int(os.environ["CRASH_FAULTS"]), _InHand.fault)
+    inject(int(os.environ["CRASH_FAULTS"]), _InHand.fault, _InHand.line)
 
 
 class _OfDeliveries(Crashes):
@@ -75,7 +76,7 @@ def crashing(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def watched(item: str, kind: str, at: str | None = None) -> Any:
-        _InHand.item = item
+        _InHand.item, _InHand.line = item, kind
         struck = (FOLDER / f"struck {item}").exists()
         _InHand.fault, _, boundary = (at or "").rpartition(": ")
         crashes.reset(boundary if boundary and not struck else None)

@@ -2,7 +2,7 @@
 
     with FaultInjector({"flush": flush, "broker": restart}) as injector:   # in the test's process
         environment["CRASH_FAULTS"] = str(injector.port)
-    inject(port, "flush")                                                  # in a worker
+    inject(port, "flush", "line")                                          # in a worker
 
 Guarantees: `inject` returns when the fault has happened, or is about to happen to what its process
 asks next; it raises if the fault could not be brought about.
@@ -27,10 +27,10 @@ __all__ = ["FaultInjector", "inject"]
 _LONGEST_S = 120.0
 
 
-def inject(port: int, fault: str) -> None:
-    """Let the fault of this name happen to this process, now."""
+def inject(port: int, fault: str, line: str) -> None:
+    """Let the fault of this name happen to this process, now, in the line that it is at."""
     with socket.create_connection(("127.0.0.1", port), _LONGEST_S) as connection:
-        connection.sendall(f"{fault} {os.getpid()}\n".encode())
+        connection.sendall(f"{fault} {os.getpid()} {line}\n".encode())
         answer = connection.makefile().readline().strip()
     if answer != "done":
         raise AssertionError(f"the fault {fault!r} did not happen: {answer}")
@@ -40,14 +40,14 @@ class FaultInjector:
     """Brings faults about, one after the other.
 
     Args:
-        faults: what to do, by name, with the id of the process that asked for it.
+        faults: what to do, by name, with the id of the process that asked for it, and its line.
 
     Attributes:
         counts: how many of each there were.
         failed: what went wrong with one.
     """
 
-    def __init__(self, faults: Mapping[str, Callable[[int], object]]) -> None:
+    def __init__(self, faults: Mapping[str, Callable[[int, str], object]]) -> None:
         mutex = threading.Lock()
         self.counts = Counter[str]()
         self.failed: list[str] = []
@@ -55,10 +55,10 @@ class FaultInjector:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                fault, pid = self.rfile.readline().decode().split()
+                fault, pid, line = self.rfile.readline().decode().split()
                 try:
                     with mutex:
-                        faults[fault](int(pid))
+                        faults[fault](int(pid), line)
                         counts[fault] += 1
                     self.wfile.write(b"done\n")
                 except Exception as error:  # noqa: BLE001  # it is told to who asked

@@ -3,6 +3,7 @@
 | fault | what happens to who asks for it |
 | --- | --- |
 | flush | the lock server is emptied |
+| forget | it loses what it knows of the line, and of no other |
 | locks | the reply to its next script at the lock server is lost |
 | commit | the reply to its next statement that ends a transaction is lost: it has taken effect |
 | publish | the broker's answer to the next message that it publishes is lost |
@@ -61,24 +62,33 @@ def faulty_rig(
             given = sa.make_url(url)
             return url.replace(f":{given.port}", f":{proxy.port}")
 
-        def flush(_: int) -> None:
+        def flush(*_: Any) -> None:
             with redis.Redis.from_url(valkey.url_of(1)) as client:
                 client.flushdb()
 
-        def restart(_: int) -> None:
+        def forget(_: int, line: str) -> None:
+            with redis.Redis.from_url(valkey.url_of(1)) as client:
+                known = list(client.scan_iter(match=f"*line:{line}*"))
+                if known:
+                    client.delete(*known)
+
+        def restart(*_: Any) -> None:
             if by_redis:
                 _wait_until_fetched(direct)
             broker.kill()
             broker.start()
 
-        faults: Mapping[str, Callable[[int], object]] = {
+        faults: Mapping[str, Callable[[int, str], object]] = {
             "flush": flush,
+            "forget": forget,
             "broker": restart,
-            "locks": lambda pid: to_locks.lose_reply_of(pid, asked=lambda data: b"EVALSHA" in data),
-            "commit": lambda pid: to_ledger.lose_reply_of(
+            "locks": lambda pid, _: to_locks.lose_reply_of(
+                pid, asked=lambda data: b"EVALSHA" in data
+            ),
+            "commit": lambda pid, _: to_ledger.lose_reply_of(
                 pid, asked=_is_no_startup, answered=_READY_FOR_QUERY
             ),
-            "publish": lambda pid: to_broker.lose_reply_of(
+            "publish": lambda pid, _: to_broker.lose_reply_of(
                 pid, asked=lambda data: (b"PUSH" if by_redis else _BASIC_PUBLISH) in data
             ),
         }
