@@ -212,14 +212,16 @@ class Watchdog:
             tracked.at_lock_server = False
             try:
                 lease = tracked.lease
+                hint: bool | None = None
                 if takes_hint:
                     locks = cast("HintingLocks", self._locks)
                     known, hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
-                    # A server that forgot the lease may have forgotten a hint beside it.
-                    tracked.forgotten = tracked.forgotten or not known
-                    tracked.hint = hint or (None if tracked.forgotten else False)
-                    return known
-                return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
+                else:
+                    known = self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
+                # A server that forgot the lease may have forgotten a hint beside it.
+                tracked.forgotten = tracked.forgotten or not known
+                tracked.hint = hint or (None if tracked.forgotten else hint)
+                return known
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", tracked.lease.key, error)
                 return None

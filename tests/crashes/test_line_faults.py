@@ -86,7 +86,9 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
         items = send(rig, "calm")
         rig.wait_until_done(items)
         wait_until(lambda: all("body done" in rig.seen(item) for item in items))
-        seen = {role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)}
+        seen = {
+            role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)
+        }
         if exploration.whole:
             points = [(role, at) for role in ROLES for at in seen[role]]
         else:
@@ -151,7 +153,9 @@ def test_what_waits_for_a_relay(rig: CrashRig) -> None:
         items = send(rig, "calm")
         rig.wait_until_done(items)
         wait_until(lambda: all("body done" in rig.seen(item) for item in items))
-        seen = {role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)}
+        seen = {
+            role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)
+        }
         points = [(role_for(at, seen), at) for at in PARKING]
         faults = ("", "forget", "locks", "commit", "publish")
         cases = [(fault, *point) for fault in faults for point in points]
@@ -161,7 +165,8 @@ def test_what_waits_for_a_relay(rig: CrashRig) -> None:
         rig.wait_until_quiet()
         for each in cases:
             states = [rig.state(f"{line_of(each)}-{role}").value for role in ROLES]
-            if states != ["DONE"]*3: print(each, states, rig.struck(f"{line_of(each)}-{each[1]}"))
+            if states != ["DONE"] * 3:
+                print(each, states, rig.struck(f"{line_of(each)}-{each[1]}"))
         (rig.folder / "relay").touch()
         rig.wait_until_done(items)
         expect(rig, ["calm", *map(line_of, cases)], items)

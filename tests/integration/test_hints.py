@@ -184,6 +184,18 @@ def test_a_server_that_forgets_the_lock_may_forget_a_hint(office: Office, retake
     assert office.calls.sent == ["m2"]
 
 
+def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
+    """Hands the lock over to its holder, with a hint: another one may be gone."""
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        office.flush()
+        assert isinstance(office.deliver(3, busy="retry"), Deferred)
+
+    office.deliver(1, body)
+    assert office.calls.sent == ["m2"]
+
+
 def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
     """The release got no reply: the ledger is asked whether somebody waits."""
     redis = office._proxies[0]
