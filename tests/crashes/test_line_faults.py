@@ -19,8 +19,10 @@ from support.exploration import Exploration
 from support.faulty_rig import FAULTS, faulty_rig
 from support.waiting import wait_until
 from taskguard_celery import enqueue
-from taskguard_sandbox.servers import Valkey
+from taskguard_sandbox.servers import RabbitMQ, Valkey
 
+LATER = "no relay until the test says so"
+RABBIT = "on RabbitMQ"
 ROLES = ("first", "second", "third")
 PARKING = [
     *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
@@ -40,9 +42,9 @@ def rig(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
-    queue, task, *relay = request.param
-    variables = {"CRASH_RELAY": "later"} if relay else {}
-    with Valkey(appendonly="yes", appendfsync="always") as broker:
+    queue, task, *more = request.param
+    variables = {"CRASH_RELAY": "later"} if LATER in more else {}
+    with RabbitMQ() if RABBIT in more else Valkey(appendonly="yes", appendfsync="always") as broker:
         made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch, **variables)
         with made as (rig, injector):
             rig.task = f"support.crashing.{task}"
@@ -62,9 +64,14 @@ def line_of(case: tuple[str, str, str]) -> str:
     return re.sub(r"\W", "-", " ".join(case))
 
 
+def is_of_parking(at: str) -> bool:
+    """Whether who is parked comes by it, and not who calls."""
+    return at.split()[0] in ("ledger.park", "locks.leave_hint", "parking.call")
+
+
 def role_for(at: str, seen: dict[str, Any]) -> str:
     """Who comes by it in any order of the three: mostly the second one is parked, not the first."""
-    is_parked = at.split()[0] in ("ledger.park", "locks.leave_hint", "parking.call")
+    is_parked = at.split(maxsplit=1)[0] in ("ledger.park", "locks.leave_hint", "parking.call")
     roles = ("second", "third", "first") if is_parked else ROLES
     return next(role for role in roles if at in seen[role])
 
@@ -137,9 +144,6 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     assert len(struck) == len(cases), sorted({*cases} - {*struck})
 
 
-LATER = "no relay until the test says so"
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "rig",
@@ -170,3 +174,67 @@ def test_what_waits_for_a_relay(rig: CrashRig) -> None:
         (rig.folder / "relay").touch()
         rig.wait_until_done(items)
         expect(rig, ["calm", *map(line_of, cases)], items)
+
+
+# Beside the boundaries of a line: what takes an older one's place, and tells its caller.
+NEWEST = [
+    *("ledger.claim asked", "ledger.claim done", "locks.hand_over asked", "locks.hand_over done"),
+    *("ledger.park_newest asked", "ledger.park_newest done", "ledger.told asked"),
+    *("ledger.told done", "parking.send asked", "parking.send done", "locks.leave_hint asked"),
+    *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
+    *("ledger.call_next asked", "ledger.call_next done", "delivery done"),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [("celery", "latest"), ("celery", "supersede")],
+    indirect=True,
+    ids=["latest", "supersede"],
+)
+def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Exploration) -> None:
+    """The newest has its effect, once; each is answered, and those that are REVOKED have none."""
+    points = [(role, at) for role in ROLES for at in NEWEST]
+    cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
+    cases = exploration.pick(cases, at_most=60)
+    items = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+        states = rig.wait_until_answered(items)
+        wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    assert set(states.values()) <= {"SUCCESS", "REVOKED"}
+    assert {states[f"{line_of(case)}-third"] for case in cases} == {"SUCCESS"}
+    assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    print(f"{len(cases)} asked for, {len(struck)} struck", sorted({at for _, _, at in struck}))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [
+        ("celery", "in_line"),
+        pytest.param(("celery", "in_line", RABBIT), marks=pytest.mark.debian),
+        ("rq", "in_line_by_rq"),
+    ],
+    indirect=True,
+    ids=["celery-redis", "celery-rabbitmq", "rq"],
+)
+def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> None:
+    """At a boundary of one line after the other, with what it has acknowledged."""
+    points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
+    cases = [("broker", *point) for point in exploration.pick(points, at_most=3)]
+    items: list[str] = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+            (rig.folder / f"sent {line_of(case)}").touch()
+            rig.wait_until_done(items)
+        expect(rig, [*map(line_of, cases)], items)
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    assert struck
+    print(f"{len(cases)} asked for, {len(struck)} struck")

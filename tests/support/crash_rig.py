@@ -86,6 +86,18 @@ class CrashRig:
             lambda: not left(), timeout_s=300, interval_s=0.3, message=lambda: f"{left()[:9]}"
         )
 
+    def wait_until_answered(self, items: list[str]) -> dict[str, str]:
+        """What the callers of these messages are told."""
+        results = {item: self.jobs.app.AsyncResult(item) for item in items}
+
+        def unready() -> list[str]:
+            return [item for item, result in results.items() if not result.ready()]
+
+        wait_until(
+            lambda: not unready(), timeout_s=300, interval_s=0.5, message=lambda: f"{unready()[:9]}"
+        )
+        return {item: result.state for item, result in results.items()}
+
     def wait_until_quiet(self) -> None:
         """Until no message is in a queue on Redis, nor in a worker."""
         quiet: list[bool] = []

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from celery import Celery
@@ -26,6 +26,9 @@ from pytest_taskguard.crashes import Crashes, kill_process
 from support.fault_injection import inject
 from taskguard import Guard, Relay
 from taskguard.settings import make_ledger, make_locks
+
+if TYPE_CHECKING:
+    from typing import Self
 
 TTL_S = float(os.environ.get("CRASH_TTL_S", "1"))
 BROKER = os.environ["CRASH_BROKER"]
@@ -117,7 +120,7 @@ _run_relay = Relay.run
 
 def _run_relay_when_allowed(relay: Relay) -> None:
     """Where there is to be no relay until the test says so."""
-    while not relay._stopped.wait(0.2):  # noqa: SLF001
+    while not relay._stopped.wait(0.2):
         if (FOLDER / "relay").exists():
             _run_relay(relay)
 
@@ -140,14 +143,14 @@ app.conf.update(
 
 
 class _Turn:
-    """A body of a line, from its beginning to just before its COMMIT; `turns` of the rig reads it."""
+    """A body of a line, from its beginning to just before its COMMIT; the rig reads that."""
 
     def __init__(self, item: str, line: str) -> None:
         self._item = item
         self._file = FOLDER / f"turns {line}"
         self._ended = False
 
-    def __enter__(self) -> _Turn:
+    def __enter__(self) -> Self:
         self._note("began")
         return self
 
