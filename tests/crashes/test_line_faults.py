@@ -22,6 +22,7 @@ from taskguard_celery import enqueue
 from taskguard_sandbox.servers import RabbitMQ, Valkey
 
 LATER = "no relay until the test says so"
+BROKER = "whose broker is restarted"
 RABBIT = "on RabbitMQ"
 ROLES = ("first", "second", "third")
 PARKING = [
@@ -44,6 +45,9 @@ def rig(
     del redis_url  # empties the server
     queue, task, *more = request.param
     variables = {"CRASH_RELAY": "later"} if LATER in more else {}
+    if BROKER in more:
+        # What a worker has in hand when Redis dies comes again by that alone.
+        variables["CRASH_VISIBILITY_S"] = "10"
     with RabbitMQ() if RABBIT in more else Valkey(appendonly="yes", appendfsync="always") as broker:
         made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch, **variables)
         with made as (rig, injector):
@@ -96,7 +100,7 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
         seen = {
             role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)
         }
-        if exploration.whole:
+        if exploration.whole and rig.queue == "celery":
             points = [(role, at) for role in ROLES for at in seen[role]]
         else:
             points = [(role_for(at, seen), at) for at in PARKING]
@@ -216,7 +220,7 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
 @pytest.mark.parametrize(
     "rig",
     [
-        ("celery", "in_line"),
+        ("celery", "in_line", BROKER),
         pytest.param(("celery", "in_line", RABBIT), marks=pytest.mark.debian),
         ("rq", "in_line_by_rq"),
     ],
@@ -226,15 +230,19 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
 def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> None:
     """At a boundary of one line after the other, with what it has acknowledged."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
-    cases = [("broker", *point) for point in exploration.pick(points, at_most=3)]
+    at_most = 2 if rig.by_redis else 1
+    cases = [("broker", *point) for point in exploration.pick(points, at_most=at_most)]
     items: list[str] = []
+    struck = 0
     with rig.worker(), rig.worker():
         for case in cases:
             fault, role, at = case
             items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
             (rig.folder / f"sent {line_of(case)}").touch()
             rig.wait_until_done(items)
+            struck += rig.struck(f"{line_of(case)}-{role}")
+            # Who asks for it may have nothing to do after that.
+            wait_until(lambda: rig.faults["broker"] == struck, timeout_s=60)  # noqa: B023
         expect(rig, [*map(line_of, cases)], items)
-    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
     assert struck
-    print(f"{len(cases)} asked for, {len(struck)} struck")
+    print(f"{len(cases)} asked for, {struck} struck")

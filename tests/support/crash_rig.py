@@ -32,7 +32,9 @@ class CrashRig:
 
     def __init__(self, queue: str, broker: str, database: str, folder: Path) -> None:
         self.folder = folder
+        self.faults = Counter[str]()  # how many there were of those that are asked for
         self.queue = queue
+        self.by_redis = broker.startswith("redis")
         self.ledger = SqlLedger(database)
         self.ledger.create_schema()
         self.engine = sa.create_engine(database)
@@ -41,7 +43,7 @@ class CrashRig:
             db.execute(sa.text("create table effects (item text)"))
         sys.modules.pop("support.crashing", None)
         self.jobs: Any = importlib.import_module("support.crashing")
-        self.broker = redis.Redis.from_url(broker) if broker[:5] == "redis" else None
+        self.broker = redis.Redis.from_url(broker) if self.by_redis else None
         self._rq = self.broker and Queue("crashing", connection=self.broker)
         self.task = f"support.crashing.by_{queue}"
 

@@ -129,12 +129,17 @@ if os.environ.get("CRASH_RELAY") == "later":
     Relay.run = _run_relay_when_allowed  # type: ignore[method-assign]
 
 app = Celery("crashing", broker=BROKER, backend=os.environ.get("CRASH_RESULTS"))
-_of_redis = {"visibility_timeout": 3600}
+_of_redis = {
+    "visibility_timeout": int(os.environ.get("CRASH_VISIBILITY_S", "3600")),
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
 app.conf.update(
     task_default_queue="crashing",
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
+    worker_enable_remote_control=False,  # on RabbitMQ two workers of one name do not share it
     broker_connection_retry_on_startup=True,
     broker_transport_options=_of_redis if BROKER[:5] == "redis" else {"confirm_publish": True},
     taskguard_locks=locks,

@@ -104,7 +104,9 @@ def faulty_rig(
             **variables,
         }
         rig = crash_rig(queue, database, valkey, folder, monkeypatch, broker=direct, **told)
-        yield stack.enter_context(rig), injector
+        made = stack.enter_context(rig)
+        made.faults = injector.counts
+        yield made, injector
         proxies = {"locks": to_locks, "commit": to_ledger, "publish": to_broker}
         for fault, proxy in proxies.items():
             print(f"{fault}: {injector.counts[fault]} asked for, {proxy.hit} happened")
@@ -122,8 +124,11 @@ def _wait_until_fetched(url: str) -> None:
     Redis dies is lost to its queue, whatever that had saved. That is not what is asked here.
     """
     with redis.Redis.from_url(url) as client:
+        seen: list[bool] = []
 
         def is_quiet() -> bool:
-            return all(client.llen(name) == 0 for name in client.keys("crashing*"))
+            names = ["rq:queue:crashing", *client.keys("crashing*")]
+            seen.append(all(client.llen(name) == 0 for name in names))
+            return seen[-5:] == [True] * 5
 
-        wait_until(is_quiet, timeout_s=30)
+        wait_until(is_quiet, timeout_s=30, interval_s=0.1)

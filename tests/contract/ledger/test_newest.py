@@ -194,7 +194,6 @@ class TestLatest:
         assert (first.claim, first.attempt) == (second.claim, second.attempt)
         book.ledger.complete(first.claim, None)
 
-
     def test_asked_twice_while_a_newer_one_waits(self, book: Any) -> None:
         """The answer was lost: who asks again, by the same owner, takes no newer one's place."""
         asked = delivery(1)
