@@ -7,9 +7,9 @@
 | locks | the reply to its next script at the lock server is lost |
 | commit | the reply to its next statement that ends a transaction is lost: it has taken effect |
 | publish | the broker's answer to the next message that it publishes is lost |
-| broker | once the test has sent the whole line, the broker is killed, and started again with what it has acknowledged |
+| broker | the broker is killed, and started again with what it has acknowledged |
 
-Each loss breaks the connection. The servers of queue and locks are behind a proxy, and so is the
+The broker dies once the test has sent the whole line. Each loss breaks the connection. The servers of queue and locks are behind a proxy, and so is the
 database, a PostgreSQL.
 """
 
@@ -49,7 +49,7 @@ def faulty_rig(
     monkeypatch: pytest.MonkeyPatch,
     **variables: str,
 ) -> Iterator[tuple[CrashRig, FaultInjector]]:
-    """Of "celery" or "rq" on `broker`, a Valkey or RabbitMQ of the test's own; locks on `valkey`."""
+    """Of "celery" or "rq" on `broker`, a server of the test's own; locks on `valkey`."""
     there = sa.make_url(database)
     with ExitStack() as stack:
         to_broker, to_locks, to_ledger = (
