@@ -19,6 +19,7 @@ import taskguard_celery.decorator
 import taskguard_rq.decorator
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import WORK
 from taskguard.states import State
 from taskguard_sandbox.workers import CeleryWorker, RQWorker
 
@@ -90,15 +91,28 @@ class CrashRig:
 
     def wait_until_answered(self, items: list[str]) -> dict[str, str]:
         """What the callers of these messages are told."""
-        results = {item: self.jobs.app.AsyncResult(item) for item in items}
-
-        def unready() -> list[str]:
-            return [item for item, result in results.items() if not result.ready()]
-
         wait_until(
-            lambda: not unready(), timeout_s=300, interval_s=0.5, message=lambda: f"{unready()[:9]}"
+            lambda: not self.unanswered(items),
+            timeout_s=300,
+            interval_s=0.5,
+            message=lambda: f"{self.unanswered(items)[:9]}",
         )
-        return {item: result.state for item, result in results.items()}
+        return {item: self.jobs.app.AsyncResult(item).state for item in items}
+
+    def unanswered(self, items: list[str]) -> list[str]:
+        """Those of these messages whose callers are told nothing so far."""
+        return [item for item in items if not self.jobs.app.AsyncResult(item).ready()]
+
+    def messages_due(self) -> list[str]:
+        """The names of messages that were sent, or are to be sent, and will be sent again."""
+        with self.engine.connect() as db:
+            return list(
+                db.execute(sa.select(WORK.c.message).where(WORK.c.due.is_not(None))).scalars()
+            )
+
+    def allow_relay(self) -> None:
+        """From here on there is one, where there was none so far."""
+        (self.folder / "relay").touch()
 
     def wait_until_quiet(self) -> None:
         """Until no message is in a queue on Redis, nor in a worker."""

@@ -9,8 +9,8 @@
 | publish | the broker's answer to the next message that it publishes is lost |
 | broker | the broker is killed, and started again with what it has acknowledged |
 
-The broker dies once the test has sent the whole line. Each loss breaks the connection. The servers of queue and locks are behind a proxy, and so is the
-database, a PostgreSQL.
+The broker dies once the test has sent the whole line. Each loss breaks the connection. The servers
+of queue and locks are behind a proxy, and so is the database, a PostgreSQL.
 """
 
 from __future__ import annotations
