@@ -121,7 +121,7 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
             points = [(role_for(at, seen), at) for at in PARKING]
         cases = [(fault, *point) for fault in FAULTS for point in points]
         if rig.queue == "rq":
-            cases = exploration.pick(cases, at_most=16)
+            cases = exploration.pick(cases, at_most=12)
         for case in cases:
             fault, role, at = case
             items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
@@ -148,7 +148,7 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     """
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases = [(fault, *point) for fault in FAULTS for point in points]
-    cases = exploration.pick(cases, at_most=30)
+    cases = exploration.pick(cases, at_most=24)
     with rig.worker(), rig.worker():
         for case in cases:
             fault, role, at = case
@@ -181,7 +181,7 @@ def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None
     it: who called was killed, or got no answer. A relay ends that, too."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     cases = [(fault, *point) for fault in ("", "forget", *FAULTS[1:]) for point in points]
-    cases = exploration.pick(cases, at_most=60 if rig.queue == "celery" else 16)
+    cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 12)
     items: list[str] = []
     with rig.worker(), rig.worker():
         for case in cases:
@@ -224,7 +224,7 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
     """
     points = [(role, at) for role in ROLES for at in NEWEST]
     cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
-    cases = exploration.pick(cases, at_most=60)
+    cases = exploration.pick(cases, at_most=36)
     items: list[str] = []
     with rig.worker(), rig.worker():
         for case in cases:
