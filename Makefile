@@ -8,7 +8,7 @@
 #   make bench   the figures of the README
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make explore    what `make test` tries a part of, with nothing left out (SEED=7)
-#   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7; LINES=1: of lines)
+#   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7; LINES=1: of lines; BOUNDS=1)
 #   make foreign    Celery's and RQ's own test suites, with everything guarded (SUITE=rq)
 #   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
@@ -122,7 +122,7 @@ bench:
 
 simulate: setup
 	@echo "seed $(SEED)"
-	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(LINES),--lines) --schedules $(SCHEDULES) --seed $(SEED)
+	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld)) --schedules $(SCHEDULES) --seed $(SEED)
 
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
 storm:

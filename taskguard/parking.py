@@ -168,7 +168,8 @@ class Line:
     def released(self, delivery: Delivery, *, hint: bool | None) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.
 
-        `hint`: whether one was left; None: not known.
+        `hint`: whether one was left; None: not known, also where the work had begun before: who
+        released its key then may have taken the hint, and called nobody, for it kept its place.
         """
         if hint is not False or not delivery.is_first:
             self.call_next(delivery)

@@ -12,6 +12,7 @@ from taskguard.errors import ConfigurationError
 
 __all__ = [
     "DAY_S",
+    "LEAST_PURGE_AGE_S",
     "MOST_ROWS",
     "Newest",
     "OnLost",
@@ -29,6 +30,9 @@ Order = Literal["fifo", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
+LEAST_PURGE_AGE_S = 3_600.0
+"""What ended less long ago is not purged."""
+
 # A hundred years: a longer time does not fit into the clocks of databases and lock servers.
 MOST_S = 36_500 * DAY_S
 MOST_ROWS = 2**31 - 1
@@ -105,7 +109,7 @@ class Policy:
         check_number("limit", self.limit, at_least=1, at_most=MOST_SLOTS, whole=True)
         check_number("burst", self.burst, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.rate is not None:
-            rate_of(self.rate, self.burst)
+            _check_burst(rate_of(self.rate, self.burst), self)
         elif self.burst != 1:
             raise ConfigurationError(f"burst={self.burst}: of which rate? Say rate=, too.")
         if self.max_waiting is not None:
@@ -146,6 +150,18 @@ def check_namespace(given: object) -> str:
             "before every key."
         )
     return given
+
+
+def _check_burst(rate: Rate, policy: Policy) -> None:
+    """A purge goes by the next start. What was begun before that one counts for longer."""
+    back_s = (rate.burst - 1) * rate.interval_us / 1e6
+    if back_s > max(policy.retention_s, LEAST_PURGE_AGE_S):
+        raise ConfigurationError(
+            f"burst={policy.burst} of rate={policy.rate!r}: so many are allowed again after "
+            f"{back_s:g} s, and of a key that rests for as long as retention_s "
+            f"({policy.retention_s:g} s) nobody may know how often it was begun. Give a lower "
+            "burst, or a longer retention_s."
+        )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -520,7 +520,8 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                self.line.released(delivery, hint=tracked.hint)
+                begun = admitted.claimed is not None and admitted.claimed.attempt > 1
+                self.line.released(delivery, hint=None if begun else tracked.hint)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]

@@ -2,7 +2,7 @@
 
 Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
 ended before the cut-off (released by their holders, or run out, as after a crash), and whose rate
-allowed a start by then. The
+allowed a start by then; a burst that is used up is allowed again within `retention_s`. The
 DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
 locked are left for the next time. No fence goes back: the next one of a key that is gone is the
 database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
@@ -22,13 +22,12 @@ import sqlalchemy as sa
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
-from taskguard.policy import MOST_ROWS, check_number
+from taskguard.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.states import State
 
 __all__ = ["Purged", "purge"]
 
 _LOCK_TIMEOUT_S = 5.0
-_LEAST_AGE_S = 3_600.0
 _ENDED = (State.DONE.value, State.FAILED.value)
 
 
@@ -45,10 +44,11 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     """Delete in batches; see `SqlLedger.purge`."""
     check_number("older_than_s", older_than_s, at_least=0)
     check_number("batch", batch, at_least=1, at_most=MOST_ROWS, whole=True)
-    if older_than_s < _LEAST_AGE_S:
+    if older_than_s < LEAST_PURGE_AGE_S:
         raise ConfigurationError(
-            f"older_than_s={older_than_s:g}: at least {_LEAST_AGE_S:g}, an hour. The next token of "
-            "a forgotten key comes from the clock, which may be set back by less than that."
+            f"older_than_s={older_than_s:g}: at least {LEAST_PURGE_AGE_S:g}, an hour. The next "
+            "token of a forgotten key comes from the clock, which may be set back by less than "
+            "that."
         )
     with database.transaction() as db:
         before_us = database.now_us(db) - int(older_than_s * 1e6)

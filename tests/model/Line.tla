@@ -8,8 +8,10 @@
 (* What is modelled                                                        *)
 (*                                                                         *)
 (*   Several keys, one lock server, one ledger.  Each message is work of   *)
-(*     its own, of one key; they were sent in the order of their numbers,  *)
-(*     which is their place in the line.                                   *)
+(*     its own, of one key; they were sent in the order of their numbers.  *)
+(*     That is their place in the line; with ranks the even ones go first. *)
+(*   Each key has Slots: whoever holds it holds one of them, in the ledger *)
+(*     and at the lock server.  With one it is the key itself.             *)
 (*   The ledger: who holds each key, and of each message its record:       *)
 (*     "none", "waits", "called" (its message was sent and is expected),   *)
 (*     "late" (it did not come in time), "again" (a relay sent it once     *)
@@ -40,6 +42,8 @@ CONSTANTS
     Workers,
     Last,       \* the number of the last message
     Keys,       \* of how many keys they are, in turn
+    Slots,      \* how many may hold a key at once
+    Ranked,     \* whether the even messages go first
     Relay,      \* whether there is one
     Fates,      \* which faults there are
     MaxFaults,
@@ -58,6 +62,7 @@ ASSUME Mutant \in {
     "probe kept",             \* he takes the lock to see, and leaves it there
     "stays called",           \* who was called and is parked again counts as called
     "line ignored",           \* a claim does not look at the line
+    "rank ignored",           \* who was sent first is called, and claims, first
     "all called",             \* the next is called while another one is expected
     "early ack",              \* acknowledged before the record is committed
     "unflushed park"}         \* and before it is flushed
@@ -78,8 +83,11 @@ vars == <<copies, lock, held, row, disk, worker, relay, faults, history>>
 Messages == 1..Last
 KeyOf(m) == m % Keys
 AllKeys == {KeyOf(m) : m \in Messages}
+AllSlots == AllKeys \X (1..Slots)
+RankOf(m) == IF Ranked THEN m % 2 ELSE 0
+Before(o, m) == RankOf(o) < RankOf(m) \/ (RankOf(o) = RankOf(m) /\ o < m)
 
-Idle == [at |-> "idle", m |-> 0, called |-> FALSE, send |-> 0, owner |-> Nobody]
+Idle == [at |-> "idle", m |-> 0, called |-> FALSE, send |-> 0, owner |-> Nobody, slot |-> 1]
 
 Added(m, called) == [copies EXCEPT ![<<m, called>>] = @ + 1]
 InBroker(m) == copies[<<m, TRUE>>] + copies[<<m, FALSE>>] > 0
@@ -87,8 +95,8 @@ Back(w) == Added(worker[w].m, worker[w].called)
 
 Init ==
     /\ copies = [c \in Messages \X BOOLEAN |-> IF c[2] THEN 0 ELSE 1]
-    /\ lock = [k \in AllKeys |-> Nobody]
-    /\ held = [k \in AllKeys |-> Nobody]
+    /\ lock = [k \in AllSlots |-> Nobody]
+    /\ held = [k \in AllSlots |-> Nobody]
     /\ row = [m \in Messages |-> "none"]
     /\ disk = [held |-> held, row |-> row]
     /\ worker = [w \in Workers |-> Idle]
@@ -103,7 +111,8 @@ Init ==
 Fault(kind) == kind \in Fates /\ faults < MaxFaults /\ faults' = faults + 1
 NoFault == UNCHANGED faults
 
-K(w) == KeyOf(worker[w].m) \* of who is at something
+K(w) == <<KeyOf(worker[w].m), worker[w].slot>> \* of who is at something
+Taken(k, slots) == {i \in 1..Slots : slots[<<k, i>>] # Nobody}
 Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
 
 Flushed == disk' = [held |-> held', row |-> row']
@@ -114,19 +123,32 @@ InLine(m) == row[m] \in {"waits", "called", "late", "again"}
 Expected(m) == row[m] = "called"
 Waits(m) == row[m] = "waits" \/ Expected(m)
 
-\* A place in the line is the message's number; who has none stands behind all.
-Behind(m) ==
-    /\ Mutant # "line ignored"
-    /\ \E o \in Messages \ {m} :
-        KeyOf(o) = KeyOf(m) /\ Waits(o) /\ (InLine(m) => o < m)
+\* Who has no place in the line stands behind all of his rank.
+GoesBefore(o, m) ==
+    IF InLine(m) THEN Before(o, m) ELSE RankOf(o) <= RankOf(m)
+\* Of those the ones who wait, and who were called.
+Ahead(m) == {o \in Messages \ {m} : KeyOf(o) = KeyOf(m) /\ Waits(o) /\ GoesBefore(o, m)}
+Overtakes(m) ==
+    \/ \E o \in Ahead(m) : row[o] = "waits"
+    \/ Cardinality(Ahead(m)) >= Slots - Cardinality(Taken(KeyOf(m), held))
 
+Seen(o, m) == IF Mutant = "rank ignored" THEN InLine(m) => o < m ELSE GoesBefore(o, m)
+Behind(m) ==
+    LET ahead == {o \in Messages \ {m} : KeyOf(o) = KeyOf(m) /\ Waits(o) /\ Seen(o, m)} IN
+    /\ Mutant # "line ignored"
+    /\ \/ \E o \in ahead : row[o] = "waits"
+       \/ Cardinality(ahead) >= Slots - Cardinality(Taken(KeyOf(m), held))
+
+Called(k) == {m \in Messages : KeyOf(m) = k /\ Expected(m)}
 Callable(k) ==
-    /\ held[k] = Nobody
+    /\ Cardinality(Taken(k, held)) < Slots
     /\ \/ Mutant = "all called"
-       \/ ~\E m \in Messages : KeyOf(m) = k /\ Expected(m)
+       \/ Cardinality(Called(k)) + Cardinality(Taken(k, held)) < Slots
 First(k) ==
     LET waiting == {m \in Messages : KeyOf(m) = k /\ row[m] = "waits"}
-    IN  IF waiting = {} THEN 0 ELSE CHOOSE m \in waiting : \A o \in waiting : m <= o
+        first(m) == \A o \in waiting \ {m} :
+            IF Mutant = "rank ignored" THEN m < o ELSE Before(m, o)
+    IN  IF waiting = {} THEN 0 ELSE CHOOSE m \in waiting : first(m)
 
 (***************************************************************************)
 (* The way of one delivery.                                                *)
@@ -144,15 +166,23 @@ Receive(w, m, called) ==
 IsLooking(w) == worker[w].at \in {"claim", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
 Patient(w) ==
     /\ worker[w].called
-    /\ lock[K(w)] \in Workers
-    /\ K(lock[K(w)]) = K(w) /\ IsLooking(lock[K(w)])
+    /\ \A i \in 1..Slots :
+        LET k == <<KeyOf(worker[w].m), i>> IN
+        lock[k] \in Workers /\ K(lock[k]) = k /\ IsLooking(lock[k])
 
 Admit(w) ==
     /\ worker[w].at = "admit"
     /\ ~Patient(w)
-    /\ IF lock[K(w)] = Nobody
-       THEN lock' = [lock EXCEPT ![K(w)] = w] /\ Goto(w, "claim")
-       ELSE UNCHANGED lock /\ Goto(w, IF row[worker[w].m] = "done" THEN "look" ELSE "park held")
+    /\ LET key == KeyOf(worker[w].m) IN
+       IF Cardinality(Taken(key, lock)) < Slots
+       THEN \E i \in (1..Slots) \ Taken(key, lock) :
+                /\ lock' = [lock EXCEPT ![<<key, i>>] = w]
+                /\ worker' = [worker EXCEPT ![w].at = "claim", ![w].slot = i]
+       ELSE /\ UNCHANGED lock
+            \* Of slots nobody asks the lock server again: others may be free before.
+            /\ Goto(w, CASE row[worker[w].m] = "done" -> "look"
+                         [] Slots > 1 -> "park"
+                         [] OTHER -> "park held")
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history>>
 
@@ -178,10 +208,7 @@ Claim(w) ==
           /\ Unflushed
           /\ Goto(w, "body")
           /\ history' = [history EXCEPT !.overtaken = @ \/
-                 (row[m] # "begun" /\ \E o \in Messages \ {m} :
-                      /\ KeyOf(o) = k
-                      /\ row[o] \in {"waits", "called"}
-                      /\ InLine(m) => o < m)]
+                 (row[m] # "begun" /\ Overtakes(m))]
     /\ NoFault
     /\ UNCHANGED <<copies, lock, relay>>
 
@@ -268,11 +295,12 @@ Unprobe(w) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history>>
 
-\* Whether somebody waits for the key that is free now.
+\* Whether somebody waits for the key that is free now; of several slots as many as there is room.
+AfterSending(w) == Goto(w, IF Slots > 1 THEN "look" ELSE "ack")
 Look(w) ==
-    LET first == First(K(w)) IN
+    LET key == KeyOf(worker[w].m) first == First(key) IN
     /\ worker[w].at = "look"
-    /\ IF first # 0 /\ Callable(K(w))
+    /\ IF first # 0 /\ Callable(key)
        THEN /\ row' = [row EXCEPT ![first] = "called"]
             /\ UNCHANGED held
             /\ Unflushed
@@ -284,13 +312,13 @@ Look(w) ==
 Send(w) ==
     /\ worker[w].at = "send"
     /\ copies' = Added(worker[w].send, TRUE)
-    /\ Goto(w, "ack")
+    /\ AfterSending(w)
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, relay, history>>
 
 SendLost(w) ==
     /\ worker[w].at = "send"
-    /\ Goto(w, "ack")
+    /\ AfterSending(w)
     /\ Fault("loss")
     /\ Read
     /\ UNCHANGED <<copies, lock, relay, history>>
@@ -309,7 +337,7 @@ Step(w) ==
 (* What else happens.                                                      *)
 (***************************************************************************)
 
-Buried(w, owners) == [k \in AllKeys |-> IF owners[k] = w THEN Gone ELSE owners[k]]
+Buried(w, owners) == [k \in AllSlots |-> IF owners[k] = w THEN Gone ELSE owners[k]]
 
 \* The worker dies; the broker keeps what it had in hand.
 Crash(w) ==
@@ -325,22 +353,22 @@ Crash(w) ==
 
 \* The lease of the dead ends.
 Expire ==
-    /\ \E k \in AllKeys : held[k] = Gone
-    /\ held' = [k \in AllKeys |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
-    /\ disk' = [disk EXCEPT !.held = [k \in AllKeys |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
+    /\ \E k \in AllSlots : held[k] = Gone
+    /\ held' = [k \in AllSlots |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
+    /\ disk' = [disk EXCEPT !.held = [k \in AllSlots |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
     /\ NoFault
     /\ UNCHANGED <<copies, lock, row, worker, relay, history>>
 
 \* The same at the lock server.
 Forget ==
-    /\ \E k \in AllKeys : lock[k] = Gone
-    /\ lock' = [k \in AllKeys |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
+    /\ \E k \in AllSlots : lock[k] = Gone
+    /\ lock' = [k \in AllSlots |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, worker, relay, history>>
 
 Flush ==
     /\ Fault("flush")
-    /\ lock' = [k \in AllKeys |-> Nobody]
+    /\ lock' = [k \in AllSlots |-> Nobody]
     /\ Read
     /\ UNCHANGED <<copies, worker, relay, history>>
 
@@ -444,15 +472,16 @@ S7 == \A m \in Messages : InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "don
 
 \* Nobody begins while one who came before waits, or is expected.
 S9 == ~history.overtaken
-\* Of each line one is expected at a time.
-S9One == \A k \in AllKeys :
-    Cardinality({m \in Messages : KeyOf(m) = k /\ row[m] = "called"}) <= 1
+\* Of each line as many are expected at a time as may hold its key.
+S9One == \A k \in AllKeys : Cardinality(Called(k)) <= Slots
 
-\* Nobody waits for a key that is free while nobody has a delivery of that key in hand.
+\* Nobody waits for a key that is free while nobody has a delivery of that key in hand; beside
+\* those, where it has slots, who hold one of them.
 L6 == \A k \in AllKeys :
     \/ ~\E m \in Messages : KeyOf(m) = k /\ InLine(m)
-    \/ held[k] # Nobody
-    \/ \E m \in Messages : KeyOf(m) = k /\ (InHand(m) \/ InBroker(m))
+    \/ Cardinality(Taken(k, held)) = Slots
+    \/ \E m \in Messages : KeyOf(m) = k /\ InBroker(m)
+    \/ \E w \in Workers : worker[w].at \notin {"idle", "body"} /\ KeyOf(worker[w].m) = k
 
 \* Everybody's turn comes.
 L1 == <>(\A m \in Messages : row[m] = "done")

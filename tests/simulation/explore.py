@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from simulation.bounded_world import BoundedWorld
 from simulation.history import ViolationError
 from simulation.line_world import LineWorld
 from simulation.scheduler import Choices, StuckError
@@ -27,7 +28,8 @@ __all__ = ["Failure", "Report", "run_many", "run_one", "shrink", "trace"]
 _SHRINK_S = 20.0
 Mistake = Callable[[Any], object]
 Kind = type[World]
-"""What schedules are of: World, or LineWorld."""
+"""What schedules are of."""
+KINDS: dict[str, Kind] = {kind.__name__: kind for kind in (World, LineWorld, BoundedWorld)}
 
 
 @dataclass
@@ -157,7 +159,7 @@ def explore(schedules: int, seed: int, *, processes: int, kind: Kind = World) ->
         report.add(run_many(range(seed, seed + schedules), kind=kind))
         return report
     command = [sys.executable, "-m", "simulation.explore"]
-    command += ["--lines", "--part"] if kind is LineWorld else ["--part"]
+    command += ["--kind", kind.__name__, "--part"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = []
     for number in range(processes):
@@ -199,10 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--lines", action="store_true", help="of messages that wait in lines")
+    parser.add_argument("--kind", choices=KINDS, default=World.__name__, help="of what they are")
     parser.add_argument("--part", type=int, nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    kind: Kind = LineWorld if asked.lines else World
+    kind = KINDS[asked.kind]
     logging.disable(logging.CRITICAL)  # what workers have to say about their faults
     if asked.part:
         return _part(kind, *asked.part)

@@ -24,8 +24,17 @@ from taskguard.watchdog import TrackedLease
 if TYPE_CHECKING:
     from simulation.world import Message, Task, World
 
-__all__ = ["CHANGED", "BoomError", "History", "OwnWordError", "ViolationError", "thing_of"]
+__all__ = [
+    "CHANGED",
+    "BoomError",
+    "GaveUpError",
+    "History",
+    "OwnWordError",
+    "ViolationError",
+    "thing_of",
+]
 
+_FAILING = ("fails once", "swallows once", "gives up")
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
 
 # What a deploy makes of a key begins so.
@@ -39,6 +48,10 @@ def thing_of(key: str) -> str:
 
 class BoomError(Exception):
     """What a body that fails raises: an end of its own."""
+
+
+class GaveUpError(Exception):
+    """What a body raises that is not to be retried."""
 
 
 class OwnWordError(Exception):
@@ -59,6 +72,7 @@ class History:
     def __init__(self, world: World) -> None:
         self._world = world
         self._fences: dict[str, int] = {}
+        self._owners: dict[str, Owner] = {}
         self._work_items: dict[str, Work] = {}
         self._keys: dict[str, KeyRow] = {}
         self._published: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -79,10 +93,10 @@ class History:
         for key in claim.keys:
             thing = thing_of(key)
             last = self._fences.get(thing, 0)
-            again = claim.fence == last and self._world.ledger.keys[key].owner == str(claim.owner)
+            again = claim.fence == last and self._owners.get(thing) == claim.owner
             if claim.fence <= last and not again:
                 raise ViolationError("S1", f"{key} was claimed with {claim.fence} after {last}")
-            self._fences[thing] = claim.fence
+            self._fences[thing], self._owners[thing] = claim.fence, claim.owner
         if claim.request.newest is not None:
             self._begun(claim)
         for worker in self._world.workers:
@@ -171,7 +185,7 @@ class History:
         elif isinstance(told, WorkDeadError):
             if state is not State.DEAD:
                 raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
-        elif isinstance(told, WorkRevokedError | MessageTooOldError | BoomError):
+        elif isinstance(told, WorkRevokedError | MessageTooOldError | BoomError | GaveUpError):
             pass
         elif state is not State.DONE:
             raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
@@ -251,11 +265,11 @@ class History:
             if self.sent_s[message, task.name] > self._newest[task.name, task.key]:
                 raise ViolationError("L1", f"{name} was superseded, and nothing is newer")
             return
-        if task.body == "always exits" and work.state is not State.DEAD:
-            raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
         if work.final or (work.error and "Transaction" in work.error):
             return  # revoked; or the server ended its transactions again and again
-        if work.state is State.FAILED and task.body not in ("fails once", "swallows once"):
+        if task.body == "always exits" and work.state is not State.DEAD:
+            raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
+        if work.state is State.FAILED and task.body not in _FAILING:
             raise ViolationError("L1", f"{name} is FAILED, and its body did not raise")
 
     def _check_leases(self) -> None:
@@ -266,10 +280,11 @@ class History:
         now_us, counts = world.ledger.now_us(), world.counts
         if counts["messages lost on the way"]:
             return
-        if counts["messages revoked"] and counts["processes killed"]:
-            return  # nobody takes over what a dead holder had of revoked work
+        unclaimed = counts["messages revoked"] or counts["broker emptied"]
+        if unclaimed and counts["processes killed"]:
+            return  # nobody takes over what a dead holder had of revoked work, or of a lost message
         for key, row in world.ledger.keys.items():
-            if key.startswith("taskguard:"):
+            if key.startswith("taskguard"):
                 continue  # a relay's, which goes on
             if row.fence < self._fences.get(thing_of(key), 0):
                 continue  # its holder was overtaken under the former key; this runs out by itself

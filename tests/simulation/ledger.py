@@ -142,6 +142,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
         self.effects: list[Any] = []
         # How much of the lease that was asked for is granted; all of it, but for a mutant.
         self.lease_share = 1.0
+        # For so long a purge remembers of a rate when the next start is allowed.
+        self.starts_kept_us = 0
         self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
@@ -162,7 +164,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if row.lease_until < now_us
                 and row.fence < now_us
                 and row.stamp is None  # a mark is purged when its messages are too old to run
-                and (row.next_start or 0) < now_us
+                and (row.next_start or 0) < now_us - self.starts_kept_us
                 and ("key", key) not in self._locked
             ]
             for key in gone:
@@ -200,6 +202,14 @@ class MemoryLedger(NewestMessages, StoredCalls):
         """Whether somebody's lease on the key stands."""
         row = self.keys.get(key)
         return row is not None and row.lease_until > self.now_us()
+
+    def holders(self, key: str, *, but: str = FREE) -> list[KeyRow]:
+        """Who holds the key, or one of its slots; other than one owner."""
+        return [
+            row
+            for name, row in self.keys.items()
+            if (name == key or is_slot(name, of=key)) and row.owner != but and self.is_held(name)
+        ]
 
     @contextmanager
     def _at_once(
@@ -302,12 +312,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _others(self, request: ClaimRequest) -> list[KeyRow]:
         """Who else holds its key, or one of the slots."""
         assert request.bounds is not None
-        key, owner = request.bounds.key, str(request.owner)
-        return [
-            row
-            for name, row in self.keys.items()
-            if (name == key or is_slot(name, of=key)) and row.owner != owner and self.is_held(name)
-        ]
+        return self.holders(request.bounds.key, but=str(request.owner))
 
     def _of_one_slot(self, request: ClaimRequest) -> ClaimRequest:
         """Of the slot that it has, or of the first that is free, or of the first."""
@@ -410,7 +415,10 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _grant(
         self, request: ClaimRequest, records: Records, decision: Decision, keys: list[KeyRow]
     ) -> Claimed:
-        fence, owner = self.next_fence(keys, records.now_us), str(request.owner)
+        last, owner = [key.fence for key in keys], str(request.owner)
+        if request.bounds is not None and records.speaking is not None:
+            last.append(records.speaking.fence)
+        fence = self.next_fence(last, records.now_us)
         until_us = records.now_us + int(request.ttl_s * self.lease_share * 1e6)
         live = (row for row in keys if row.owner != owner and row.lease_until > records.now_us)
         over = next((Owner.parse(row.owner) for row in live), None)
@@ -485,9 +493,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
         )
 
     @staticmethod
-    def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
-        """Above every fence of these keys, and by the clock after a loss of the tables."""
-        return max(now_us, *(key.fence + 1 for key in keys))
+    def next_fence(last: Sequence[int], now_us: int) -> int:
+        """Above every one of these, and by the clock after a loss of the tables."""
+        return max(now_us, *(fence + 1 for fence in last))
 
     # -- the holder's transactions ------------------------------------------------------------
 

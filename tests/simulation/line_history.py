@@ -5,13 +5,15 @@ It reads rows, and asks nothing of the code that it judges.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from simulation.history import History, ViolationError
+from simulation.history import GaveUpError, History, ViolationError
 from simulation.ledger import Work
-from simulation.stored_calls import SUPERSEDED, is_expected, stands
+from simulation.stored_calls import SUPERSEDED, is_expected, keeps, stands
 from taskguard.delivery import Answered, Completed, Dropped, Parked
+from taskguard.errors import WorkDeadError
 from taskguard.ledger.protocol import ClaimRequest
 from taskguard.ledger.records import message_of
 from taskguard.states import State
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from simulation.world import Message, Task
 
 __all__ = ["LineHistory"]
+
+# The place of who stands in no line: behind all of his rank.
+_LAST = 2**63 - 1
+_ANSWERS = Completed | Answered | WorkDeadError | GaveUpError
 
 
 class LineHistory(History):
@@ -34,38 +40,104 @@ class LineHistory(History):
         # Work whose message the broker has lost, and that did not wait in the ledger then.
         self._lost: set[str] = set()
         self._replaced: set[tuple[str, str]] = set()
+        self._gave_up: set[tuple[str, str]] = set()
         self._waited_for: set[str] = set()
+        self._ranks: dict[tuple[str, str], int] = {}
+        # Of strict work that has begun: how often its message was retried then; its place.
+        self._begun: dict[str, int] = {}
+        self._places: dict[str, int] = {}
 
     # -- what happens -------------------------------------------------------------------------
 
+    def published(self, message: Message) -> None:
+        self._ranks[message.name] = message.rank
+        super().published(message)
+
     def granting(self, request: ClaimRequest) -> None:
         """S9: nobody who came before it waits. S10: nobody has replaced its message."""
-        ledger, now_us = self._world.ledger, self._world.ledger.now_us()
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
-        mine = ledger.work_items.get(request.work or "")
+        mine = self._world.ledger.work_items.get(request.work or "")
         if not request.in_line or (mine is not None and mine.state is State.PROCESSING):
             return
-        own = mine is not None and stands(mine) and mine.message == name
-        for row in ledger.work_items.values():
-            if row.key != request.keys[0] or not stands(row) or row is (mine if own else None):
-                continue
-            waits = row.due is None or is_expected(row, now_us)
-            before = not own or (row.parked or 0) < (mine.parked or 0 if mine else 0)
-            if waits and before:
-                raise ViolationError("S9", f"{request.work} begins before {row.id}")
+        own = mine is not None and mine.parked is not None and mine.message == name
+        place = self._place(mine) if own and mine else (self._ranks[name, request.task], _LAST)
+        before = [
+            row
+            for row in self._world.ledger.work_items.values()
+            if row.key == request.line and row is not (mine if own else None)
+            if self._place(row) < place
+        ]
+        self._expect_ended(before, request.work or "")
+        self._expect_turn(before, request)
+
+    def _expect_turn(self, before: list[Work], request: ClaimRequest) -> None:
+        """Nobody of those before it waits; no more are expected than may begin beside it."""
+        now_us = self._world.ledger.now_us()
+        waits = [row.id for row in before if stands(row) and row.due is None]
+        called = [row.id for row in before if is_expected(row, now_us)]
+        room = 1 if request.bounds is None else request.bounds.limit
+        room -= len(self._world.ledger.holders(request.line, but=str(request.owner)))
+        if waits or len(called) >= room:
+            raise ViolationError("S9", f"{request.work} begins before {waits or called}")
+
+    def _expect_ended(self, before: list[Work], work: str) -> None:
+        """Nobody of them has begun, and keeps his place until he has ended."""
+        for row in before:
+            if row.id in self._begun and row.id != work and self._goes_on(row):
+                raise ViolationError("S9", f"{work} begins before {row.id} has ended")
+
+    def _goes_on(self, row: Work) -> bool:
+        """Whether work that has begun has not ended: its retry is on its way, too."""
+        if row.state is State.FAILED and not row.final:
+            alive = self._world.broker.alive(message_of(row))
+            return any(each.retries > self._begun[row.id] for each in alive)
+        return row.state in (State.NEW, State.PROCESSING)
+
+    def _place(self, row: Work) -> tuple[int, int]:
+        """By what its message says of its rank, and what was its place when it began."""
+        rank = self._ranks.get((message_of(row), row.task), 0)
+        return rank, self._places.get(row.id, row.parked or 0)
+
+    def granted(self, request: ClaimRequest) -> None:
+        """It has begun. What is strict keeps its place from now on; what expires has none."""
+        row = self._world.ledger.work_items.get(request.work or "")
+        if request.strict and row is not None:
+            self._begun[row.id] = request.message.retries
+            self._places.setdefault(row.id, row.parked or 0)
+        elif row is not None:
+            self._begun.pop(row.id, None)
+            self._places.pop(row.id, None)
+
+    def called(self, before: dict[str, Work], row: Work) -> None:
+        """S9: it was the first of those who waited, and nobody before it goes on."""
+        line = [each for each in before.values() if each.key == row.key]
+        waiting = [each for each in line if stands(each) and each.due is None]
+        if min(map(self._place, waiting)) < self._place(row):
+            raise ViolationError("S9", f"{row.id} was called before others who wait")
+        self._expect_ended([each for each in line if self._place(each) < self._place(row)], row.id)
+
+    def gave_up(self, message: Message) -> None:
+        """It has failed, and is not retried."""
+        self._gave_up.add(message.name)
+        self._answered.add(message.name)
+        for work in message.task.work_ids(message.id):
+            self._begun.pop(work, None)
+            self._places.pop(work, None)
 
     def acknowledged(self, message: Message, told: Any) -> None:
         """S7: who is parked stands in the ledger."""
         dropped = told.reason if isinstance(told, Dropped) else ""
-        if isinstance(told, Completed | Answered) or dropped == "revoked":
+        if isinstance(told, _ANSWERS) or dropped == "revoked":
             self._answered.add(message.name)
         if isinstance(told, Parked):
             self._world.counts["told Parked"] += 1
             self._expect_stored(message)
         elif dropped == "superseded" and self._is_replaced(*message.name):
             self._world.counts["told that it was replaced"] += 1
+        elif dropped == "superseded" and message.name in self._gave_up:
+            pass  # a copy of one whose caller has heard that it failed
         else:
             super().acknowledged(message, told)
 
@@ -86,13 +158,14 @@ class LineHistory(History):
         """By the broker. Who stands in the ledger is not lost."""
         for message in messages:
             row = self._row(message.task, message.id)
-            if row is None or not stands(row) or message_of(row) != message.id:
+            kept = row is not None and (stands(row) or keeps(row))
+            if row is None or not kept or message_of(row) != message.id:
                 self._lost.add(message.task.work(message.id))
 
     def awaited(self) -> bool:
         """Whether somebody waits in line, or is to be sent again, for nobody has his message."""
         return any(
-            row.state in (State.NEW, State.PROCESSING)
+            (row.state in (State.NEW, State.PROCESSING) or keeps(row))
             and (row.due is not None or row.parked is not None)
             and row.id not in self._lost
             and message_of(row) not in self._world.unreachable
@@ -124,25 +197,30 @@ class LineHistory(History):
             if before.get(row.id) is not row:
                 self._check_place(before.get(row.id), row)
         self._waited_for = {row.key for row in rows if stands(row)}
-        called = [row.key for row in rows if is_expected(row, now_us)]
-        if self.trusts_are_disjoint and len(called) > len(set(called)):
-            raise ViolationError("S9", f"two were called at once: {called}")
+        called = Counter(row.key for row in rows if is_expected(row, now_us))
+        for key, count in called.items():
+            if self.trusts_are_disjoint and count > self._world.most_at_once(key):
+                raise ViolationError("S9", f"{count} are called at once for {key}")
 
     def _check_place(self, before: Work | None, after: Work) -> None:
-        if after.parked is not None and after.state in (State.PROCESSING, State.DONE):
+        placed = (State.DONE,) if after.strict else (State.PROCESSING, State.DONE)
+        if after.parked is not None and after.state in placed:
             raise ViolationError("S9", f"{after.id} is {after.state}, and stands in line")
-        if before is None or not (stands(before) and stands(after)):
+        if before is None or not (in_line(before) and in_line(after)):
             return
         if before.message == after.message and before.parked != after.parked:
             raise ViolationError("S9", f"{after.id} has lost its place")
 
     def _expect_progress(self, key: str) -> None:
-        """L6: somebody holds the key, or has a delivery of it in hand, or was called and comes."""
+        """L6: as many hold the key as may, or somebody has a delivery of it in hand beside those
+        who hold it, or was called and comes; or he comes who keeps the first place."""
         world, broker = self._world, self._world.broker
-        in_hand = (each.message for each in broker.taken.values() if not each.process.dead)
-        called = (each for each in broker.waiting if each.called or self._ran_elsewhere(each))
-        busy = any(each.task.key == key for each in [*in_hand, *called])
-        if busy or world.ledger.is_held(key):
+        taken = [each.message for each in broker.taken.values() if not each.process.dead]
+        in_hand = sum(each.task.key == key for each in taken)
+        comes = any(each.task.key == key and self._comes(each) for each in broker.waiting)
+        held = len(world.ledger.holders(key))
+        comes = comes or world.sending[key] > 0
+        if comes or in_hand > held or held >= world.fewest_at_once(key):
             return
         if world.counts["lock server emptied"] and key in world.locks.held():
             # Handed over, after it was emptied, to a holder who had just ended: until its lease
@@ -150,6 +228,22 @@ class LineHistory(History):
             world.need_relay()
         else:
             raise ViolationError("L6", f"{key} is free, somebody waits for it, and nobody comes")
+
+    def _comes(self, message: Message) -> bool:
+        """Whether its delivery will look after the line."""
+        row = self._row(message.task, message.id)
+        return message.called or self._keeps_first(row, message) or self._ran_elsewhere(message)
+
+    def _keeps_first(self, row: Work | None, message: Message) -> bool:
+        """Whether nobody who waits goes before it."""
+        if row is None or not keeps(row) or message_of(row) != message.id:
+            return False
+        waiting = [
+            self._place(each)
+            for each in self._world.ledger.work_items.values()
+            if each.key == row.key and stands(each) and each.due is None
+        ]
+        return all(self._place(row) < place for place in waiting)
 
     def _ran_elsewhere(self, message: Message) -> bool:
         """Whether another copy, which was not called, has run in its place.
@@ -172,4 +266,12 @@ class LineHistory(History):
                 raise ViolationError("L1", f"{message} was never answered")
 
     def _is_excused(self, message: str, task: Task) -> bool:
+        """Whether it may be lost; or a claim that came late took what had failed for good."""
+        if (message, task.name) in self._gave_up and self._world.counts["messages lost on the way"]:
+            return True
         return task.work(message) in self._lost or message in self._world.unreachable
+
+
+def in_line(row: Work) -> bool:
+    """Whether it has a place: it waits, was called, or keeps it."""
+    return stands(row) or keeps(row)

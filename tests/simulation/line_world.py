@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.history import BoomError, GaveUpError
 from simulation.ledger import MemoryTransaction, Work
 from simulation.line_history import LineHistory
 from simulation.scheduler import Process
 from simulation.servers import BrokerError, PortLedger, PortLocks
+from simulation.stored_calls import keeps
 from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
-from taskguard.delivery import Delivery, MessageRef, stored_call
+from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef, stored_call
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
 from taskguard.guard import JSON
@@ -32,9 +35,9 @@ from taskguard.policy import Policy
 from taskguard.relay import Relay
 from taskguard.sweep import Sweeper
 
-__all__ = ["LineWorld"]
+__all__ = ["QUEUE", "LineWorld"]
 
-_QUEUE = "sim"
+QUEUE = "sim"
 _BODIES = ("transaction", "transaction", "plain", "atomic", "fails once", "exits once")
 # After what befalls every shop: the broker loses what waits there, the database crashes, a message
 # is revoked.
@@ -50,7 +53,7 @@ class PortParking:
 
     worker: Worker
     message: Message
-    queue: str = _QUEUE
+    queue: str = QUEUE
 
     def call(self) -> Mapping[str, Any] | None:
         world = self.worker.world
@@ -63,7 +66,8 @@ class PortParking:
         world.send(self.worker.process, call, message, called=True)
 
     def failed(self, claim: Claim) -> None:
-        """No line is strict here."""
+        """What becomes of it is known once the queue has heard how the delivery ended."""
+        self.worker.failed = claim
 
 
 class LineWorld(World):
@@ -84,11 +88,14 @@ class LineWorld(World):
         self.needs_relay = False
         self.is_calm = False
         self.tasks: dict[str, Task] = {}
+        self.bodies = _BODIES
         self.expiring: set[tuple[str, str]] = set()
         self.unreachable: set[str] = set()
         # Records as they are after a crash of the database: what they are now, what they were.
         self.unflushed: list[tuple[Work, Work | None]] = []
         self.senders = 0
+        # Of which keys somebody enqueues work at this moment, or sends a message that was called.
+        self.sending: Counter[str] = Counter()
         self.ledger._grant = self._granting(self.ledger._grant)  # type: ignore[method-assign]
 
     # -- a schedule ---------------------------------------------------------------------------
@@ -97,24 +104,10 @@ class LineWorld(World):
         pick, one_in = self.choices.pick, self.choices.one_in
         keys = [f"account:{number}" for number in range(1 + pick((2, 1)))]
         for number in range(1 + pick((2, 2))):
-            body = _BODIES[pick([1.0] * len(_BODIES))]
-            task = Task(
-                name=f"t{number}",
-                key=keys[pick([1.0] * len(keys))],
-                body=body,
-                takes_s=(0.02, 0.5, 2.5)[pick((2, 2, 1))],
-                policy=Policy(
-                    ttl_s=(1.0, 3.0)[pick((1, 1))],
-                    atomic=body == "atomic",
-                    max_crashes=50,
-                    busy="retry" if number and one_in(6) else "park",
-                ),
-                by_message=not one_in(4),
-            )
-            self.tasks[task.name] = task
+            task = self._task(f"t{number}", keys, parks=number == 0)
             self.needs_relay = self.needs_relay or task.policy.busy != "park"
             for copy in range(2 + pick((1, 2, 2))):
-                message = Message(f"{task.name}m{copy}", task, sent_s=self.scheduler.now_s)
+                message = self._message(f"{task.name}m{copy}", task)
                 if one_in(10):
                     self.expiring.add(message.name)
                 for _ in range(1 + one_in(6)):
@@ -127,11 +120,41 @@ class LineWorld(World):
         for _ in range(2 + pick((2, 1))):
             self.start_worker()
 
+    def _task(self, name: str, keys: list[str], *, parks: bool) -> Task:
+        pick, one_in = self.choices.pick, self.choices.one_in
+        body = self.bodies[pick([1.0] * len(self.bodies))]
+        key = keys[pick([1.0] * len(keys))]
+        task = Task(
+            name=name,
+            key=key,
+            body=body,
+            takes_s=(0.02, 0.5, 2.5)[pick((2, 2, 1))],
+            policy=self._policy(
+                key,
+                ttl_s=(1.0, 3.0)[pick((1, 1))],
+                atomic=body == "atomic",
+                max_crashes=50,
+                busy="park" if parks or not one_in(6) else "retry",
+            ),
+            by_message=not one_in(4),
+        )
+        self.tasks[task.name] = task
+        return task
+
+    def _policy(self, key: str, **options: Any) -> Policy:
+        """Of a task of this key."""
+        del key
+        return Policy(**options)
+
+    def _message(self, name: str, task: Task) -> Message:
+        """One that is sent now."""
+        return Message(name, task, sent_s=self.scheduler.now_s)
+
     def _enqueue_some(self, keys: list[str]) -> None:
         """Somebody who enqueues work of a key again and again, and what it says of duplicates."""
         duplicate = ("attach", "replace")[self.choices.pick((1, 2))]
         key = keys[self.choices.pick([1.0] * len(keys))]
-        policy = Policy(ttl_s=1.0, busy="park", max_crashes=50)
+        policy = self._policy(key, ttl_s=1.0, busy="park", max_crashes=50)
         task = Task("unique", key, "transaction", 0.02, policy, by_message=False)
         self.tasks[task.name] = task
         times = 2 + self.choices.pick((1, 1))
@@ -147,7 +170,8 @@ class LineWorld(World):
         self.scheduler.spawn(process, enqueue)
 
     def _enqueue(self, process: Process, task: Task, name: str, duplicate: Any) -> None:
-        message = Message(name, task, sent_s=self.scheduler.now_s)
+        message = self._message(name, task)
+        values = {"call": stored_call(self.call_of(message), MessageRef(name), "")}
         delivery = Delivery(
             keys=(task.key,),
             work=task.work(name),
@@ -155,17 +179,26 @@ class LineWorld(World):
             message=MessageRef(name),
             policy=task.policy,
             published_at_s=message.sent_s,
-            call=stored_call(self.call_of(message), MessageRef(name), ""),
+            **{**self.options_of(message), **values},
         )
 
         def send(call: Mapping[str, Any], ref: MessageRef) -> None:
             self.send(process, call, ref, called=False)
 
+        self.sending[task.key] += 1
         with contextlib.suppress(TaskguardError):  # AlreadyEnqueuedError, or no answer
-            placed = enqueue_in(None, self._runtime(process), delivery, send, duplicate=duplicate)
+            placed = enqueue_in(
+                None,
+                self._runtime(process),
+                delivery,
+                send,
+                duplicate=duplicate,
+                again_after_s=60.0,
+            )
             self.counts[f"enqueued: {placed.outcome}"] += 1
             if placed.outcome == "replaced" and placed.first is not None:
                 self.history.replaced(placed.first.message, task)
+        self.sending[task.key] -= 1
 
     def _runtime(self, process: Process) -> TaskGuard:
         return TaskGuard(
@@ -200,8 +233,8 @@ class LineWorld(World):
 
         def run() -> None:
             runtime = self._runtime(process)
-            relay = Relay(runtime, {_QUEUE: send}, {_QUEUE: hand_off})
-            sweeper = Sweeper(runtime, {_QUEUE: send})
+            relay = Relay(runtime, {QUEUE: send}, {QUEUE: hand_off})
+            sweeper = Sweeper(runtime, {QUEUE: send}, again_after_s=60.0)
             for number in itertools.count():
                 self.scheduler.sleep(1.0)
                 with contextlib.suppress(TaskguardError):
@@ -216,6 +249,17 @@ class LineWorld(World):
         self.is_calm = True
         if self.needs_relay:
             self.need_relay()
+
+    def most_at_once(self, key: str) -> int:
+        """By the highest limit that a task of this key has."""
+        return max(self._limits(key), default=1)
+
+    def fewest_at_once(self, key: str) -> int:
+        """By the lowest."""
+        return min(self._limits(key), default=1)
+
+    def _limits(self, key: str) -> list[int]:
+        return [task.policy.limit for task in self.tasks.values() if task.key == key]
 
     def need_relay(self) -> None:
         """Something happened that takes one; it comes when nothing more befalls."""
@@ -277,18 +321,35 @@ class LineWorld(World):
         names = names or [name for name, _ in self.published]
         name = names[self.choices.pick([1.0] * len(names))]
         for (message, _), task in list(self.published.items()):
+            row = self.ledger.work_items.get(task.work(name))
+            if message == name and row is not None and keeps(row):
+                self.need_relay()  # nobody is at hand who would look after the line
             if message == name and self.ledger.revoke(task.work(name), message=name):
                 self.counts["messages revoked"] += 1
                 self.say(f"message {name} REVOKED")
 
     # -- what servers do ----------------------------------------------------------------------
 
+    def told(self, worker: Worker, message: Message, told: Any) -> None:
+        """As Celery's signals do it: after the retry was sent, before it is acknowledged."""
+        claim, worker.failed = worker.failed, None
+        if isinstance(told, GaveUpError):
+            self.history.gave_up(message)
+        if claim is None:
+            return
+        self.boundary(worker.process, f"told of {message.id}{message.number}")
+        if isinstance(told, BoomError):
+            worker.runner.line.retried(claim, call=None, app="", in_s=0.5)
+        else:
+            worker.runner.line.gave_up(claim, PortParking(worker, message), app="")
+
     def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
         parks = message.task.policy.busy == "park"
         return PortParking(worker, message) if parks else None
 
     def call_of(self, message: Message) -> dict[str, Any]:
-        return {"queue": _QUEUE, "task": message.task.name, "sent_s": message.sent_s}
+        call = {"queue": QUEUE, "task": message.task.name, "sent_s": message.sent_s}
+        return {**call, "rank": message.rank}
 
     def send(
         self, process: Process, call: Mapping[str, Any], ref: MessageRef, *, called: bool
@@ -298,9 +359,18 @@ class LineWorld(World):
         lost = self.loses("broker.send")
         numbers = ref.retries, ref.deferrals
         task = self.tasks[str(call["task"])]
-        message = Message(ref.id, task, *numbers, sent_s=call["sent_s"], called=called)
+        message = Message(
+            ref.id,
+            task,
+            *numbers,
+            ready_at_s=call.get(NOT_BEFORE, 0.0),
+            sent_s=call["sent_s"],
+            called=called,
+            rank=call["rank"],
+        )
         if lost != "question" and ref.id not in self.unreachable:
             self.publish(message)
+        self.sending[task.key] -= called
         self.boundary(process, f"broker.send {ref.id} done")
         if lost:
             raise BrokerError("send: no answer")
@@ -317,6 +387,8 @@ class LineWorld(World):
         before = dict(rows)
         found = self.ledger.call_next(key, **asked)
         if found is not None:
+            self.history.called(before, rows[found.work])
+            self.sending[key] += 1
             self.unflushed.append((rows[found.work], before[found.work]))
             self.say(f"  {found.work}: called")
         return found
@@ -328,6 +400,8 @@ class LineWorld(World):
     def _granting(self, grant: Callable[..., Claimed]) -> Callable[..., Claimed]:
         def granting(request: ClaimRequest, *rest: Any) -> Claimed:
             self.history.granting(request)
-            return grant(request, *rest)
+            found = grant(request, *rest)
+            self.history.granted(request)
+            return found
 
         return granting

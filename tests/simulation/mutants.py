@@ -78,8 +78,8 @@ def _counted_tokens(world: World) -> None:
         counter.clear()
         empty()
 
-    def next_fence(keys: Sequence[KeyRow], now_us: int) -> int:
-        del keys, now_us
+    def next_fence(last: Sequence[int], now_us: int) -> int:
+        del last, now_us
         counter.append(1)
         return len(counter)
 

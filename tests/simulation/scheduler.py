@@ -95,11 +95,6 @@ class Thread:
     ready_at_s: float = 0.0
     until: Callable[[], bool] | None = None
 
-    def ready(self, now_s: float) -> bool:
-        if self.process.paused_until_s > now_s:
-            return False
-        return self.ready_at_s <= now_s or (self.until is not None and self.until())
-
     @property
     def wakes_at_s(self) -> float:
         return max(self.ready_at_s, self.process.paused_until_s)
@@ -182,7 +177,13 @@ class Scheduler:
         while not until():
             if self.steps >= limit:
                 raise StuckError(f"not quiet after {limit} steps, at {self.now_s - 1_000:.1f} s")
-            ready = [thread for thread in self._threads if thread.ready(self.now_s)]
+            now_s = self.now_s
+            ready = [
+                thread
+                for thread in self._threads
+                if (thread.ready_at_s <= now_s or (thread.until is not None and thread.until()))
+                and thread.process.paused_until_s <= now_s
+            ]
             if not ready:
                 wakes_at_s = min((each.wakes_at_s for each in self._threads), default=float("inf"))
                 if wakes_at_s == float("inf"):

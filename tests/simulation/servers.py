@@ -313,6 +313,12 @@ class PortLedger(Boundary):
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         return self._ask("park", lambda: self.world.park(request, only_new=only_new))
 
+    def keep(self, claim: Claim, **how: Any) -> bool:
+        return self._ask("keep", lambda: self.world.ledger.keep(claim, **how))
+
+    def leave(self, claim: Claim) -> bool:
+        return self._ask("leave", lambda: self.world.ledger.leave(claim))
+
     def call_next(self, key: str, **asked: Any) -> Overdue | None:
         return self._ask("call_next", lambda: self.world.call_next(key, **asked))
 

@@ -276,12 +276,14 @@ class StoredCalls:
         placed = mine is not None and mine.parked is not None
         if mine is not None and placed and mine.message == request.message.name:
             place = _place(mine)
+        elif mine is not None and stands(mine) and not _was_sent_again(mine):
+            return True  # nothing else would answer that message
         before = [
             None if keeps(row) else row.due
             for row in self.work_items.values()
             if row.key == request.line
             and _place(row) < place
-            and (keeps(row) or _is_awaited(row, request.work, now_us))
+            and (keeps(row) or _is_awaited(row, now_us))
             and not (request.newest is not None and row.task == request.task)
         ]
         return None in before or len(before) >= room
@@ -323,11 +325,13 @@ def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int 
     return max(0, opens_us - now_us)
 
 
-def _is_awaited(row: Work, work: str | None, now_us: int) -> bool:
-    """Whether it waits, or is expected; of this very work, until it was sent again."""
-    called_once = not (row.call or "").startswith(_SENT)
-    mine = row.id == work and called_once
-    return stands(row) and (row.due is None or mine or is_expected(row, now_us))
+def _is_awaited(row: Work, now_us: int) -> bool:
+    """Whether it waits, or is expected."""
+    return stands(row) and (row.due is None or is_expected(row, now_us))
+
+
+def _was_sent_again(row: Work) -> bool:
+    return row.due is not None and (row.call or "").startswith(_SENT)
 
 
 def keeps(row: Work) -> bool:
@@ -363,8 +367,8 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
 
 
 def is_expected(row: Work, now_us: int) -> bool:
-    """Whether it was called a short while ago, for the first time."""
-    if not stands(row) or row.due is None or row.due <= now_us:
+    """Whether it was called a short while ago, for the first time, and is not strict."""
+    if row.strict or not stands(row) or row.due is None or row.due <= now_us:
         return False
     return not (row.call or "").startswith(_SENT)
 

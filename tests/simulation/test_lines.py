@@ -23,7 +23,7 @@ def test_no_schedule_loses_or_forgets_anybody(
     thirds of them without a relay, which is needed only where a process died or an answer was lost,
     and not where the lock server was emptied.
     """
-    schedules = exploration.amount(800, 60_000)
+    schedules = exploration.amount(500, 60_000)
     seed = exploration.seed
     report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=LineWorld)
     for failure in report.failures[:1]:

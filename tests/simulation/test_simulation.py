@@ -26,7 +26,7 @@ def test_no_schedule_breaks_anything(
     A run that never saw a stale commit refused, a second holder and an unknown outcome would
     prove nothing: each was seen often.
     """
-    schedules = exploration.amount(5_000, 200_000)
+    schedules = exploration.amount(4_500, 200_000)
     report = explore(schedules, exploration.seed, processes=os.cpu_count() or 1)
     for failure in report.failures[:1]:
         pytest.fail(f"seed {failure.seed}: {failure.text}\n{trace(shrink(failure))}")
@@ -72,7 +72,7 @@ def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> Non
     assert failure.name in mutant.breaks, failure.text
     again, _ = run_one(failure.seed, mistake=mutant.mistake)
     assert again == failure
-    small = shrink(failure, within_s=3.0, mistake=mutant.mistake)
+    small = shrink(failure, within_s=1.0, mistake=mutant.mistake)
     assert small.name == failure.name
     assert sum(map(bool, small.choices)) <= sum(map(bool, failure.choices))
     assert trace(small, mistake=mutant.mistake)

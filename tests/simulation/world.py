@@ -20,7 +20,7 @@ from typing import Any
 import taskguard.admission
 import taskguard.parking
 import taskguard.watchdog
-from simulation.history import CHANGED, BoomError, History, OwnWordError
+from simulation.history import CHANGED, BoomError, GaveUpError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
@@ -115,6 +115,7 @@ class Message:
     ready_at_s: float = 0.0
     sent_s: float | None = None
     called: bool = False
+    rank: int = 0
 
     @property
     def number(self) -> tuple[int, int]:
@@ -223,6 +224,7 @@ class Worker:
         self.world = world
         self.former = former  # it has the guards from before the deploy
         self.process = Process(name)
+        self.failed: Claim | None = None  # of the message in hand, which keeps its place
         locks = PortLocks(world, self.process) if world.has_locks else None
         self.runner = Runner(
             locks=locks,
@@ -280,6 +282,7 @@ class Worker:
                 if isinstance(told, BoomError):
                     # As autoretry_for: the next try is published before this one is acknowledged.
                     self.publish(message, deferrals=message.deferrals, delay_s=0.5, retries=1)
+                world.told(self, message, told)
             except BrokerError:
                 world.broker.reject(tag)
                 continue
@@ -293,7 +296,7 @@ class Worker:
             world.broker.acknowledge(tag)
 
     def _deliver(self, message: Message) -> Any:
-        task = message.task
+        task, self.failed = message.task, None
         keys, (work, *formerly) = (task.key,), task.work_ids(message.id)
         if self.former:
             work, formerly = task.work(message.id), []
@@ -313,12 +316,13 @@ class Worker:
             published_at_s=message.sent_s,
             parking=self.world.parking_of(self, message),
             called=message.called,
+            **self.world.options_of(message),
         )
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
         except (TransactionAbandonedError, TransactionFailedError) as error:
             return BoomError(str(error))
-        except (BoomError, OwnWordError, TaskguardError) as error:
+        except (BoomError, GaveUpError, OwnWordError, TaskguardError) as error:
             return error
 
     # -- bodies -------------------------------------------------------------------------------
@@ -330,6 +334,8 @@ class Worker:
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
                 raise BoomError(work)
+            if task.body == "gives up" and guard.attempt <= 3:
+                raise GaveUpError(work)
             if task.body == "always exits" or (task.body == "exits once" and guard.attempt == 1):
                 world.counts["bodies that ended their process"] += 1
                 raise SystemExit(work)
@@ -464,6 +470,14 @@ class World:
         """How the message is parked; here none is."""
         del worker, message
         return None
+
+    def options_of(self, message: Message) -> dict[str, Any]:
+        """What else a delivery of the message has; here nothing."""
+        del message
+        return {}
+
+    def told(self, worker: Worker, message: Message, told: Any) -> None:
+        """The queue has heard how a delivery ended, and has sent its retry, if there is one."""
 
     def start_worker(self) -> None:
         """One more; a deploy may be taken back, so that it has either guard."""

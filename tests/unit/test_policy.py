@@ -44,6 +44,8 @@ from taskguard.states import State
         ({"max_crashes": 2**31}, "at most 2,147,483,647"),
         ({"max_crashes": 0}, "at least 1"),
         ({"ttl_s": 30, "max_hold_s": 10}, "max_hold_s"),
+        ({"rate": "1/d", "burst": 32}, "allowed again after 2.6784e.06 s"),
+        ({"rate": "1/m", "burst": 62, "retention_s": 60}, "or a longer retention_s"),
         ({"namespace": "a b"}, "namespace"),
         ({"namespace": "a" * 101}, "100 bytes at most"),
     ],
@@ -53,6 +55,12 @@ def test_a_wrong_option_is_named_with_its_task(options: dict[str, Any], said: st
     with pytest.raises(ConfigurationError, match=said) as caught:
         make_policy(options, task="shop.ship")
     assert "shop.ship" in str(caught.value)
+
+
+def test_a_burst_that_is_allowed_again_in_time() -> None:
+    """Nothing is purged before an hour has passed, or `retention_s`."""
+    assert Policy(rate="1/d", burst=31).burst == 31
+    assert Policy(rate="1/m", burst=61, retention_s=60).burst == 61
 
 
 def test_defaults() -> None:

@@ -11,7 +11,7 @@ limit had among them, and of the key itself, from before it had any. A start is 
 transaction of its claim, and only there: not if the same owner asks again, and not what is refused.
 
 Does not guarantee that a slot which is free by now is seen: holders end without the key's row. Nor
-a fence that grows over all slots: it is the slot's.
+a fence that grows over all slots: it is the slot's, and its work's.
 
 Read next: `taskguard/bounds.py` for the rate, `lines.py` for who is called.
 """
@@ -80,6 +80,11 @@ class BoundedClaim(LockedClaim):
         if self.request.in_line and lines.is_behind(self.db, self.request, self.now_us, room=room):
             return self._busy(None)
         return self._charge()
+
+    def _last_fences(self) -> list[int]:
+        """Its work's, too, which may have been in another slot, by a clock that was set back."""
+        fences = super()._last_fences()
+        return fences if self.row is None else [*fences, self.row.fence]
 
     def _charge(self) -> Busy | None:
         """Note the start in the key's row, which is locked; Busy if it is too early for one."""

@@ -283,7 +283,7 @@ class LockedClaim:
         if mine and (decision is Decision.SAME or self.request.work is None):
             fence = self.keys[0].fence  # the same owner asks again and gets the same grant
         else:
-            fence = max(self.now_us, *(key.fence + 1 for key in self.keys))
+            fence = max(self.now_us, *(last + 1 for last in self._last_fences()))
             if self.own is not None:
                 fence = self._move_own(self.own, fence)
             until_us = self.now_us + int(self.request.ttl_s * 1e6)
@@ -292,6 +292,10 @@ class LockedClaim:
             if self.request.work is not None:
                 self._write_works(decision, fence, until_us)
         return self.records.claimed(self.request, fence, decision)
+
+    def _last_fences(self) -> list[int]:
+        """Those that the fence of this claim has to be above."""
+        return [key.fence for key in self.keys]
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
         """Move the user's row to PROCESSING; returns a fence above every one that it had."""

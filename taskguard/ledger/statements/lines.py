@@ -78,8 +78,12 @@ def in_line(work: Any) -> sa.ColumnElement[bool]:
 
 
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
-    """Whether it was called a short while ago. One that was called again holds up nobody."""
-    return sa.and_(work.c.due > now_us, _called_once(work))
+    """Whether it was called a short while ago. One that was called again holds up nobody.
+
+    Nor does one that is strict, other than those behind it, by the place that it keeps: it may not
+    have been called, but enqueued.
+    """
+    return sa.and_(work.c.due > now_us, work.c.strict.is_(None), _called_once(work))
 
 
 def _called_once(work: Any) -> sa.ColumnElement[bool]:

@@ -129,6 +129,19 @@ class TestLimit:
         book.ledger.complete(found.claim, None)
         assert book.work(1).state == "DONE"
 
+    def test_the_fence_of_its_work_grows(self, book: Any) -> None:
+        """Also in another slot, and if the clock was set back since it was claimed."""
+        book.ledger.complete(claimed(book, 2, 2).claim, None)
+        book.set_fence(book.ledger.now_us() + HOUR_US)
+        dead = claimed(book, 1, 2)
+        assert slot_of(dead) == "account:1#0"
+        book.expire_all()
+        other = replace(delivery(1, 2).bounds, slots=("account:1#1",))
+        found = book.ledger.claim(replace(delivery(1, 2), bounds=other))
+        assert found.claim.fence > dead.claim.fence
+        assert book.work(1).fence == found.claim.fence
+        book.ledger.complete(found.claim, None)
+
     def test_renewed(self, book: Any) -> None:
         """By its slot and its work, as every lease."""
         holders = [claimed(book, number, 2) for number in (1, 2)]
@@ -298,16 +311,21 @@ class TestRate:
         book.pass_time(HOUR_US // 10)
         claimed(book, 2, 1, rate)
 
-    def test_a_purge(self, book: Any) -> None:
-        """Does not forget a start that is not allowed yet."""
-        rate = rate_of("1/d", 1)
+    @pytest.mark.parametrize(("text", "burst"), [("1/d", 1), ("4/h", 5)])
+    def test_a_purge(self, book: Any, text: str, burst: int) -> None:
+        """Does not forget a start that is not allowed yet, nor how much of a burst is used up, if
+        it is allowed again within the time for which records are kept."""
+        rate = rate_of(text, burst)
         book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
         book.set_fence(1)  # as if it were long ago
         if book.kind == "memory":
+            book.ledger.starts_kept_us = HOUR_US
             assert book.ledger.purge_keys() == 0
         else:
             assert book.ledger.purge(older_than_s=3_600).keys == 0
-        assert refused(book, 2, 1, rate).too_early
+        for number in range(2, burst + 1):
+            book.ledger.complete(claimed(book, number, 1, rate).claim, None)
+        assert refused(book, burst + 1, 1, rate).too_early
 
     def test_with_slots(self, book: Any) -> None:
         """The rate is of the key, not of each slot."""

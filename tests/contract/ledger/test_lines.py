@@ -586,6 +586,17 @@ class TestStrict:
         book.ledger.complete(head.claim, None)
         assert call(book) == "m2"
 
+    def test_who_was_enqueued_holds_up_only_those_behind(self, book: Any) -> None:
+        """Who was sent before it is called as soon as the key is free: it has not been called."""
+        now_us = book.ledger.now_us()
+        head = self.begin(book, sent_us=now_us - 9)
+        assert book.ledger.park(strict(2, sent_us=now_us - 7))
+        with book.transaction() as db:
+            book.ledger.enqueue(db, strict(3, sent_us=now_us - 5), due_in_s=600.0)
+        book.ledger.complete(head.claim, None)
+        assert book.ledger.open_keys() == [KEY]
+        assert call(book) == "m2"
+
 
 class TestMaxWaiting:
     """So many may wait for a key, and no more."""
@@ -710,6 +721,20 @@ class TestClaim:
         assert call(book) == "m3"
         book.ledger.complete(claimed(book, 3).claim, None)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_behind_it_also_with_a_lower_rank(self, book: Any, redelivered: bool) -> None:
+        """Its broker would deliver it first; who waits would never be answered."""
+        holder = claimed(book, 1)
+        park(book, 2, rank=5)
+        book.ledger.complete(holder.claim, None)
+        again = {"message": MessageRef("again"), "redelivered": redelivered, "rank": 1}
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        assert call(book) == "m2"
+        assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
+        book.make_due()
         book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 

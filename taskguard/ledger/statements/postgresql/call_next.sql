@@ -26,7 +26,7 @@ called as (
         and not exists (
             select from taskguard_work o
             where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
-                and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
+                and o.strict is null and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
         )
         -- Nor who keeps his place before him until his work has ended.
         and not exists (

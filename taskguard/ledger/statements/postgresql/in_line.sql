@@ -13,7 +13,8 @@ and (
                 or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
         end
         -- Work that has begun is taken over before anybody's turn. A place in the line is that of
-        -- one message: another one of its work stands behind it.
+        -- one message: another one of its work stands behind it, whatever its rank, as long as
+        -- nothing else answers the one that waits.
         and (o.rank, o.parked) < (
             coalesce(
                 (
@@ -21,6 +22,9 @@ and (
                         when mine.state = 'PROCESSING' then -2147483648
                         when mine.message = %(message)s::text and mine.parked is not null
                             then mine.rank
+                        when mine.state = 'NEW' and mine.parked is not null
+                            and (mine.due is null or left(mine.call, 8) <> '{"sent":')
+                            then 2147483647
                     end
                     from taskguard_work mine
                     where mine.id = %(work)s::text

@@ -1,0 +1,242 @@
+"""The mistakes that can be made of orders, slots and rates. Each must be found out.
+
+They are changes of the ledger in memory, and of what is asked of it; the contract suite finds the
+same ones in the statements of the databases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from simulation import stored_calls
+from simulation.bounded_world import BoundedWorld
+from simulation.ledger import KeyRow
+from simulation.mutants import Mutant
+from taskguard.delivery import Delivery
+from taskguard.errors import LineFullError
+from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest
+from taskguard.ledger.records import Overdue
+from taskguard.parking import Line
+
+__all__ = ["BOUNDED_MUTANTS"]
+
+
+def _slot_without_a_fence(world: BoundedWorld) -> None:
+    """Who holds a slot counts, and has the fence that this had before."""
+    right = world.ledger._grant
+
+    def grant(request: ClaimRequest, *rest: Any) -> Any:
+        def last(fences: Sequence[int], now_us: int) -> int:
+            return max(fences) or now_us
+
+        if request.bounds is None or not request.bounds.slots:
+            return right(request, *rest)
+        world.ledger.next_fence = last  # type: ignore[method-assign]
+        try:
+            return right(request, *rest)
+        finally:
+            del world.ledger.next_fence
+
+    world.ledger._grant = grant  # type: ignore[method-assign]
+
+
+def _slot_whatever_others_hold(world: BoundedWorld) -> None:
+    """A slot that is free may be had, however many hold others."""
+    right = world.ledger._held_up
+
+    def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
+        world.ledger._others = lambda request: []  # type: ignore[method-assign]
+        try:
+            return right(request, *rest)
+        finally:
+            del world.ledger._others
+
+    world.ledger._held_up = held_up  # type: ignore[method-assign]
+
+
+def _slot_that_is_held(world: BoundedWorld) -> None:
+    """Leases of slots do not count."""
+    right = world.ledger._decided
+
+    def decided(request: ClaimRequest, *rest: Any) -> ClaimAnswer:
+        if request.bounds is not None and request.bounds.slots:
+            slot = request.keys[0]
+            row = world.ledger.keys.get(slot, KeyRow())
+            world.ledger.keys[slot] = replace(row, lease_until=0)
+        return right(request, *rest)
+
+    world.ledger._decided = decided  # type: ignore[method-assign]
+
+
+def _place_given_up_at_a_retry(world: BoundedWorld) -> None:
+    """What has failed leaves its line, though its retry is on its way."""
+
+    def keep(claim: Claim, **how: Any) -> bool:
+        del how
+        return world.ledger.leave(claim)
+
+    world.ledger.keep = keep  # type: ignore[method-assign]
+
+
+def _place_never_given_up(world: BoundedWorld) -> None:
+    """What has failed for good keeps its place."""
+    world.patch(Line, "gave_up", lambda *_, **how: None)
+
+
+def _hint_taken_for_nobody(world: BoundedWorld) -> None:
+    """Who holds the key for work that keeps its place goes by a hint that its last holder took."""
+    world.hints = True
+    right = Line.released
+
+    def released(line: Line, delivery: Delivery, *, hint: bool | None) -> None:
+        right(line, delivery, hint=hint or (None if delivery.bounds else False))
+
+    world.patch(Line, "released", released)
+
+
+def _no_strict_place(world: BoundedWorld) -> None:
+    """What has begun holds up nobody when its holder is gone."""
+    world.patch(stored_calls, "keeps", lambda row: False)
+
+
+def _rank_ignored(world: BoundedWorld) -> None:
+    """Who was sent first is called first."""
+    world.patch(stored_calls, "_place", lambda row: (0, row.parked or 0))
+
+
+def _rank_of_newcomers_ignored(world: BoundedWorld) -> None:
+    """Who comes while others wait has the lowest rank."""
+    right = world.ledger.is_behind
+
+    def is_behind(request: ClaimRequest, *, room: int = 1) -> bool:
+        return right(replace(request, rank=-1), room=room)
+
+    world.ledger.is_behind = is_behind  # type: ignore[method-assign]
+
+
+def _start_for_nothing(world: BoundedWorld) -> None:
+    """A claim that is granted is not charged."""
+    right = world.ledger._held_up
+
+    def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
+        key = "" if request.bounds is None else request.bounds.key
+        before = world.ledger.keys.get(key, KeyRow()).next_start
+        refused = right(request, *rest)
+        if refused is None and key in world.ledger.keys:
+            world.ledger.keys[key] = replace(world.ledger.keys[key], next_start=before)
+        return refused
+
+    world.ledger._held_up = held_up  # type: ignore[method-assign]
+
+
+def _charge(world: BoundedWorld, request: ClaimRequest) -> None:
+    if request.bounds is not None and request.bounds.rate is not None:
+        key, rate = request.bounds.key, request.bounds.rate
+        now_us, row = world.ledger.now_us(), world.ledger.keys.get(key, KeyRow())
+        opens_us = rate.opens_us(row.next_start, now_us)
+        charged = replace(row, next_start=rate.charged_us(opens_us, now_us))
+        world.ledger.keys[key] = charged
+
+
+def _lost_claims_charge(world: BoundedWorld) -> None:
+    """A start is charged before it is known whether the key is free."""
+    right = world.ledger._decided
+
+    def decided(request: ClaimRequest, *rest: Any) -> ClaimAnswer:
+        answer = right(request, *rest)
+        if isinstance(answer, Busy) and not answer.too_early:
+            _charge(world, request)
+        return answer
+
+    world.ledger._decided = decided  # type: ignore[method-assign]
+
+
+def _refused_starts_charge(world: BoundedWorld) -> None:
+    """Who comes too early moves the next start."""
+    right = world.ledger._held_up
+
+    def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
+        refused = right(request, *rest)
+        if refused is not None and refused.too_early:
+            _charge(world, request)
+        return refused
+
+    world.ledger._held_up = held_up  # type: ignore[method-assign]
+
+
+def _never_called_ahead(world: BoundedWorld) -> None:
+    """Nobody is called before his time, and at that time nobody looks."""
+    right = stored_calls.room
+
+    def at_once(*asked: Any) -> int | None:
+        wait_us = right(*asked)
+        return wait_us if wait_us == 0 else None
+
+    world.patch(stored_calls, "room", at_once)
+
+
+def _relay_forgets_rates(world: BoundedWorld) -> None:
+    """A line that had to wait for its rate is not looked at again."""
+    right = world.ledger.open_keys
+
+    def open_keys(**asked: Any) -> list[str]:
+        return [key for key in right(**asked) if key not in world.ledger.keys or _unrated(key)]
+
+    def _unrated(key: str) -> bool:
+        return world.ledger.keys[key].next_start is None
+
+    world.ledger.open_keys = open_keys  # type: ignore[method-assign]
+
+
+def _one_at_a_time(world: BoundedWorld) -> None:
+    """Of several for whom there is room one is called, as if there were one slot."""
+    right = world.ledger.call_next
+
+    def call_next(key: str, **asked: Any) -> Overdue | None:
+        if asked.get("bounds") is not None:
+            asked["bounds"] = replace(asked["bounds"], limit=1)
+        return right(key, **asked)
+
+    world.ledger.call_next = call_next  # type: ignore[method-assign]
+
+
+def _full_and_silent(world: BoundedWorld) -> None:
+    """Who finds the line full is acknowledged as if he waited."""
+    right = world.ledger.park
+
+    def park(request: ClaimRequest, **how: Any) -> bool:
+        try:
+            return right(request, **how)
+        except LineFullError:
+            return True
+
+    world.ledger.park = park  # type: ignore[method-assign]
+
+
+def _full_for_who_has_begun(world: BoundedWorld) -> None:
+    """A retry, or one who was called, is refused where the line is full."""
+    right = stored_calls._is_full
+    world.patch(stored_calls, "_is_full", lambda ledger, row, request: right(ledger, None, request))
+
+
+BOUNDED_MUTANTS = (
+    Mutant("slot without a fence", _slot_without_a_fence, ("S1", "S6")),
+    Mutant("slot whatever others hold", _slot_whatever_others_hold, ("S5", "S9", "S12")),
+    Mutant("slot that is held", _slot_that_is_held, ("S5",)),
+    Mutant("place given up at a retry", _place_given_up_at_a_retry, ("L6", "S9")),
+    Mutant("place never given up", _place_never_given_up, ("L1", "L6")),
+    Mutant("hint taken for nobody", _hint_taken_for_nobody, ("L6",)),
+    Mutant("no place of who has begun", _no_strict_place, ("S9",)),
+    Mutant("rank ignored", _rank_ignored, ("S9",)),
+    Mutant("rank of newcomers ignored", _rank_of_newcomers_ignored, ("S9",)),
+    Mutant("start for nothing", _start_for_nothing, ("S12",)),
+    Mutant("lost claims charge", _lost_claims_charge, ("S12",)),
+    Mutant("refused starts charge", _refused_starts_charge, ("S12",)),
+    Mutant("never called ahead", _never_called_ahead, ("L6",)),
+    Mutant("relay forgets rates", _relay_forgets_rates, ("L1",)),
+    Mutant("one of several is called", _one_at_a_time, ("L6",)),
+    Mutant("full, and silent", _full_and_silent, ("L1", "S7")),
+    Mutant("full for who has begun", _full_for_who_has_begun, ("S7",)),
+)

@@ -1,0 +1,146 @@
+"""Lines with an order or bounds of their own, in the shop of `line_world.py`, with all that befalls
+it there: `order="strict"` and `"priority"`, `limit=`, `rate=` and `burst=`, `max_waiting=`.
+
+All tasks of a key have the same kind of line. Some have another limit than others, as after a
+deploy, and some are of no order among those that have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import taskguard.parking
+from simulation.bounded_history import BoundedHistory
+from simulation.line_world import LineWorld
+from simulation.scheduler import Process
+from simulation.stored_calls import is_expected
+from simulation.world import Message, Task
+from taskguard.bounds import Bounds, rate_of
+from taskguard.delivery import MessageRef, stored_call
+from taskguard.errors import LineFullError
+from taskguard.ledger.outbox import Overdue
+from taskguard.ledger.protocol import Busy, ClaimAnswer, ClaimRequest
+from taskguard.policy import Policy
+
+__all__ = ["BoundedWorld"]
+
+_KINDS = ("strict", "priority", "limit", "rate", "both")
+_RATES = ("2/s", "1/s", "20/m")
+_BODIES = ("gives up", "always exits")
+# As long as it takes until the highest burst of the lowest rate may begin at once again.
+_RETENTION_US = 6_000_000
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """In place of `time`, for what is sent to come later."""
+
+    time: Callable[[], float]
+
+
+class BoundedWorld(LineWorld):
+    """One schedule."""
+
+    history: BoundedHistory
+
+    def __init__(self, choices: Any, **values: Any) -> None:
+        super().__init__(choices, **values)
+        self.history = BoundedHistory(self)
+        self.bodies = (*self.bodies, *_BODIES)
+        self.ledger.starts_kept_us = _RETENTION_US
+        self._lines: dict[str, dict[str, Any]] = {}
+
+    # -- a schedule ---------------------------------------------------------------------------
+
+    def _policy(self, key: str, **options: Any) -> Policy:
+        pick, one_in = self.choices.pick, self.choices.one_in
+        if key not in self._lines:
+            self._lines[key] = self._line()
+        line = dict(self._lines[key])
+        if options["busy"] != "park" or (line["order"] == "strict" and one_in(6)):
+            line["order"] = "fifo"
+        if options["busy"] != "park":
+            line["max_waiting"] = None
+        if line["limit"] > 1 and one_in(2):
+            line["limit"] = 3
+        # Work that has begun is put off again and again until a start is allowed.
+        options["max_crashes"] = 2 if line["rate"] else (5, 2)[pick((2, 1))]
+        return Policy(**options, **line)
+
+    def _line(self) -> dict[str, Any]:
+        pick, one_in = self.choices.pick, self.choices.one_in
+        kind = _KINDS[pick((4, 2, 2, 3, 2))]
+        rate = _RATES[pick((2, 2, 1))] if kind in ("rate", "both") else None
+        return {
+            "order": kind if kind in ("strict", "priority") else "fifo",
+            "limit": 2 if kind in ("limit", "both") else 1,
+            "rate": rate,
+            "burst": 1 if rate is None else 1 + pick((2, 1, 1)),
+            "max_waiting": 1 + pick((1, 1, 1)) if one_in(3) else None,
+        }
+
+    def _message(self, name: str, task: Task) -> Message:
+        rank = self.choices.pick((1, 1, 1)) if task.policy.order == "priority" else 0
+        return replace(super()._message(name, task), rank=rank)
+
+    def _fill(self) -> None:
+        super()._fill()
+        # What keeps its place, and never comes, keeps the others waiting for more than an hour.
+        strict = {task.key for task in self.tasks.values() if task.policy.order == "strict"}
+        self.unreachable -= {
+            name for (name, _), task in self.published.items() if task.key in strict
+        }
+
+    def options_of(self, message: Message) -> dict[str, Any]:
+        task, policy = message.task, message.task.policy
+        options: dict[str, Any] = {"rank": message.rank}
+        if policy.bounded:
+            options["bounds"] = Bounds(task.key, policy.limit, policy.starts)
+        # What expires is not stored.
+        if policy.order == "strict" and message.name not in self.expiring:
+            call = stored_call(self.call_of(message), MessageRef(message.id), "")
+            options |= {"strict": True, "call": call}
+        return options
+
+    # -- what servers do ----------------------------------------------------------------------
+
+    def park(self, request: ClaimRequest, *, only_new: bool) -> bool:
+        rows = dict(self.ledger.work_items)
+        try:
+            parked = super().park(request, only_new=only_new)
+        except LineFullError:
+            self.history.refused(request, rows)
+            raise
+        if parked:
+            self.history.parked(request, rows)
+        return parked
+
+    def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
+        found = super().claim(process, request)
+        too_early = isinstance(found, Busy) and found.too_early
+        self.counts["starts that were too early"] += too_early
+        return found
+
+    def call_next(self, key: str, **asked: Any) -> Overdue | None:
+        found = super().call_next(key, **asked)
+        if found is None and self._comes_later(key, asked.get("ahead_s") or 0.0):
+            self.need_relay()
+        return found
+
+    def _comes_later(self, key: str, ahead_s: float) -> bool:
+        """Whether the rate of a key allows its next start so late that a relay is to call."""
+        rate, row = self._lines.get(key, {}).get("rate"), self.ledger.keys.get(key)
+        if rate is None or row is None:
+            return False
+        now_us, rows = self.ledger.now_us(), self.ledger.work_items.values()
+        expected = sum(each.key == key and is_expected(each, now_us) for each in rows)
+        opens_us = (row.next_start or 0) + expected * rate_of(rate, 1).interval_us
+        return opens_us > now_us + ahead_s * 1e6
+
+    # -- in place of the operating system -----------------------------------------------------
+
+    def _replace_the_system(self) -> None:
+        super()._replace_the_system()
+        self._patches.put(taskguard.parking, "time", _Clock(self.clock.wall_s))
