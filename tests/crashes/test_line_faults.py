@@ -37,7 +37,6 @@ PARKING = [
 @pytest.fixture
 def rig(
     request: pytest.FixtureRequest,
-    exploration: Exploration,
     valkey: Any,
     redis_url: str,
     pg_url: str,
@@ -46,7 +45,7 @@ def rig(
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
     queue, task, *more = request.param
-    if RABBIT in more and not exploration.whole:
+    if RABBIT in more and not request.getfixturevalue("exploration").whole:
         pytest.skip("RabbitMQ takes half a minute for each restart; `make explore` does it")
     variables = {"CRASH_RELAY": "later"} if LATER in more else {}
     if BROKER in more:
