@@ -17,7 +17,7 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from taskguard.bounds import slots_of
 from taskguard.clock import Clock
@@ -35,7 +35,7 @@ from taskguard.events import (
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import NOBODY, Granted, Held, LockProvider
+from taskguard.locks.base import NOBODY, Granted, Held, HintingLocks, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -374,8 +374,13 @@ class Admission:
         if not tracked.at_lock_server or self.locks is None:
             return
         tracked.at_lock_server = False
+        lease = tracked.lease
         try:
-            self.locks.hand_over(tracked.lease.keys, tracked.lease.owner, to=to, ttl_s=ttl_s)
+            if self.locks.traits.hints and len(lease.keys) == 1:
+                # One that was left for him may be forgotten, too; before he is known again, for he
+                # may end at any moment.
+                cast("HintingLocks", self.locks).leave_hint(lease.keys[0])
+            self.locks.hand_over(lease.keys, lease.owner, to=to, ttl_s=ttl_s)
         except LockServerUnavailableError as error:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 

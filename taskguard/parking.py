@@ -12,8 +12,9 @@ what dies in between. Nothing raises here once a body has run.
 
 Where the lock server keeps hints, who has stored one leaves a hint before it looks, and who has
 released takes it: a message that comes for the first time, and finds none, asks the ledger nothing.
-Whoever was called, or delivered before, asks in any case. So a hint that got lost costs the first
-of a line a relay's second, and those behind it nothing.
+Whoever was called, or delivered before, asks in any case, and so does a holder whose lock was
+forgotten, for a hint may be gone with it. So a hint that alone got lost costs the first of a line a
+relay's second, and those behind it nothing.
 
 Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
 key is handed over to one that was sent after it goes next.

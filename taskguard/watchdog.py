@@ -51,6 +51,7 @@ class TrackedLease:
     Attributes:
         claim: what the ledger granted; None with locks only, and once it has ended.
         at_lock_server: whether the lock server is thought to hold the lease too.
+        forgotten: whether the lock server was found to have forgotten the lease, or perhaps a hint.
         hint: whether somebody left a hint with it that others wait in the ledger; None: not known.
     """
 
@@ -75,6 +76,7 @@ class TrackedLease:
         self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
         self.ended = False
         self.released = False
+        self.forgotten = False
         self.hint: bool | None = None
         # Held while the lease is taken again or released: it must not be taken again after a
         # release.
@@ -210,11 +212,16 @@ class Watchdog:
             tracked.at_lock_server = False
             try:
                 lease = tracked.lease
+                hint: bool | None = None
                 if takes_hint:
                     locks = cast("HintingLocks", self._locks)
-                    known, tracked.hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
-                    return known
-                return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
+                    known, hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
+                else:
+                    known = self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
+                # A server that forgot the lease may have forgotten a hint beside it.
+                tracked.forgotten = tracked.forgotten or not known
+                tracked.hint = hint or (None if tracked.forgotten else hint)
+                return known
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", tracked.lease.key, error)
                 return None
@@ -408,6 +415,7 @@ class Watchdog:
         with tracked.mutex:
             if tracked.ended or self._locks is None:
                 return
+            tracked.forgotten = True
             try:
                 self._locks.acquire(
                     lease.keys, lease.owner, ttl_s=lease.ttl_s, with_fence=False, wait_s=0

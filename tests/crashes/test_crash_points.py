@@ -39,6 +39,8 @@ ELSEWHERE = {
     "parking.failed": "the same",
     "parking.call": "the same",
     "parking.send": "the same",
+    "ledger.park_newest": 'busy="latest" or "supersede" only; test_line_faults.py',
+    "ledger.told": "the same",
     "ledger.note": "what a leader remembers; tests/celery/test_leader_beat.py",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
     "locks.leave_hint": 'busy="park" only; test_parking_crashes.py',

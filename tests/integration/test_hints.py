@@ -75,6 +75,11 @@ class Office:
             body or (lambda guard: None),
         )
 
+    def flush(self) -> None:
+        """The lock server is emptied."""
+        with redis.Redis.from_url(f"redis://{self.locks.address.replace('/0', '')}/0") as client:
+            client.flushall()
+
     def trips(self, ask: Callable[[], object]) -> tuple[int, int]:
         """How often it asks the lock server and the database for that."""
         before = [proxy.requests for proxy in self._proxies]
@@ -141,8 +146,7 @@ def test_behind_one_who_was_called(office: Office) -> None:
     office.deliver(1, body)
     for number in (2, 3, 4):
         assert office.calls.sent[-1] == f"m{number}"
-        with redis.Redis.from_url(f"redis://{office.locks.address.replace('/0', '')}/0") as client:
-            client.flushall()
+        office.flush()
         assert isinstance(office.deliver(number, called=True), Completed)
     assert office.calls.sent == ["m2", "m3", "m4"]
 
@@ -160,6 +164,35 @@ def test_who_came_before_trusts_no_hint(office: Office, values: dict[str, Any]) 
         office.locks.release_and_take_hint(KEY, new_owner("another"))
 
     office.deliver(1, body, **values)
+    assert office.calls.sent == ["m2"]
+
+
+@pytest.mark.parametrize("retaken", [False, True], ids=["forgotten", "taken again"])
+def test_a_server_that_forgets_the_lock_may_forget_a_hint(office: Office, retaken: bool) -> None:
+    """Whoever finds his lock forgotten, at its end or at a renewal, asks the ledger who waits."""
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        office.flush()
+        if retaken:
+            watchdog = office.runner.watchdog
+            for tracked in watchdog._everything():
+                tracked.renew_at_s = 0.0
+            watchdog.tick()
+
+    office.deliver(1, body)
+    assert office.calls.sent == ["m2"]
+
+
+def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
+    """Hands the lock over to its holder, with a hint: another one may be gone."""
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        office.flush()
+        assert isinstance(office.deliver(3, busy="retry"), Deferred)
+
+    office.deliver(1, body)
     assert office.calls.sent == ["m2"]
 
 

@@ -124,6 +124,13 @@ def _hint_before_it_is_free(world: LineWorld) -> None:
     world.release_and_take_hint = taken_first  # type: ignore[method-assign]
 
 
+def _trusts_who_forgets(world: LineWorld) -> None:
+    """A lock server that has forgotten who held a key is believed that nobody waits for it."""
+    world.hints = True
+    release = world.release_and_take_hint
+    world.release_and_take_hint = lambda key, owner: (True, release(key, owner)[1])  # type: ignore[method-assign]
+
+
 def _acknowledge_first(world: LineWorld) -> None:
     """Before it stands in the ledger."""
     world.acknowledges_first = True
@@ -236,6 +243,7 @@ LINE_MUTANTS = (
     Mutant("a probe that is left behind", _probe_left_behind, ("L6",)),
     Mutant("no hint", _no_hint, ("L6",)),
     Mutant("hint taken before the release", _hint_before_it_is_free, ("L6",)),
+    Mutant("a server that forgets is trusted", _trusts_who_forgets, ("L6",)),
     Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
     Mutant("parked and not flushed", _unflushed, ("L1", "S7")),
     Mutant("stays called", _stays_called, ("L6", "S9")),

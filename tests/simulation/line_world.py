@@ -293,7 +293,6 @@ class LineWorld(World):
     def _empty_the_lock_server(self) -> None:
         super()._empty_the_lock_server()
         # With the hints that somebody waits, which whoever releases a key goes by.
-        self.needs_relay = self.needs_relay or self.hints
 
     def _empty_the_broker(self) -> None:
         """What it had waiting is gone; who stands in the ledger comes all the same."""

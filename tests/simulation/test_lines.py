@@ -20,7 +20,8 @@ def test_no_schedule_loses_or_forgets_anybody(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
     """With all that befalls a shop, and a broker and a database that lose what they may; in two
-    thirds of them without a relay, which is needed only where a process died or an answer was lost.
+    thirds of them without a relay, which is needed only where a process died or an answer was lost,
+    and not where the lock server was emptied.
     """
     schedules = exploration.amount(500, 60_000)
     seed = exploration.seed

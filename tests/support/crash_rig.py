@@ -19,6 +19,7 @@ import taskguard_celery.decorator
 import taskguard_rq.decorator
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import WORK
 from taskguard.states import State
 from taskguard_sandbox.workers import CeleryWorker, RQWorker
 
@@ -30,9 +31,11 @@ HERE = Path(__file__).resolve().parent.parent
 class CrashRig:
     """Where deliveries crash: a queue, its workers, and what they left."""
 
-    def __init__(self, queue: str, valkey: Any, database: str, folder: Path) -> None:
+    def __init__(self, queue: str, broker: str, database: str, folder: Path) -> None:
         self.folder = folder
+        self.faults = Counter[str]()  # how many there were of those that are asked for
         self.queue = queue
+        self.by_redis = broker.startswith("redis")
         self.ledger = SqlLedger(database)
         self.ledger.create_schema()
         self.engine = sa.create_engine(database)
@@ -41,8 +44,8 @@ class CrashRig:
             db.execute(sa.text("create table effects (item text)"))
         sys.modules.pop("support.crashing", None)
         self.jobs: Any = importlib.import_module("support.crashing")
-        self.broker = redis.Redis.from_url(valkey.url_of(2))
-        self._rq = Queue("crashing", connection=self.broker)
+        self.broker = redis.Redis.from_url(broker) if self.by_redis else None
+        self._rq = self.broker and Queue("crashing", connection=self.broker)
         self.task = f"support.crashing.by_{queue}"
 
     def worker(self) -> Any:
@@ -65,12 +68,13 @@ class CrashRig:
             self._rq.push_job_id(job.id)
 
     def send_in_line(self, item: str, line: str, at: str | None) -> None:
-        """One message of a line."""
+        """One message of a line, of the rig's task."""
+        job = getattr(self.jobs, self.task.rpartition(".")[2])
         if self.queue == "celery":
-            self.jobs.in_line.apply_async((item, line, at), task_id=item)
+            job.apply_async((item, line, at), task_id=item)
         else:
             retry = Retry(max=5, interval=1)
-            self._rq.enqueue(self.jobs.in_line_by_rq, item, line, at, job_id=item, retry=retry)
+            self._rq.enqueue(job, item, line, at, job_id=item, retry=retry)
 
     def state(self, item: str) -> State | None:
         view = self.ledger.view(f"{self.task} item:{item}")
@@ -85,6 +89,49 @@ class CrashRig:
             lambda: not left(), timeout_s=300, interval_s=0.3, message=lambda: f"{left()[:9]}"
         )
 
+    def wait_until_answered(self, items: list[str]) -> dict[str, str]:
+        """What the callers of these messages are told."""
+        wait_until(
+            lambda: not self.unanswered(items),
+            timeout_s=300,
+            interval_s=0.5,
+            message=lambda: f"{self.unanswered(items)[:9]}",
+        )
+        return {item: self.jobs.app.AsyncResult(item).state for item in items}
+
+    def unanswered(self, items: list[str]) -> list[str]:
+        """Those of these messages whose callers are told nothing so far."""
+        return [item for item in items if not self.jobs.app.AsyncResult(item).ready()]
+
+    def messages_due(self) -> list[str]:
+        """The names of messages that were sent, or are to be sent, and will be sent again."""
+        with self.engine.connect() as db:
+            return list(
+                db.execute(sa.select(WORK.c.message).where(WORK.c.due.is_not(None))).scalars()
+            )
+
+    def allow_relay(self) -> None:
+        """From here on there is one, where there was none so far."""
+        (self.folder / "relay").touch()
+
+    def wait_until_quiet(self) -> None:
+        """Until no message is in a queue on Redis, nor in a worker."""
+        quiet: list[bool] = []
+
+        def is_quiet() -> bool:
+            # Between a queue and the list of what is in a worker kombu has a message for a moment.
+            quiet.append(self._in_queues() == 0)
+            return quiet[-5:] == [True] * 5
+
+        wait_until(is_quiet, timeout_s=300, interval_s=0.1)
+
+    def _in_queues(self) -> int:
+        if self.queue == "rq":
+            registries = self._rq.started_job_registry, self._rq.scheduled_job_registry
+            return int(self._rq.count + sum(each.count for each in registries))
+        queues = sum(self.broker.llen(name) for name in self.broker.keys("crashing*"))
+        return int(queues + self.broker.hlen("unacked"))
+
     def seen(self, item: str) -> list[str]:
         """The boundaries that the deliveries of an item came by."""
         file = self.folder / f"seen {item}"
@@ -95,7 +142,20 @@ class CrashRig:
 
     def began(self, line: str) -> list[str]:
         """Which bodies of a line began, one after the other."""
-        return (self.folder / f"order {line}").read_text().split()
+        return [item for what, item in self._turns(line) if what == "began"]
+
+    def overlapped(self, line: str) -> bool:
+        """Whether a body of a line began before another one had ended."""
+        at_work = ""
+        for what, item in self._turns(line):
+            if what == "began" and at_work not in ("", item):
+                return True
+            at_work = item if what == "began" else ""
+        return False
+
+    def _turns(self, line: str) -> list[list[str]]:
+        text = (self.folder / f"turns {line}").read_text()
+        return [entry.split() for entry in text.splitlines()]
 
     def effects(self) -> Counter[str]:
         with self.engine.connect() as db:
@@ -105,21 +165,34 @@ class CrashRig:
         self.jobs.app.close()
         self.jobs.locks.close()
         self.jobs.ledger.close()
-        self.broker.close()
+        if self.broker is not None:
+            self.broker.close()
         self.engine.dispose()
         self.ledger.close()
 
 
 @contextmanager
 def crash_rig(
-    queue: str, database: str, valkey: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    queue: str,
+    database: str,
+    valkey: Any,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    broker: str | None = None,
+    **variables: str,
 ) -> Iterator[CrashRig]:
-    """Of "celery" or "rq", on a database that is there."""
+    """Of "celery" or "rq", on a database that is there.
+
+    `variables` say what the workers are told otherwise: CRASH_LEDGER="…", for example.
+    """
+    broker = broker or valkey.url_of(2)
     for name, value in {
         "CRASH_FOLDER": str(folder),
-        "CRASH_BROKER": valkey.url_of(2),
+        "CRASH_BROKER": broker,
         "CRASH_LOCKS": valkey.url_of(1),
         "CRASH_LEDGER": database,
+        **variables,
     }.items():
         monkeypatch.setenv(name, value)
     # What the jobs set in a process, and this one imports them as well, is as it was afterwards.
@@ -130,7 +203,7 @@ def crash_rig(
         (taskguard_rq.decorator, "RQParking", taskguard_rq.decorator.RQParking),
     ):
         monkeypatch.setattr(module, name, value)
-    made = CrashRig(queue, valkey, database, folder)
+    made = CrashRig(queue, broker, database, folder)
     try:
         yield made
     finally:

@@ -1,4 +1,6 @@
-"""A Celery task and an RQ job that are killed at a boundary which their message names, once.
+"""Celery tasks and RQ jobs that are killed at a boundary which their message names, once.
+
+"ledger.park done" kills there; "flush: ledger.park done" asks the test for another fault.
 
 Imported by real workers; URLs and the folder for what they have to say come from the environment.
 """
@@ -11,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from celery import Celery
@@ -21,10 +23,15 @@ import taskguard_celery.decorator
 import taskguard_rq
 import taskguard_rq.decorator
 from pytest_taskguard.crashes import Crashes, kill_process
-from taskguard import Guard
+from support.fault_injection import inject
+from taskguard import Guard, Relay
 from taskguard.settings import make_ledger, make_locks
 
-TTL_S = 1.0
+if TYPE_CHECKING:
+    from typing import Self
+
+TTL_S = float(os.environ.get("CRASH_TTL_S", "1"))
+BROKER = os.environ["CRASH_BROKER"]
 FOLDER = Path(os.environ["CRASH_FOLDER"])
 
 
@@ -34,11 +41,15 @@ class Boom(Exception):  # noqa: N818
 
 class _InHand:
     item = ""
+    line = ""
+    fault = ""
 
 
 def _strike() -> None:
     (FOLDER / f"struck {_InHand.item}").touch()
-    kill_process()
+    if not _InHand.fault:
+        kill_process()
+    inject(int(os.environ["CRASH_FAULTS"]), _InHand.fault, _InHand.line)
 
 
 class _OfDeliveries(Crashes):
@@ -68,9 +79,10 @@ def crashing(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def watched(item: str, kind: str, at: str | None = None) -> Any:
-        _InHand.item = item
+        _InHand.item, _InHand.line = item, kind
         struck = (FOLDER / f"struck {item}").exists()
-        crashes.reset(None if struck else at)
+        _InHand.fault, _, boundary = (at or "").rpartition(": ")
+        crashes.reset(boundary if boundary and not struck else None)
         crashes.reach("delivery asked")
         try:
             return function(item, kind, at)
@@ -103,17 +115,61 @@ def _write(db: Any, item: str) -> None:
     db.execute(sa.text("insert into effects values (:item)"), {"item": item})
 
 
-app = Celery("crashing", broker=os.environ["CRASH_BROKER"])
+_run_relay = Relay.run
+
+
+def _run_relay_when_allowed(relay: Relay) -> None:
+    """Where there is to be no relay until the test says so."""
+    while not relay._stopped.wait(0.2):
+        if (FOLDER / "relay").exists():
+            _run_relay(relay)
+
+
+if os.environ.get("CRASH_RELAY") == "later":
+    Relay.run = _run_relay_when_allowed  # type: ignore[method-assign]
+
+app = Celery("crashing", broker=BROKER, backend=os.environ.get("CRASH_RESULTS"))
+_of_redis = {
+    "visibility_timeout": int(os.environ.get("CRASH_VISIBILITY_S", "3600")),
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
 app.conf.update(
     task_default_queue="crashing",
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
+    worker_enable_remote_control=False,  # on RabbitMQ two workers of one name do not share it
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 3600},
+    broker_transport_options=_of_redis if BROKER[:5] == "redis" else {"confirm_publish": True},
     taskguard_locks=locks,
     taskguard_ledger=ledger,
 )
+
+
+class _Turn:
+    """A body of a line, from its beginning to just before its COMMIT; the rig reads that."""
+
+    def __init__(self, item: str, line: str) -> None:
+        self._item = item
+        self._file = FOLDER / f"turns {line}"
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        self._note("began")
+        return self
+
+    def end(self) -> None:
+        if not self._ended:
+            self._note("ended")
+        self._ended = True
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _note(self, what: str) -> None:
+        with self._file.open("a") as file:
+            file.write(f"{what} {self._item}\n")
 
 
 # Not shared: every later app of a test's process would have it.
@@ -133,15 +189,16 @@ def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:
 def in_line(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Its first one takes a moment, so that others find the key taken."""
     del at
-    _take_turn(item, 0.3, guard)
+    _take_turn(item, kind, 0.3, guard)
 
 
-def _take_turn(item: str, seconds: float, guard: Guard) -> None:
-    with crashes.around("body"):
+def _take_turn(item: str, line: str, seconds: float, guard: Guard) -> None:
+    with crashes.around("body"), _Turn(item, line) as turn:
         if item.endswith("first"):
             time.sleep(seconds)
         with guard.transaction() as db:
             _write(db, item)
+            turn.end()
 
 
 @app.task(shared=False, autoretry_for=(Boom,), default_retry_delay=1, max_retries=1)
@@ -157,13 +214,34 @@ def _take_turn(item: str, seconds: float, guard: Guard) -> None:
 def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Its first one fails once, the second one for good."""
     del at
-    with (FOLDER / f"order {kind}").open("a") as file:
-        file.write(f"{item}\n")
-    with crashes.around("body"):
+    with crashes.around("body"), _Turn(item, kind) as turn:
         if item.endswith("second") or (item.endswith("first") and guard.attempt == 1):
             raise Boom(item)
         with guard.transaction() as db:
             _write(db, item)
+            turn.end()
+
+
+@app.task(shared=False)
+@crashing
+@taskguard_celery.guarded_task(
+    key="line:<kind>", once_per="message", busy="latest", ttl_s=TTL_S, max_crashes=20
+)
+def latest(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """Of the line `kind`. Of those that wait the newest runs."""
+    del at
+    _take_turn(item, kind, 0.3, guard)
+
+
+@app.task(shared=False)
+@crashing
+@taskguard_celery.guarded_task(
+    key="line:<kind>", once_per="message", busy="supersede", ttl_s=TTL_S, max_crashes=20
+)
+def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """Of the line `kind`. The newest takes the key from the others."""
+    del at
+    _take_turn(item, kind, 0.3, guard)
 
 
 @crashing
@@ -180,4 +258,4 @@ def by_rq(item: str, kind: str, at: str | None, guard: Guard) -> str:
 def in_line_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """The same; a work horse takes longer to come."""
     del at
-    _take_turn(item, 1.0, guard)
+    _take_turn(item, kind, 1.0, guard)

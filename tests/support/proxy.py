@@ -5,6 +5,7 @@
         proxy.lose_reply_to(b"COMMIT")      # the server commits, the client never hears of it
         proxy.mode = Mode.BLACK_HOLE        # nothing goes through any more, nothing is closed
         proxy.mode = Mode.PASS              # connections made from now on work
+    proxy.lose_reply_of(pid, answered=b"+OK")   # the same to one of several clients
 
 Guarantees: a request whose reply is lost has been sent to the server in full. Does not guarantee
 that a connection that lost bytes is of any use afterwards, nor that a pattern is found which lies
@@ -18,8 +19,11 @@ import enum
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from typing import Self
@@ -34,6 +38,15 @@ class Mode(enum.Enum):
     CUT = "cut"  # connections are closed, new ones at once
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """A reply that one client is not to get."""
+
+    pid: int
+    asked: Callable[[bytes], bool]
+    answered: bytes
+
+
 class Proxy:
     """Listens on a free port of the loopback interface while the `with` block runs.
 
@@ -41,6 +54,7 @@ class Proxy:
         connections: how many were accepted.
         requests: how many pieces of data clients sent; one a round trip where they are short.
         lost: how many bytes of replies were thrown away.
+        hit: how many replies `lose_reply_of` has kept from their clients.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -50,11 +64,13 @@ class Proxy:
         self.connections = 0
         self.requests = 0
         self.lost = 0
+        self.hit = 0
         self._mode = Mode.PASS
         self._mutex = threading.Lock()
         self._pairs: list[_Pair] = []
         self._threads: list[threading.Thread] = []
         self._pattern: tuple[bytes, Mode, Mode] | None = None
+        self._losses: list[_Loss] = []
         self._late: bytes | None = None
         self._arrive = threading.Event()
         self._closed = False
@@ -79,6 +95,19 @@ class Proxy:
         (it hears at once that the connection broke), and all others from then on as `others` says.
         """
         self._pattern = (pattern, then, others)
+
+    def lose_reply_of(
+        self,
+        pid: int,
+        *,
+        asked: Callable[[bytes], bool] = lambda _: True,
+        answered: bytes = b"",
+    ) -> None:
+        """Of this process's next requests that `asked` is true of one reply does not arrive.
+
+        That is the first in which `answered` is; its connection breaks.
+        """
+        self._losses.append(_Loss(pid, asked, answered))
 
     def delay(self, pattern: bytes) -> None:
         """The next request that contains `pattern` arrives when `deliver()` says so.
@@ -163,6 +192,8 @@ class Proxy:
             if pattern is not None and pattern[0] in data:
                 self._pattern = None
                 pair.loses, pair.then, pair.others = True, *pattern[1:]
+            if self._losses:
+                self._prepare_loss(pair, data)
             if self._late is not None and self._late in data:
                 self._late = None
                 pair.client.shutdown(socket.SHUT_RDWR)
@@ -171,8 +202,24 @@ class Proxy:
                 break
         pair.close()
 
+    def _prepare_loss(self, pair: _Pair, data: bytes) -> None:
+        losses = [loss for loss in self._losses if loss.asked(data) and pair.is_of(loss.pid)]
+        pair.loss = pair.loss or (losses[0] if losses else None)
+
+    def _takes_place(self, loss: _Loss | None, data: bytes) -> bool:
+        """Whether this is the reply; of two connections of its client one loses it."""
+        with self._mutex:
+            if loss is None or loss.answered not in data or loss not in self._losses:
+                return False
+            self._losses.remove(loss)
+            self.hit += 1
+            return True
+
     def _replies(self, pair: _Pair) -> None:
         for data in pair.read(pair.server):
+            if self._takes_place(pair.loss, data):
+                self.lost += len(data)
+                break
             if pair.loses or self._mode in (Mode.SWALLOW, Mode.BLACK_HOLE):
                 pair.loses = True
                 self.lost += len(data)
@@ -193,6 +240,15 @@ class _Pair:
         self.loses = False
         self.then = Mode.SWALLOW
         self.others = Mode.PASS
+        self.loss: _Loss | None = None
+
+    def is_of(self, pid: int) -> bool:
+        """Whether this process has the client's end."""
+        with contextlib.suppress(psutil.Error, OSError):
+            port = self.client.getpeername()[1]
+            found = psutil.Process(pid).net_connections("tcp")
+            return any(each.laddr and each.laddr.port == port for each in found)
+        return False
 
     def read(self, source: socket.socket) -> Iterator[bytes]:
         with contextlib.suppress(OSError):

@@ -225,7 +225,8 @@ class NewestClaim(LockedClaim):
         work = str(self.request.work)
         if self.mark.work != work:
             self._end_older(by=work)
-        replaced = self.line.replace(by=work)
+        # Who asks again has replaced them all: whoever waits since then is newer.
+        replaced = () if decision is Decision.SAME else self.line.replace(by=work)
         self.mark.move(fence=granted.claim.fence, work=work, stamp_us=self.sent_us)
         over = None if key is None else Owner.parse(key.owner)
         return replace(granted, over=over, replaced=replaced)

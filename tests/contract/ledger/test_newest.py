@@ -194,6 +194,16 @@ class TestLatest:
         assert (first.claim, first.attempt) == (second.claim, second.attempt)
         book.ledger.complete(first.claim, None)
 
+    def test_asked_twice_while_a_newer_one_waits(self, book: Any) -> None:
+        """The answer was lost: who asks again, by the same owner, takes no newer one's place."""
+        asked = delivery(1)
+        first = book.ledger.claim(asked)
+        assert isinstance(park(book, 2), ParkedNewest)
+        assert book.ledger.claim(asked).claim == first.claim
+        assert [each.work for each in book.ledger.waiting()] == [delivery(2).work]
+        book.ledger.complete(first.claim, None)
+        claim(book, 2)
+
 
 class TestSupersede:
     def test_a_living_holder(self, book: Any) -> None:

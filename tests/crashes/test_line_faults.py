@@ -1,0 +1,275 @@
+"""Real workers, whose servers fail at each boundary of parking and calling.
+
+Three messages of one line, of which one asks for a fault at a boundary, once: each has its effect
+once, no two are at work at a time, and nobody is left in the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.crash_rig import CrashRig
+from support.exploration import Exploration
+from support.faulty_rig import FAULTS, faulty_rig
+from support.waiting import wait_until
+from taskguard.states import State
+from taskguard_celery import enqueue
+from taskguard_sandbox.servers import RabbitMQ, Valkey
+
+LATER = "no relay until the test says so"
+BROKER = "whose broker is restarted"
+RABBIT = "on RabbitMQ"
+ROLES = ("first", "second", "third")
+PARKING = [
+    *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *("locks.leave_hint asked", "locks.leave_hint done"),
+    *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
+    *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
+]
+
+
+@pytest.fixture
+def rig(
+    request: pytest.FixtureRequest,
+    valkey: Any,
+    redis_url: str,
+    pg_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[CrashRig]:
+    del redis_url  # empties the server
+    queue, task, *more = request.param
+    if RABBIT in more and not request.getfixturevalue("exploration").whole:
+        pytest.skip("RabbitMQ takes half a minute for each restart; `make explore` does it")
+    variables = {"CRASH_RELAY": "later"} if LATER in more else {}
+    if BROKER in more:
+        # What a worker has in hand when Redis dies comes again by that alone.
+        variables["CRASH_VISIBILITY_S"] = "10"
+    with RabbitMQ() if RABBIT in more else Valkey(appendonly="yes", appendfsync="always") as broker:
+        made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch, **variables)
+        with made as (rig, injector):
+            rig.task = f"support.crashing.{task}"
+            yield rig
+            assert injector.failed == []
+            print(f"faults: {dict(injector.counts)}")
+
+
+def send(rig: CrashRig, line: str, **faults: str) -> list[str]:
+    items = [f"{line}-{role}" for role in ROLES]
+    for role, item in zip(ROLES, items, strict=True):
+        rig.send_in_line(item, line, faults.get(role))
+    return items
+
+
+def line_of(case: tuple[str, str, str]) -> str:
+    return re.sub(r"\W", "-", " ".join(case))
+
+
+def is_of_parking(at: str) -> bool:
+    """Whether who is parked comes by it, and not who calls."""
+    return at.partition(" ")[0] in ("ledger.park", "locks.leave_hint", "parking.call")
+
+
+def role_for(at: str, seen: dict[str, Any]) -> str:
+    """Who comes by it in any order of the three: mostly the second one is parked, not the first."""
+    is_parked = at.split(maxsplit=1)[0] in ("ledger.park", "locks.leave_hint", "parking.call")
+    roles = ("second", "third", "first") if is_parked else ROLES
+    return next(role for role in roles if at in seen[role])
+
+
+def expect(rig: CrashRig, lines: list[str], items: list[str]) -> None:
+    """What holds of each line once its work has ended."""
+    wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    assert rig.effects() == dict.fromkeys(items, 1)
+    assert [line for line in lines if rig.overlapped(line)] == []
+
+
+def lines_left(rig: CrashRig, items: list[str]) -> set[str]:
+    """The keys of lines in which one of these is not done."""
+    left = [item for item in items if rig.state(item) is not State.DONE]
+    return {f"line:{item.rpartition('-')[0]}" for item in left}
+
+
+def lines_called(rig: CrashRig) -> set[str]:
+    """The keys of lines of which somebody was called, and has not come."""
+    return {each.key for each in rig.ledger.waiting() if each.expected_until_s is not None}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig", [("celery", "in_line"), ("rq", "in_line_by_rq")], indirect=True, ids=["celery", "rq"]
+)
+def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploration) -> None:
+    """First undisturbed, for the boundaries that they come by; then each fault at each of them."""
+    with rig.worker(), rig.worker():
+        items = send(rig, "calm")
+        rig.wait_until_done(items)
+        wait_until(lambda: all("body done" in rig.seen(item) for item in items))
+        seen = {
+            role: dict.fromkeys(rig.seen(item)) for role, item in zip(ROLES, items, strict=True)
+        }
+        if exploration.whole and rig.queue == "celery":
+            points = [(role, at) for role in ROLES for at in seen[role]]
+        else:
+            points = [(role_for(at, seen), at) for at in PARKING]
+        cases = [(fault, *point) for fault in FAULTS for point in points]
+        if rig.queue == "rq":
+            cases = exploration.pick(cases, at_most=12)
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+        rig.wait_until_done(items)
+        expect(rig, ["calm", *map(line_of, cases)], items)
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    # Who comes first decides who is parked, and a machine that is busy decides who comes first.
+    assert len(struck) >= 0.5 * len(cases), sorted({*cases} - {*struck})
+    print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
+
+
+# What a message comes by that fails, and keeps its place until Celery has said what becomes of it.
+FIRST = ("ledger.claim asked", "body asked", "ledger.fail asked", "ledger.fail done")
+FIRST += ("parking.failed done", "ledger.keep asked", "ledger.keep done", "transaction.commit done")
+SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rig", [("celery", "strictly", LATER)], indirect=True, ids=["celery"])
+def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
+    """The first one is retried, the second one has no retries left: nobody goes before them.
+
+    Without a relay who is left was called, as above.
+    """
+    points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
+    cases = [(fault, *point) for fault in FAULTS for point in points]
+    cases = exploration.pick(cases, at_most=24)
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            for each in ROLES:  # a place from its enqueueing on: no neighbour is faster
+                item = f"{line_of(case)}-{each}"
+                args = (item, line_of(case), f"{fault}: {at}" if each == role else None)
+                enqueue(rig.jobs.strictly, args, task_id=item)
+        ended = [f"{line_of(case)}-{role}" for case in cases for role in ROLES[::2]]
+        rig.wait_until_quiet()
+        assert lines_left(rig, ended) == lines_called(rig)
+        rig.allow_relay()
+        rig.wait_until_done(ended)
+        expect(rig, [*map(line_of, cases)], ended)
+    for case in cases:
+        began = [each for each, _ in itertools.groupby(rig.began(line_of(case)))]
+        assert began == [f"{line_of(case)}-{role}" for role in ROLES]
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    assert len(struck) == len(cases), sorted({*cases} - {*struck})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [("celery", "in_line", LATER), ("rq", "in_line_by_rq", LATER)],
+    indirect=True,
+    ids=["celery", "rq"],
+)
+def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None:
+    """While there is none, a line goes on by itself, unless the next one was called and nobody sent
+    it: who called was killed, or got no answer. A relay ends that, too."""
+    points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
+    cases = [(fault, *point) for fault in ("", "forget", *FAULTS[1:]) for point in points]
+    cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 12)
+    items: list[str] = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+        rig.wait_until_quiet()
+        called = lines_called(rig)
+        assert lines_left(rig, items) == called
+        rig.allow_relay()
+        rig.wait_until_done(items)
+        expect(rig, [*map(line_of, cases)], items)
+    print(f"{len(cases)} boundaries and faults, {sorted(called)} waited for a relay")
+
+
+# Beside the boundaries of a line: what takes an older one's place, and tells its caller.
+NEWEST = [
+    *("ledger.claim asked", "ledger.claim done", "locks.hand_over asked", "locks.hand_over done"),
+    *("ledger.park_newest asked", "ledger.park_newest done", "ledger.told asked"),
+    *("ledger.told done", "parking.send asked", "parking.send done", "locks.leave_hint asked"),
+    *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
+    *("ledger.call_next asked", "ledger.call_next done", "delivery done"),
+]
+
+
+DIES_WITH_THE_LOCK = "", "ledger.claim asked"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [("celery", "latest", LATER), ("celery", "supersede")],
+    indirect=True,
+    ids=["latest", "supersede"],
+)
+def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Exploration) -> None:
+    """The newest has its effect, once; each is answered, and those that are REVOKED have none.
+
+    While there is no relay, who is not answered was called, or is to be told that he never runs;
+    or nobody looks for his key, for a dead process has it at the lock server alone.
+    """
+    points = [(role, at) for role in ROLES for at in NEWEST]
+    cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
+    cases = exploration.pick(cases, at_most=36)
+    items: list[str] = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+        rig.wait_until_quiet()
+        overdue = {message.partition("@")[0] for message in rig.messages_due()}
+        died = {f"{line_of(case)}-{case[1]}" for case in cases if case[::2] == DIES_WITH_THE_LOCK}
+        assert set(rig.unanswered(items)) <= overdue | died
+        rig.allow_relay()
+        states = rig.wait_until_answered(items)
+        wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    assert set(states.values()) <= {"SUCCESS", "REVOKED"}
+    assert {states[f"{line_of(case)}-third"] for case in cases} == {"SUCCESS"}
+    assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
+    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    assert len(struck) >= 0.4 * len(cases), sorted({*cases} - {*struck})
+    print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [
+        ("celery", "in_line", BROKER),
+        pytest.param(("celery", "in_line", RABBIT), marks=pytest.mark.debian),
+        ("rq", "in_line_by_rq"),
+    ],
+    indirect=True,
+    ids=["celery-redis", "celery-rabbitmq", "rq"],
+)
+def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> None:
+    """At a boundary of one line after the other, with what it has acknowledged."""
+    points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
+    cases = [("broker", *point) for point in exploration.pick(points, at_most=2)]
+    items: list[str] = []
+    struck = 0
+    with rig.worker(), rig.worker():
+        for case in cases:
+            fault, role, at = case
+            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+            (rig.folder / f"sent {line_of(case)}").touch()
+            rig.wait_until_done(items)
+            struck += rig.struck(f"{line_of(case)}-{role}")
+            # Who asks for it may have nothing to do after that.
+            wait_until(lambda: rig.faults["broker"] == struck, timeout_s=60)  # noqa: B023
+        expect(rig, [*map(line_of, cases)], items)
+    assert struck
+    print(f"{len(cases)} asked for, {struck} struck")
