@@ -235,8 +235,8 @@ def _deliver_once(
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
-    # What keeps its place is sent again whoever dies; not what expires, of whose end nobody hears.
-    stored = policy.recoverable or (policy.order == "strict" and request.expires is None)
+    # What keeps its place is sent again whoever dies.
+    stored = policy.recoverable or policy.order == "strict"
     delivery = compiled.delivery(
         args,
         kwargs,

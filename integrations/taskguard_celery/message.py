@@ -5,8 +5,10 @@ count up; deferrals keep both and count up in a header. An id that is used again
 first by when it was published, which retries and deferrals keep, too.
 
 A delivery is put off by publishing the same message again, with one deferral more.
-Guarantees: id, retries, links, chord, group, time limits, priority and route stay; none of the
-task's own retries is spent. `publish_again` returns only after the broker took the message (on
+Guarantees: id, retries, links, chord, group, expiry, time limits, priority and route stay; none of
+the task's own retries is spent. What is sent again expires by its `expires` alone, which a worker
+reads, and announces; not by an `expiration` of the broker's, for RabbitMQ drops such a message, and
+nobody hears of it. `publish_again` returns only after the broker took the message (on
 RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
 into the queue, so that one of the two is always alive. A queue may throw away a message that came
 back too often (quorum queues have a delivery limit): there the delivery waits and is tried again.
@@ -38,7 +40,6 @@ except ImportError:  # Celery before 5.5 cannot consume from them
 __all__ = [
     "DEFERRALS_HEADER",
     "PUBLISHED_HEADER",
-    "CeleryQueue",
     "NotPublishedError",
     "PutBack",
     "deferrals_of",
@@ -54,6 +55,9 @@ __all__ = [
 
 DEFERRALS_HEADER = "taskguard_deferrals"
 PUBLISHED_HEADER = "taskguard_published_at"
+EXPIRES_HEADER = "expires"
+"""Celery's own: when the message expires, by ISO 8601. Where the option is given, too, the broker is
+told to drop the message then."""
 
 logger = logging.getLogger("taskguard")
 
@@ -209,12 +213,15 @@ class CeleryQueue:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""
         request = self._task.request
         headers = {**(request.headers or {}), DEFERRALS_HEADER: deferrals}
+        if request.expires is not None:
+            headers[EXPIRES_HEADER] = request.expires
         try:
             signature = self._task.signature_from_request(
                 request,
                 countdown=self._countdown_s(delay_s),
                 retries=request.retries,
                 headers=headers,
+                expires=None,
             )
             signature.apply_async()
         except Exception as error:

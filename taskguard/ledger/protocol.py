@@ -521,6 +521,14 @@ class Ledger(Protocol):
         """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
         ...
 
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+
+        Not final: the message has expired, and is sent no more; another one of the work is run.
+        False if it was none, or if a later retry of the message, or another one, stands for it.
+        """
+        ...
+
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
         ...

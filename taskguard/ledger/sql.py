@@ -39,6 +39,7 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
+    MessageRef,
     Once,
     ParkedNewest,
     RowRef,
@@ -240,6 +241,10 @@ class SqlLedger:
     def revoke(self, work: str, *, message: str) -> bool:
         """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
         return endings.revoke(self._database, work, message=message)
+
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        """Work that nobody is at, of a message that has expired -> FAILED, and out of its line."""
+        return endings.expire(self._database, work, message=message)
 
     # -- renewals -----------------------------------------------------------------------------
 
