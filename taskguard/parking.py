@@ -49,7 +49,7 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
 
 logger = logging.getLogger("taskguard")
 
@@ -131,7 +131,7 @@ class Line:
         senders = {delivery.parking.queue: delivery.parking.send}
         for work in replaced:
             try:
-                _send(work, senders)
+                send_stored(work, senders)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 
@@ -251,7 +251,7 @@ def call_next(
         if found is None:
             break
         try:
-            _send(found, senders)
+            send_stored(found, senders)
         except CallWithdrawnError as error:
             logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
             ledger.abandon(found, error=str(error))
@@ -269,7 +269,8 @@ def call_next(
     return called
 
 
-def _send(found: Overdue, senders: Mapping[str, Send]) -> None:
+def send_stored(found: Overdue, senders: Mapping[str, Send]) -> None:
+    """Send the message of stored work, by the sender of its queue. Raises whatever that does."""
     call = json.loads(found.call)
     if found.wait_s > 0.0:
         call[NOT_BEFORE] = time.time() + found.wait_s

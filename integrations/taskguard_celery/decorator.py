@@ -40,6 +40,7 @@ from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
+    expires_at_s,
     is_redelivered,
     message_of,
     published_at_s,
@@ -249,6 +250,7 @@ def _deliver_once(
         parking=CeleryParking(task) if parks else None,
         called=called,
         rank=rank_of(task.app, request) if policy.order == "priority" else 0,
+        expires_at_s=expires_at_s(task.app, request) if parks else None,
         orders=_ORDERS,
         call=call_in_hand(task) if stored and queue is not None else None,
     )

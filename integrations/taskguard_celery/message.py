@@ -19,11 +19,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+from datetime import datetime
 from typing import Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import before_task_publish
+from celery.utils.time import maybe_make_aware
 
 from taskguard import MessageRef, errors
 from taskguard_celery.ticks import TICK_HEADER
@@ -43,6 +45,7 @@ __all__ = [
     "NotPublishedError",
     "PutBack",
     "deferrals_of",
+    "expires_at_s",
     "is_redelivered",
     "longest_wait_s",
     "message_of",
@@ -56,8 +59,8 @@ __all__ = [
 DEFERRALS_HEADER = "taskguard_deferrals"
 PUBLISHED_HEADER = "taskguard_published_at"
 EXPIRES_HEADER = "expires"
-"""Celery's own: when the message expires, by ISO 8601. Where the option is given, too, the broker is
-told to drop the message then."""
+"""Celery's own: when the message expires, by ISO 8601. With the option of that name the broker is
+told, too, to drop the message then."""
 
 logger = logging.getLogger("taskguard")
 
@@ -110,6 +113,15 @@ def rank_of(app: Any, request: Any) -> int:
     """
     priority = int((request.delivery_info or {}).get("priority") or 0)
     return priority if _scheme_of(app) in _LOWEST_FIRST else -priority
+
+
+def expires_at_s(app: Any, request: Any) -> float | None:
+    """When the message expires, in seconds since 1970; None: it does not."""
+    expires = request.expires
+    if expires is None:
+        return None
+    moment = datetime.fromisoformat(expires) if isinstance(expires, str) else expires
+    return float(maybe_make_aware(moment, app.timezone).timestamp())
 
 
 def is_redelivered(request: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a worker says and checks when it starts, and what a revoke, or an expiry, does to the record.
+"""What a worker says and checks when it starts, and what a revoke or an expiry does to the record.
 
 Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
 whose database is away for the moment starts. A task whose settings can lose work gets one

@@ -16,7 +16,7 @@ from taskguard.ledger.own_rows import changes
 from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.records import message_of
 from taskguard.ledger.statements import WRITE_LOCK_S
-from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
+from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK, holding, standing
 from taskguard.states import State
 
 EXPIRED = "its message expired"
@@ -156,7 +156,7 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
         lease_until=0,
         error="revoked",
         due=None,
-        parked=None,
+        **NO_PLACE,
         finished=database.now(),
     )
     return changed == 1
@@ -176,7 +176,8 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
             now_us = database.now_us(db)
             if row is None or not waits_for(row, message, now_us):
                 return False
-            values = {"call": None, "due": None, "parked": None, "retries": message.retries + 1}
+            values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
+            values["retries"] = message.retries + 1
             if row.state != State.FAILED.value or not row.final:  # else it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
                 values |= {"error": EXPIRED, "finished": now_us}

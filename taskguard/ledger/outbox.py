@@ -30,7 +30,7 @@ from taskguard.ledger.records import (
     waiting_values,
 )
 from taskguard.ledger.statements.lines import in_line, place_of, stands
-from taskguard.ledger.tables import FREE, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
@@ -78,7 +78,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {"parked": None, **fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {**NO_PLACE, **fresh, "final": 1, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
@@ -204,7 +204,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
-        if db.execute(sa.update(WORK).where(*told).values(due=None, parked=None)).rowcount:
+        if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
             return True  # it was superseded, which its caller does not hear
         changed = db.execute(
             sa.update(WORK)
@@ -222,7 +222,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 error=error,
                 call=call,
                 due=None,
-                parked=None,
+                **NO_PLACE,
                 finished=database.now(),
             )
         )

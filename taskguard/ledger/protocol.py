@@ -167,6 +167,8 @@ class ClaimRequest:
             often as it is free. With slots `keys` is one of them, and a claim is of the one that
             it got.
         rank: those of a lower rank go first, whenever they were sent.
+        expires_us: when its message expires, in µs since 1970, so that it waits no longer; None: it
+            does not.
         max_waiting: so many may wait for its key; None: any number.
         strict: its work has a place in the line of its key from now on, and keeps it until it has
             ended: `order="strict"`. Wants one key, and a call.
@@ -191,6 +193,7 @@ class ClaimRequest:
     held_by: Owner | None = None
     bounds: Bounds | None = None
     rank: int = 0
+    expires_us: int | None = None
     max_waiting: int | None = None
     strict: bool = False
 
@@ -704,6 +707,17 @@ class LineLedger(OutboxLedger, Protocol):
         `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
         last; and if its rate allows the next start in at most so long, then his message is to come
         at that moment (`Overdue.wait_s`).
+        """
+        ...
+
+    def expired(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        """Who waits in a line, and has expired: from now on overdue, so that they are sent.
+
+        A worker that gets the message says that it has expired, and `expire()`s its work; until
+        then it holds up nobody but who is behind strict work. Only those of the namespace `app`,
+        and whose call is for one of `queues`; None: for any.
         """
         ...
 

@@ -45,6 +45,7 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
         "owner": FREE,
         "call": request.call,
         "due": due,
+        "expires": request.expires_us,
         "error": None,
         "finished": None,
     }

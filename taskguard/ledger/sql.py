@@ -434,6 +434,15 @@ class SqlLedger:
         found = self._database.twice(call)
         return None if found is None else outbox.overdue_of(found)
 
+    def expired(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        """Who waits in a line, and has expired, to be sent for that; see `protocol.py`."""
+        found = self._database.twice(
+            lambda: lines.expired(self._database, app=app, queues=queues, limit=limit)
+        )
+        return [outbox.overdue_of(each) for each in found]
+
     def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more, as this call."""
         statements = self._transactions.statements

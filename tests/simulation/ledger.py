@@ -74,6 +74,7 @@ class Work:
     due: int | None = None
     rank: int | None = None
     parked: int | None = None
+    expires: int | None = None
     strict: int | None = None
     finished: int | None = None
 

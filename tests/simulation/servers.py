@@ -319,6 +319,9 @@ class PortLedger(Boundary):
     def open_keys(self, **asked: Any) -> list[str]:
         return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
 
+    def expired(self, **asked: Any) -> list[Overdue]:
+        return self._ask("expired", lambda: self.world.ledger.expired(**asked))
+
     def overdue(self, **asked: Any) -> list[Overdue]:
         return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))
 

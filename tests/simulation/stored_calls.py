@@ -244,6 +244,22 @@ class StoredCalls:
         }
         return sorted(waiting)[:limit]
 
+    def expired(
+        self: _Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        now_us = self.now_us()
+        past = [
+            row
+            for row in self.work_items.values()
+            if stands(row) and row.due is None and row.expires is not None
+            if row.expires <= now_us and _is_for(row, app, queues)
+            if not self.is_locked(("work", row.id))
+        ]
+        past.sort(key=lambda row: (row.expires, row.id))
+        found = [replace(row, due=row.expires) for row in past[:limit]]
+        self.work_items.update({row.id: row for row in found})
+        return [overdue_of(called(self, row)) for row in found]
+
     def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
         rows = [
             row
