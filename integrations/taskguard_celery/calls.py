@@ -153,9 +153,10 @@ class CelerySender:
     ) -> None:
         headers = {**(signature.options.get("headers") or {}), **(added or {})}
         headers[DEFERRALS_HEADER] = message.deferrals
-        expires = signature.options.get("expires")
-        if expires is not None:
-            headers[EXPIRES_HEADER], options["expires"] = expires, None
+        if signature.options.get("expires") is not None:
+            headers[EXPIRES_HEADER] = signature.options["expires"]
+            # Not as an option of `apply_async()`, which takes None for nothing said.
+            signature.options["expires"] = None
         try:
             signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:
