@@ -10,6 +10,10 @@ A call that cannot be read, or that was sent many times without a claim (its tas
 FAILED with the reason, and holds up no other. Only an error of the connection means that the broker
 is away.
 
+What was called from the line of its key is left to a relay (`relay.py`), which sends it after a few
+seconds, and again: after a sweep it would be overdue only an hour later, and who keeps his place
+would hold up his line as long.
+
 Does not guarantee that nothing is sent twice: a message that still waits in its queue is
 indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
 duplicate, as any other.
@@ -144,7 +148,7 @@ class Sweeper:
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
-        return ledger.overdue(limit=self._batch, after=after)
+        return ledger.overdue(limit=self._batch, after=after, parked=False)
 
     def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
         ledger.sent(refused, again_after_s=REFUSED_AGAIN_S, counted=False)

@@ -112,13 +112,13 @@ def overdue(
     limit: int,
     after: Overdue | None = None,
     work: str | None = None,
-    parked: bool = False,
+    parked: bool | None = None,
 ) -> list[Overdue]:
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
     also if it is not yet due; `parked` for what was called from its key's line, and has not come,
-    to run or to be told that it is superseded.
+    to run or to be told that it is superseded, or for all but that.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
@@ -129,8 +129,9 @@ def overdue(
             select = select.with_for_update(key_share=True, skip_locked=True)
         else:
             select = select.where(WORK.c.id == work)
-        if parked:
-            select = select.where(sa.or_(in_line(WORK), _UNTOLD))
+        if parked is not None:
+            called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+            select = select.where(called == int(parked))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))

@@ -647,9 +647,12 @@ class OutboxLedger(Ledger, Protocol):
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
-        """Work that is overdue; `outbox.py` says when it is."""
+        """Work that is overdue; `outbox.py` says when it is.
+
+        `parked`: only what was called from a line; False: all but that; None: both.
+        """
         ...
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:

@@ -372,7 +372,7 @@ class SqlLedger:
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
         """Work that is overdue; see `outbox.py`."""
         return self._database.twice(

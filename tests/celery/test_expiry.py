@@ -110,7 +110,7 @@ def expire_in_line(shop: Any) -> None:
 def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
     """Also what has expired, and a task's own default does not come in: a broker drops nothing."""
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
-    task = app.task(name="t", expires=60)(lambda: None)
+    task = app.task(name="t", expires=60)(began)
     expires = datetime.fromtimestamp(time.time() - 60, UTC).isoformat()
     published: list[dict[str, Any]] = []
 
@@ -120,10 +120,10 @@ def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
     before_task_publish.connect(note)
     try:
         if sent == "put off":
-            task.push_request(id="m", args=[], kwargs={}, expires=expires, delivery_info={})
+            task.push_request(id="m", args=[None], kwargs={}, expires=expires, delivery_info={})
             CeleryQueue(task).publish_again(1, 0.0)
         else:
-            call = call_of(app, task.signature((), expires=expires))
+            call = call_of(app, task.signature((None,), expires=expires))
             sender = CelerySender(app)
             (sender if sent == "again" else sender.hand_off)(call, MessageRef("m"))
     finally:

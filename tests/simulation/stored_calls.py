@@ -95,14 +95,14 @@ class StoredCalls:
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
         now_us = self.now_us()
 
         def is_due(row: Work) -> bool:
             if row.due is None or row.call is None or row.state not in _SENDABLE:
                 return False
-            if parked and not (stands(row) or keeps(row) or is_untold(row)):
+            if parked is not None and parked != (stands(row) or keeps(row) or is_untold(row)):
                 return False
             if after is not None and (row.due, row.id) <= (after.due_us, after.work):
                 return False
