@@ -172,6 +172,17 @@ class Line:
         if hint is not False or not delivery.is_first:
             self.call_next(delivery)
 
+    def left(self, delivery: Delivery) -> None:
+        """Call the next in line after a message that never runs: revoked, or expired. Never raises.
+
+        Its call has used up the hint. Where somebody holds the key by now, who took it without
+        looking at the line, that one is told again that others wait.
+        """
+        if self._leaves_hint(delivery):
+            with contextlib.suppress(LockServerUnavailableError):
+                cast("HintingLocks", self._locks).leave_hint(delivery.keys[0])
+        self.call_next(delivery)
+
     def call_next(self, delivery: Delivery) -> bool:
         """Call the first in line if its key is free. False if nobody was; never raises.
 

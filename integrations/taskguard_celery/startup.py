@@ -18,6 +18,7 @@ from celery._state import get_current_app
 from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
+from taskguard_celery.calls import CALLED_HEADER
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
@@ -256,8 +257,9 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    if any(ended) and compiled.policy.parks:
-        runtime.runner.line.call_next(replace(delivery, parking=CeleryParking(task)))
+    was_called = CALLED_HEADER in (context.headers or ())
+    if compiled.policy.parks and (any(ended) or was_called):
+        runtime.runner.line.left(replace(delivery, parking=CeleryParking(task)))
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -266,8 +266,9 @@ class History:
         now_us, counts = world.ledger.now_us(), world.counts
         if counts["messages lost on the way"]:
             return
-        if counts["messages revoked"] and counts["processes killed"]:
-            return  # nobody takes over what a dead holder had of revoked work
+        ended = counts["messages revoked"] or counts["messages expired"]
+        if ended and counts["processes killed"]:
+            return  # nobody takes over what a dead holder had of work that has ended so
         for key, row in world.ledger.keys.items():
             if key.startswith("taskguard:"):
                 continue  # a relay's, which goes on

@@ -34,16 +34,22 @@ class LineHistory(History):
         # Work whose message the broker has lost, and that did not wait in the ledger then.
         self._lost: set[str] = set()
         self._replaced: set[tuple[str, str]] = set()
+        # Messages whose callers were told so, and those of them of which the ledger has heard.
+        self._told_expired: set[tuple[str, str]] = set()
+        self._expired: set[tuple[str, str]] = set()
         self._waited_for: set[str] = set()
 
     # -- what happens -------------------------------------------------------------------------
 
     def granting(self, request: ClaimRequest) -> None:
-        """S9: nobody who came before it waits. S10: nobody has replaced its message."""
+        """S9: nobody who came before it waits. S10: nobody has replaced its message, nor has the
+        ledger heard that it has expired."""
         ledger, now_us = self._world.ledger, self._world.ledger.now_us()
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
+        if (name, request.task) in self._expired:
+            raise ViolationError("S10", f"{name} has expired, and begins {request.work}")
         mine = ledger.work_items.get(request.work or "")
         if not request.in_line or (mine is not None and mine.state is State.PROCESSING):
             return
@@ -59,6 +65,11 @@ class LineHistory(History):
     def acknowledged(self, message: Message, told: Any) -> None:
         """S7: who is parked stands in the ledger."""
         dropped = told.reason if isinstance(told, Dropped) else ""
+        if dropped == "expired":
+            self._told_expired.add(message.name)
+            return
+        if dropped == "superseded" and message.name in self._expired:
+            return  # by what its caller was told
         if isinstance(told, Completed | Answered) or dropped == "revoked":
             self._answered.add(message.name)
         if isinstance(told, Parked):
@@ -77,6 +88,11 @@ class LineHistory(History):
         own = own and row.id not in self._lost  # what was claimed and put off since
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
+
+    def expired(self, name: tuple[str, str], *, ended: bool) -> None:
+        """As the ledger was told, which had work of that message or not."""
+        if ended:
+            self._expired.add(name)
 
     def replaced(self, message: str, task: Task) -> None:
         """By a newer call, as who enqueued that was told."""
@@ -172,4 +188,5 @@ class LineHistory(History):
                 raise ViolationError("L1", f"{message} was never answered")
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        return task.work(message) in self._lost or message in self._world.unreachable
+        told = (message, task.name) in self._told_expired
+        return told or task.work(message) in self._lost or message in self._world.unreachable
