@@ -17,7 +17,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.canvas import Signature
+from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
@@ -115,6 +117,22 @@ class CelerySender:
             self._send(signature, message, {CALLED_HEADER: queue}, queue=beside, **later)
         else:
             self._send(signature, message, **later)
+
+    def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
+        """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.
+
+        Raises what the result backend does.
+        """
+        del message
+        signature = self._read(call)
+        options, task = signature.options, self._app.tasks.get(signature.task)
+        request = Context({**signature, **options}, delivery_info={})
+        request.id, request.group = options["task_id"], options.get("group_id")
+        request.errbacks = maybe_list(options.get("link_error"))
+        ignored = options.get("ignore_result") or (task is not None and task.ignore_result)
+        backend = self._app.backend if task is None else task.backend
+        error = errors.StoredCallError(f"{signature.task}: {reason}")
+        backend.mark_as_failure(request.id, error, request=request, store_result=not ignored)
 
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""

@@ -367,6 +367,7 @@ class Waiting:
     Attributes:
         expected_until_s: until when its message, which was sent, is expected; None: it waits.
         failed: it has begun and failed, and keeps its place until its retry has come.
+        sent_again: how often its message was sent again since it was called.
     """
 
     key: str
@@ -375,6 +376,7 @@ class Waiting:
     parked_s: float
     expected_until_s: float | None
     failed: bool = False
+    sent_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)

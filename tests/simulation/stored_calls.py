@@ -17,7 +17,7 @@ from taskguard.bounds import Bounds, is_slot
 from taskguard.errors import LineFullError
 from taskguard.ledger.outbox import Overdue, overdue_of
 from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
-from taskguard.ledger.records import message_of, waiting_values
+from taskguard.ledger.records import message_of, sends_of, waiting_values
 from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 
@@ -276,6 +276,7 @@ class StoredCalls:
                 (row.parked or 0) / 1e6,
                 None if row.due is None else row.due / 1e6,
                 failed=row.state is State.FAILED,
+                sent_again=sends_of(row.call or "", attempts=row.attempts),
             )
             for row in rows[:limit]
         ]

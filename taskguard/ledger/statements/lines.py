@@ -35,7 +35,7 @@ from taskguard.bounds import range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
-from taskguard.ledger.records import Called, message_of, new_record, waiting_values
+from taskguard.ledger.records import Called, message_of, new_record, sends_of, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.states import State
 
@@ -60,6 +60,8 @@ __all__ = [
 
 WRITE_LOCK_S = 5.0
 
+# Enough of a call for the number at its beginning.
+_COUNTED = 60
 # The place of who stands in no line: behind all of his rank.
 _LAST = 2**63 - 1
 
@@ -459,9 +461,11 @@ def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
-    columns = ("key", "id", "message", "parked", "due", "state")
+    columns = ("key", "id", "message", "parked", "due", "state", "attempts")
     failed = sa.and_(keeps(WORK), WORK.c.state == State.FAILED.value)
-    select = sa.select(*(WORK.c[name] for name in columns)).where(sa.or_(stands(WORK), failed))
+    begin = sa.func.substr(WORK.c.call, 1, _COUNTED).label("begin")
+    select = sa.select(*(WORK.c[name] for name in columns), begin)
+    select = select.where(sa.or_(stands(WORK), failed))
     select = select.order_by(WORK.c.key, *_in_order()).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
@@ -474,6 +478,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
                 row.parked / 1e6,
                 row.due and row.due / 1e6,
                 failed=row.state == State.FAILED.value,
+                sent_again=sends_of(row.begin or "", attempts=row.attempts),
             )
             for row in db.execute(select)
         ]

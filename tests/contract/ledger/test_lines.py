@@ -569,6 +569,7 @@ class TestStrict:
         book.make_due()
         overdue = book.ledger.overdue(parked=True)
         assert book.ledger.sent(overdue, again_after_s=600.0) == 1
+        assert [each.sent_again for each in book.ledger.waiting()] == [1, 0]
         assert call(book) is None
         assert isinstance(book.ledger.claim(strict(3)), Busy)
         self.begin(book, 2)
