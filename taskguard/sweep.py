@@ -7,8 +7,8 @@ it, whatever process dies in between: its message is sent first, and noted as se
 sweeps at once send nothing twice: a lease of the runtime keeps them apart.
 
 A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
-FAILED with the reason, and holds up no other; its caller is told where its queue can do that. Only an error of the connection means that the broker
-is away.
+FAILED with the reason, and holds up no other; its caller is told where its queue can do that. Only
+an error of the connection means that the broker is away.
 
 What was called from the line of its key is left to a relay (`relay.py`), which sends it after a few
 seconds, and again: after a sweep it would be overdue only an hour later, and who keeps his place
