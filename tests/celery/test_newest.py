@@ -19,6 +19,8 @@ from taskguard.ledger.tables import WORK
 from taskguard.states import OUTDATED
 from taskguard_celery.message import PUBLISHED_HEADER
 
+HOLDS_S = 600.0  # or until `shop.go()`, or it is told
+
 
 def states_of(shop: Any) -> dict[str, tuple[str, bool]]:
     """The state of each work, by its message's id, and whether it was superseded."""
@@ -52,13 +54,14 @@ class TestLatest:
         """Of three the first and the last run; who waited in between hears that it never does."""
         task = shop.tasks.latest
         with shop.worker(concurrency=2):
-            first = task.delay("a", 1, 2.0)
+            first = task.delay("a", 1, HOLDS_S)
             began(shop, 1)
             second = task.delay("a", 2)
             wait_until(lambda: second.id in states_of(shop))
             third = task.delay("a", 3)
             assert superseded(shop, second)
             assert not first.ready()
+            shop.go()
             assert [first.get(timeout=60), third.get(timeout=60)] == [1, 3]
             expect(shop, 1, 3)
 
@@ -91,22 +94,24 @@ class TestLatest:
         """A chord whose member is superseded fails, and does not wait for ever; so does a chain."""
         latest, add_up = shop.tasks.latest, shop.tasks.add_up
         with shop.worker(concurrency=2):
-            latest.delay("a", 1, 2.0)
+            latest.delay("a", 1, HOLDS_S)
             began(shop, 1)
             chained = chain(latest.s("a", 2), add_up.s()).delay()
             wait_until(lambda: chained.parent.id in states_of(shop))
             told = chord(group([latest.s("a", 3), shop.tasks.add.s(1, 2)]))(add_up.s())
             with pytest.raises(TaskRevokedError):
                 chained.get(timeout=60)
-            wait_until(lambda: len(states_of(shop)) == 4)
-            assert latest.delay("a", 4).get(timeout=60) == 4
+            last = latest.delay("a", 4)
+            wait_until(lambda: last.id in states_of(shop))
+            shop.go()
+            assert last.get(timeout=60) == 4
             with pytest.raises((ChordError, TaskRevokedError)):
                 told.get(timeout=60)
 
     def test_whoever_waits_is_told_though_its_caller_died(self, shop: Any) -> None:
         """The message by which it is to hear of it gets lost: a relay sends another one."""
         with shop.worker(concurrency=2):
-            shop.tasks.latest.delay("a", 1, 3.0)
+            shop.tasks.latest.delay("a", 1, HOLDS_S)
             began(shop, 1)
             second = shop.tasks.latest.delay("a", 2)
             wait_until(lambda: second.id in states_of(shop))
@@ -116,6 +121,8 @@ class TestLatest:
                 ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
                 db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
             assert superseded(shop, second)
+            shop.go()
+            expect(shop, 1)
         with shop.engine.connect() as db:
             assert db.execute(sa.select(WORK.c.due).where(WORK.c.id == row.id)).scalar() is None
 
@@ -125,9 +132,9 @@ class TestSupersede:
         """Its commit is refused, its body is told, its caller hears of it; the newest commits."""
         task = shop.tasks.supersede
         with shop.worker(concurrency=3):
-            first = task.delay("a", 1, 60.0)
+            first = task.delay("a", 1, HOLDS_S)
             began(shop, 1)
-            second = task.delay("a", 2, 60.0)
+            second = task.delay("a", 2, HOLDS_S)
             began(shop, 2)
             third = task.delay("a", 3)
             assert third.get(timeout=60) == 3
@@ -140,7 +147,7 @@ class TestSupersede:
     def test_interrupted(self, shop: Any) -> None:
         """With on_lost="interrupt" the body of the older one ends within a renewal."""
         with shop.worker(concurrency=2):
-            first = shop.tasks.supersede_at_once.delay("a", 1, 600.0)
+            first = shop.tasks.supersede_at_once.delay("a", 1, HOLDS_S)
             began(shop, 1)
             assert shop.tasks.supersede_at_once.delay("a", 2).get(timeout=60) == 2
             assert superseded(shop, first)
@@ -152,7 +159,7 @@ class TestSupersede:
         shop = make_shop(SHOP_VISIBILITY_S="10")
         task = shop.tasks.supersede
         with shop.worker(concurrency=1) as one, shop.worker(concurrency=1) as other:
-            first = task.delay("a", 1, 60.0)
+            first = task.delay("a", 1, HOLDS_S)
             began(shop, 1)
             [step] = shop.steps("began")
             if how == "killed":
@@ -175,7 +182,7 @@ class TestSupersede:
         shop = make_shop(SHOP_LOCKS=spare_valkey.url_of(1))
         task = shop.tasks.supersede
         with shop.worker(concurrency=2):
-            first = task.delay("a", 1, 60.0)
+            first = task.delay("a", 1, HOLDS_S)
             began(shop, 1)
             if locks == "emptied":
                 with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
@@ -191,10 +198,11 @@ class TestSupersede:
         """While the newer one is at work: that is left alone."""
         sent_s = time.time()
         with shop.worker(concurrency=2):
-            newer = shop.tasks.supersede.delay("a", 2, 2.0)
+            newer = shop.tasks.supersede.delay("a", 2, HOLDS_S)
             began(shop, 2)
             older = shop.tasks.supersede.apply_async(("a", 1), headers={PUBLISHED_HEADER: sent_s})
             assert superseded(shop, older)
             assert not newer.ready()
+            shop.go()
             assert newer.get(timeout=60) == 2
             expect(shop, 2)

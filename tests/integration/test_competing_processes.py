@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -41,21 +42,26 @@ def test_processes_that_compete_have_each_effect_once(
         db.execute(sa.text("create table effects (item int)"))
     command = [sys.executable, "-m", "support.competing", url, kind]
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    processes = [
-        subprocess.Popen(
-            [*command, str(seed)],
-            env=os.environ | {"PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for seed in range(5)
-    ]
     counts: Counter[str] = Counter()
-    for process in processes:
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output
-        counts.update(json.loads(output.splitlines()[-1]))
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(seed)],
+                    env=os.environ | {"PYTHONPATH": path},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for seed in range(5)
+        ]
+        for process in processes:
+            stack.callback(process.kill)  # before it is waited for
+        for process in processes:
+            output, _ = process.communicate(timeout=240)
+            assert process.returncode == 0, output
+            counts.update(json.loads(output.splitlines()[-1]))
     with pytest.raises(StaleTokenError), ledger.transaction(late.claim) as tx:
         tx.db.execute(EFFECT, {"item": 0})
         tx.complete(late.claim, None)

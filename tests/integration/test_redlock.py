@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -37,11 +37,11 @@ SECRET = "geheim"
 
 
 @pytest.fixture
-def five(five_valkeys: list[Valkey]) -> Independent:
+def five(five_valkeys: list[Valkey]) -> Iterator[Independent]:
     """Empty servers that all tests share: they must not be stopped."""
-    made = Independent(five_valkeys)
-    made.empty()
-    return made
+    with closing(Independent(five_valkeys)) as made:
+        made.empty()
+        yield made
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def test_debounced_it_runs_once_after_the_last_time(office: Any) -> None:
 
 def test_without_a_scheduler_a_sweep_enqueues_what_was_delayed(office: Any) -> None:
     """A minute after its time; so it does where Redis has lost the schedule."""
-    delayed = put(office, "late", delay_s=0.2)
+    delayed = put(office, "late", delay_s=2.0)
     registry = ScheduledJobRegistry(queue=office.queue)
     assert registry.get_job_ids() == [delayed.job.id]
     office.wait_for(lambda: time.time() > delayed_until(office), "its time")

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
+import taskguard.watchdog
 from simulation.explore import explore, run_many, run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
+from simulation.world import World
 from support.exploration import Exploration
 
 
@@ -81,3 +84,26 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     counts = [run_one(7, lines=each)[1] for each in lines]
     assert lines[0] == lines[1]
     assert counts[0] == counts[1]
+
+
+def test_a_watchdog_that_another_test_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread is none of the simulated ones: it is not put off until a scheduler's time."""
+    leftover, found = threading.Event(), []
+
+    def look() -> None:
+        found.append(taskguard.watchdog.Wakeup().wait(0.001))
+        leftover.set()
+
+    def mistake(world: World) -> None:
+        fill = world._fill
+
+        def and_look() -> None:
+            fill()
+            threading.Thread(target=look).start()
+            assert leftover.wait(10.0)
+
+        monkeypatch.setattr(world, "_fill", and_look)
+
+    failure, _ = run_one(7, mistake=mistake)
+    assert failure is None
+    assert found == [False]

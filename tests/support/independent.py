@@ -11,7 +11,7 @@ hour.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import redis
@@ -35,9 +35,17 @@ class Independent:
     def __init__(self, servers: Sequence[RedisServer]) -> None:
         self.servers = servers
         self.url = redlock_url(*(server.port for server in servers))
+        self._made: list[RedlockLocks] = []
 
     def connect(self, **options: Any) -> RedlockLocks:
-        return RedlockLocks(self.url, **{"socket_timeout_s": 1.0, **options})
+        """Locks that are closed by `close()`."""
+        made = RedlockLocks(self.url, **{"socket_timeout_s": 1.0, **options})
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        while self._made:
+            self._made.pop().close()
 
     def owners(self, key: str) -> list[str | None]:
         """Who holds it, by server; None where nobody does, and where the server is down."""
@@ -87,4 +95,5 @@ def independent(
             for server in servers:
                 assert isinstance(server, clock_shim.Valkey)
                 server.jump(0.0)  # it has seen it
-        yield Independent(servers)
+        with closing(Independent(servers)) as made:
+            yield made

@@ -221,10 +221,14 @@ def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
 
 
 def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
-    """Takes `seconds`, or until it hears that its lease is lost; a later attempt takes no time."""
+    """Takes `seconds`, or until a step "go", or it hears that its lease is lost; a later attempt
+    takes no time."""
     step(f"{name} {number}", "began")
-    if guard.attempt == 1 and guard.lost.wait(seconds):
-        step(f"{name} {number}", "told")
+    until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
+    while time.monotonic() < until_s and not _may_go():
+        if guard.lost.wait(0.05):
+            step(f"{name} {number}", "told")
+            break
     with guard.transaction() as db:
         effect(db, f"{name} {number}", guard)
         guard.result = number

@@ -18,6 +18,8 @@ from taskguard.advisory_locks.postgresql import PostgreSQLSession
 from taskguard.advisory_locks.session import Session
 from taskguard.locks.base import LockProvider
 
+pytestmark = pytest.mark.once
+
 Test = Callable[[LockProvider, LockServer], object]
 
 

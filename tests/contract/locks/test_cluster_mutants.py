@@ -20,7 +20,7 @@ from taskguard.locks.base import Granted, Held, Hold, LockProvider
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard_sandbox.clusters import Cluster
 
-pytestmark = pytest.mark.parametrize("server", ["cluster"], indirect=True)
+pytestmark = [pytest.mark.once, pytest.mark.parametrize("server", ["cluster"], indirect=True)]
 
 AHEAD = 9 * 10**15  # of every clock, and still exact in Lua
 KEYS = ("a", "b", "c")

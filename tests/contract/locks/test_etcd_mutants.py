@@ -20,6 +20,8 @@ from taskguard.locks.etcd import messages
 from taskguard.locks.etcd.provider import EtcdLocks
 from taskguard_sandbox.servers import Etcd
 
+pytestmark = pytest.mark.once
+
 Test = Callable[[LockProvider, LockServer], None]
 
 

@@ -22,6 +22,8 @@ from taskguard.lease import new_owner
 from taskguard.locks.base import NO_LIMIT, Granted, Held, LockProvider
 from taskguard.locks.redis import RedisLocks
 
+pytestmark = pytest.mark.once
+
 Test = Callable[[LockProvider, LockServer], object]
 MUTANTS: dict[str, tuple[str, str, Test]] = {
     "asking again costs the place": (

@@ -22,6 +22,8 @@ from taskguard.locks.zookeeper import wire
 from taskguard.locks.zookeeper.provider import ZooKeeperLocks
 from taskguard_sandbox.servers import ZooKeeper
 
+pytestmark = pytest.mark.once
+
 Test = Callable[[LockProvider, LockServer], None]
 
 
