@@ -424,6 +424,7 @@ class Admission:
             sent_us=None if delivery.published_at_s is None else int(delivery.published_at_s * 1e6),
             newest=None if delivery.work is None else policy.newest,
             rank=delivery.rank,
+            expires_us=None if delivery.expires_at_s is None else int(delivery.expires_at_s * 1e6),
             strict=delivery.strict,
             max_waiting=policy.max_waiting,
         )

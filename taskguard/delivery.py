@@ -130,6 +130,8 @@ class Delivery:
         parking: how to park it; None where that is not possible, or not asked for.
         called: it waited in the line of its key, and was called: its turn has come.
         rank: in that line those of a lower rank go first.
+        expires_at_s: when the message expires, in seconds since 1970, and waits in that line no
+            longer; None: it does not.
         strict: its work keeps its place in that line from now on until it has ended.
         app: the application's namespace, which stored calls carry.
         by_message: whether each message, or each tick of a schedule, is work of its own
@@ -158,6 +160,7 @@ class Delivery:
     parking: Parking | None = None
     called: bool = False
     rank: int = 0
+    expires_at_s: float | None = None
     strict: bool = False
     app: str = ""
     by_message: bool = False

@@ -216,6 +216,7 @@ class GuardedFunction:
         parking: Parking | None = None,
         called: bool = False,
         rank: int = 0,
+        expires_at_s: float | None = None,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
         orders: tuple[type[Exception], ...] = (),
@@ -253,6 +254,7 @@ class GuardedFunction:
             parking=parking if self.policy.parks and len(keys) == 1 else None,
             called=called,
             rank=rank,
+            expires_at_s=expires_at_s,
             # By its call, for it is to be sent again whoever dies; one key, as for parking.
             strict=self.policy.order == "strict" and call is not None and len(keys) == 1,
             app=namespace,

@@ -50,7 +50,7 @@ from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
 from taskguard.locks.base import Granted, HintingLocks, LockProvider
 
-__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next"]
+__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
 
 logger = logging.getLogger("taskguard")
 
@@ -132,7 +132,7 @@ class Line:
         senders = {delivery.parking.queue: delivery.parking.send}
         for work in replaced:
             try:
-                _send(work, senders)
+                send_stored(work, senders)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 
@@ -173,6 +173,17 @@ class Line:
         """
         if hint is not False or not delivery.is_first:
             self.call_next(delivery)
+
+    def left(self, delivery: Delivery) -> None:
+        """Call the next in line after a message that never runs: revoked, or expired. Never raises.
+
+        Its call has used up the hint. Where somebody holds the key by now, who took it without
+        looking at the line, that one is told again that others wait.
+        """
+        if self._leaves_hint(delivery):
+            with contextlib.suppress(LockServerUnavailableError):
+                cast("HintingLocks", self._locks).leave_hint(delivery.keys[0])
+        self.call_next(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:
         """Call the first in line if its key is free. False if nobody was; never raises.
@@ -253,7 +264,7 @@ def call_next(
         if found is None:
             break
         try:
-            _send(found, senders)
+            send_stored(found, senders)
         except CallWithdrawnError as error:
             logger.warning("%s leaves the line of %s, and is FAILED: %s", found.work, key, error)
             ledger.abandon(found, error=str(error))
@@ -271,7 +282,8 @@ def call_next(
     return called
 
 
-def _send(found: Overdue, senders: Mapping[str, Send]) -> None:
+def send_stored(found: Overdue, senders: Mapping[str, Send]) -> None:
+    """Send the message of stored work, by the sender of its queue. Raises whatever that does."""
     call = json.loads(found.call)
     if found.wait_s > 0.0:
         call[NOT_BEFORE] = time.time() + found.wait_s

@@ -5,7 +5,8 @@
 Whoever is done with a key calls the first in its line. Where that did not happen (a holder died,
 the key was freed by a plain lock or by a task that does not park, a call got lost on its way) the
 relay does it: within a second of when the key is free, or 5 s after a call that nobody followed,
-then after twice as long.
+then after twice as long. Who has expired in a line is sent within a second of that, so that a
+worker announces it, and is out of the way of those behind it.
 
 Guarantees: of all relays of a namespace that send to the same queues one works, elected by a lease;
 two at a time do no harm. A database or a broker that is away ends nothing. Does not guarantee the
@@ -24,7 +25,7 @@ from taskguard.bounds import MOST_SLOTS
 from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
 from taskguard.leader import Leadership
 from taskguard.outbox import Send, outbox_of
-from taskguard.parking import AHEAD_S, EXPECTED_S, call_next
+from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 from taskguard.sweep import REFUSED_AGAIN_S, Sweeper
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ logger = logging.getLogger("taskguard")
 _NAME = "taskguard-relay"
 _TTL_S = 5.0
 _EVERY_S = 1.0
-_MOST_KEYS = 500
+_MOST_KEYS = _MOST_EXPIRED = 500
 
 
 class Relay:
@@ -99,6 +100,7 @@ class Relay:
         ledger, called = outbox_of(self._runtime), 0
         app = self._runtime.namespace
         queues, events = list(self._callers), self._runtime.events
+        self._send_expired(ledger, app, queues)
         for key in ledger.open_keys(app=app, queues=queues, limit=_MOST_KEYS, ahead_s=AHEAD_S):
             called += call_next(
                 ledger, key, self._callers, events, app=app, ahead_s=AHEAD_S, most=MOST_SLOTS
@@ -109,6 +111,16 @@ class Relay:
             except (KeyBusyError, LeaseLostError):
                 logger.debug("another relay calls again what was lost")
         return called
+
+    def _send_expired(self, ledger: LineLedger, app: str, queues: Sequence[str]) -> None:
+        """Send who has expired while he waited: the worker that gets the message announces it."""
+        for work in ledger.expired(app=app, queues=queues, limit=_MOST_EXPIRED):
+            try:
+                send_stored(work, self._callers)
+            except Exception as error:  # noqa: BLE001  # overdue by now, and so a recall
+                logger.debug("%s has expired, and is not sent yet: %s", work.work, error)
+            else:
+                ledger.sent([work], again_after_s=EXPECTED_S)
 
 
 class _Recalls(Sweeper):

@@ -50,12 +50,12 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.PROCESSING,
         State.FAILED,
     ): "the body raised, its transaction failed too often, the work was revoked (final), its lease "
-    "ran out and its call cannot be sent, or a newer message took its place (final)",
+    "ran out and its call cannot be sent or has expired, or a newer message took its place (final)",
     (State.PROCESSING, State.DEAD): "max_crashes holders vanished",
     (
         State.NEW,
         State.FAILED,
-    ): "revoked (final), its call cannot be sent, or was in vain, the line of "
+    ): "revoked (final), its call cannot be sent, was in vain or has expired, the line of "
     "its key was full, or a newer message took its place (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",

@@ -7,8 +7,12 @@ it, whatever process dies in between: its message is sent first, and noted as se
 sweeps at once send nothing twice: a lease of the runtime keeps them apart.
 
 A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
-FAILED with the reason, and holds up no other. Only an error of the connection means that the broker
-is away.
+FAILED with the reason, and holds up no other; its caller is told where its queue can do that. Only
+an error of the connection means that the broker is away.
+
+What was called from the line of its key is left to a relay (`relay.py`), which sends it after a few
+seconds, and again: after a sweep it would be overdue only an hour later, and who keeps his place
+would hold up his line as long.
 
 Does not guarantee that nothing is sent twice: a message that still waits in its queue is
 indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
@@ -79,8 +83,8 @@ class Sweeper:
         senders: how to send, by the name of the queue that a stored call carries. A sender may have
             `batch()`, a context manager that gives a faster sender: the broker has taken all that
             this one was given if the block ends without an error. It may have `is_away(error)`,
-            which tells that the connection failed. StoredCallError says that nobody can send a
-            call.
+            which tells that the connection failed, and `fail(call, message, reason)`, which tells
+            its caller that its work is FAILED. StoredCallError says that nobody can send a call.
         again_after_s: after so many seconds without a claim a message counts as lost again, at
             least 1; after each sending twice as long, up to a day: a queue that is behind would
             get each message once more at every sweep. It should not be much shorter than messages
@@ -141,10 +145,21 @@ class Sweeper:
                     if ledger.abandon(work, error=reason):
                         logger.error("%s is FAILED: %s", work.work, reason)
                         tally.failed += 1
+                        self._tell_caller(work, reason)
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
+    def _tell_caller(self, work: Overdue, reason: str) -> None:
+        """Where its queue can: the record says so in any case."""
+        try:
+            call = json.loads(work.call)
+            fail = getattr(self._senders.get(call["queue"]), "fail", None)
+            if fail is not None:
+                fail(call, work.message, reason)
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with the call, or a backend
+            logger.warning("%s: its caller was not told that it is FAILED: %s", work.work, error)
+
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
-        return ledger.overdue(limit=self._batch, after=after)
+        return ledger.overdue(limit=self._batch, after=after, parked=False)
 
     def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
         ledger.sent(refused, again_after_s=REFUSED_AGAIN_S, counted=False)

@@ -1,6 +1,8 @@
 """A Celery message as JSON, to be stored with its work and sent again later.
 
-Guarantees: id, root, parent, links, chord, group, headers, time limits, priority and route stay.
+Guarantees: id, root, parent, links, chord, group, headers, expiry, time limits, priority and route
+stay. A call whose expiry is past is sent all the same, without an `expiration` by which a broker
+would drop it: the worker that gets it marks it REVOKED, as Celery does with each that has expired.
 The arguments are written by the task's own serializer, and read only if the app accepts that one.
 """
 
@@ -11,15 +13,19 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.canvas import Signature
+from celery.utils.functional import maybe_list
+from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
-from taskguard_celery.message import DEFERRALS_HEADER
+from taskguard_celery.message import DEFERRALS_HEADER, EXPIRES_HEADER
 
 __all__ = [
     "CALLED_HEADER",
@@ -42,9 +48,13 @@ def hand_off_of(queue: str) -> str:
 
 
 def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> dict[str, Any]:
-    """A signature with its options, as JSON."""
+    """A signature with its options, as JSON. When it expires is fixed here."""
+    fields = dict(signature)
+    options = fields.get("options") or {}
+    if options.get("expires") is not None:
+        fields["options"] = {**options, "expires": _expires_at(app, options["expires"])}
     kind, encoding, body = dumps(  # type: ignore[no-untyped-call]  # kombu has no types
-        dict(signature), serializer or app.conf.task_serializer
+        fields, serializer or app.conf.task_serializer
     )
     raw = isinstance(body, bytes)
     return {
@@ -54,6 +64,15 @@ def call_of(app: Celery, signature: Signature, serializer: str | None = None) ->
         "base64": raw,
         "body": base64.b64encode(body).decode() if raw else body,
     }
+
+
+def _expires_at(app: Celery, expires: Any) -> str:
+    """A moment, or so many seconds from now, as the header has it: every serializer has text."""
+    if isinstance(expires, str):
+        return expires
+    if not isinstance(expires, datetime):
+        expires = app.now() + timedelta(seconds=float(expires))
+    return str(maybe_make_aware(expires, app.timezone).isoformat())
 
 
 def call_in_hand(task: Task) -> dict[str, Any]:
@@ -99,6 +118,22 @@ class CelerySender:
         else:
             self._send(signature, message, **later)
 
+    def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
+        """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.
+
+        Raises what the result backend does.
+        """
+        del message
+        signature = self._read(call)
+        options, task = signature.options, self._app.tasks.get(signature.task)
+        request = Context({**signature, **options}, delivery_info={})
+        request.id, request.group = options["task_id"], options.get("group_id")
+        request.errbacks = maybe_list(options.get("link_error"))
+        ignored = options.get("ignore_result") or (task is not None and task.ignore_result)
+        backend = self._app.backend if task is None else task.backend
+        error = errors.StoredCallError(f"{signature.task}: {reason}")
+        backend.mark_as_failure(request.id, error, request=request, store_result=not ignored)
+
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""
         return str(self._read(call).options["task_id"])
@@ -136,6 +171,10 @@ class CelerySender:
     ) -> None:
         headers = {**(signature.options.get("headers") or {}), **(added or {})}
         headers[DEFERRALS_HEADER] = message.deferrals
+        if signature.options.get("expires") is not None:
+            headers[EXPIRES_HEADER] = signature.options["expires"]
+            # Not as an option of `apply_async()`, which takes None for nothing said.
+            signature.options["expires"] = None
         try:
             signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:

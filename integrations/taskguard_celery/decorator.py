@@ -40,6 +40,7 @@ from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
+    expires_at_s,
     is_redelivered,
     message_of,
     published_at_s,
@@ -235,8 +236,8 @@ def _deliver_once(
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
-    # What keeps its place is sent again whoever dies; not what expires, of whose end nobody hears.
-    stored = policy.recoverable or (policy.order == "strict" and request.expires is None)
+    # What keeps its place is sent again whoever dies.
+    stored = policy.recoverable or policy.order == "strict"
     delivery = compiled.delivery(
         args,
         kwargs,
@@ -249,6 +250,7 @@ def _deliver_once(
         parking=CeleryParking(task) if parks else None,
         called=called,
         rank=rank_of(task.app, request) if policy.order == "priority" else 0,
+        expires_at_s=expires_at_s(task.app, request) if parks else None,
         orders=_ORDERS,
         call=call_in_hand(task) if stored and queue is not None else None,
     )

@@ -5,8 +5,10 @@ count up; deferrals keep both and count up in a header. An id that is used again
 first by when it was published, which retries and deferrals keep, too.
 
 A delivery is put off by publishing the same message again, with one deferral more.
-Guarantees: id, retries, links, chord, group, time limits, priority and route stay; none of the
-task's own retries is spent. `publish_again` returns only after the broker took the message (on
+Guarantees: id, retries, links, chord, group, expiry, time limits, priority and route stay; none of
+the task's own retries is spent. What is sent again expires by its `expires` alone, which a worker
+reads, and announces; not by an `expiration` of the broker's, for RabbitMQ drops such a message, and
+nobody hears of it. `publish_again` returns only after the broker took the message (on
 RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
 into the queue, so that one of the two is always alive. A queue may throw away a message that came
 back too often (quorum queues have a delivery limit): there the delivery waits and is tried again.
@@ -17,11 +19,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+from datetime import datetime
 from typing import Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import before_task_publish
+from celery.utils.time import maybe_make_aware
 
 from taskguard import MessageRef, errors
 from taskguard_celery.ticks import TICK_HEADER
@@ -38,10 +42,10 @@ except ImportError:  # Celery before 5.5 cannot consume from them
 __all__ = [
     "DEFERRALS_HEADER",
     "PUBLISHED_HEADER",
-    "CeleryQueue",
     "NotPublishedError",
     "PutBack",
     "deferrals_of",
+    "expires_at_s",
     "is_redelivered",
     "longest_wait_s",
     "message_of",
@@ -54,6 +58,9 @@ __all__ = [
 
 DEFERRALS_HEADER = "taskguard_deferrals"
 PUBLISHED_HEADER = "taskguard_published_at"
+EXPIRES_HEADER = "expires"
+"""Celery's own: when the message expires, by ISO 8601. With the option of that name the broker is
+told, too, to drop the message then."""
 
 logger = logging.getLogger("taskguard")
 
@@ -106,6 +113,15 @@ def rank_of(app: Any, request: Any) -> int:
     """
     priority = int((request.delivery_info or {}).get("priority") or 0)
     return priority if _scheme_of(app) in _LOWEST_FIRST else -priority
+
+
+def expires_at_s(app: Any, request: Any) -> float | None:
+    """When the message expires, in seconds since 1970; None: it does not."""
+    expires = request.expires
+    if expires is None:
+        return None
+    moment = datetime.fromisoformat(expires) if isinstance(expires, str) else expires
+    return float(maybe_make_aware(moment, app.timezone).timestamp())
 
 
 def is_redelivered(request: Any) -> bool:
@@ -209,12 +225,15 @@ class CeleryQueue:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""
         request = self._task.request
         headers = {**(request.headers or {}), DEFERRALS_HEADER: deferrals}
+        if request.expires is not None:
+            headers[EXPIRES_HEADER] = request.expires
         try:
             signature = self._task.signature_from_request(
                 request,
                 countdown=self._countdown_s(delay_s),
                 retries=request.retries,
                 headers=headers,
+                expires=None,
             )
             signature.apply_async()
         except Exception as error:

@@ -1,8 +1,10 @@
 """`busy="park"` for Celery: a message leaves its queue for the ledger, and a worker relays.
 
-Guarantees: what is sent again is the same message (id, links, chord, group, headers, priority,
-route), with the numbers that the ledger knows. A message that expires is put off instead: nobody
-would hear of its end in the line. Each worker with a task that parks has a thread that may become
+Guarantees: what is sent again is the same message (id, links, chord, group, headers, expiry,
+priority, route), with the numbers that the ledger knows. One whose expiry is past is sent, too: the
+worker that gets it says REVOKED, as Celery does, and takes it out of its line (`startup.py`). So
+whoever calls needs neither its task nor its result backend, and one whose end nobody has heard is
+sent again. Each worker with a task that parks has a thread that may become
 the relay; it ends with its worker. In a prefork pool that is a thread of its first child: the
 parent forks at any moment, and what another thread has locked then (SQLite's own mutexes, for
 example) stays locked in the child for ever.
@@ -80,10 +82,8 @@ class CeleryParking:
     def __init__(self, task: Task) -> None:
         self._task = task
 
-    def call(self) -> dict[str, Any] | None:
-        """The message in hand as a stored call; None for one that expires."""
-        if self._task.request.expires is not None:
-            return None
+    def call(self) -> dict[str, Any]:
+        """The message in hand as a stored call."""
         return call_in_hand(self._task)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:

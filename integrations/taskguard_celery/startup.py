@@ -1,4 +1,4 @@
-"""What a worker says and checks when it starts, and what a revoke does to the record.
+"""What a worker says and checks when it starts, and what a revoke or an expiry does to the record.
 
 Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
 whose database is away for the moment starts. A task whose settings can lose work gets one
@@ -18,10 +18,11 @@ from celery._state import get_current_app
 from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
+from taskguard_celery.calls import CALLED_HEADER
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
-from taskguard_celery.parking import consume_hand_offs, is_first_child, start_relay
+from taskguard_celery.parking import CeleryParking, consume_hand_offs, is_first_child, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -214,17 +215,29 @@ def _look_for_lost_messages(consumer: Any) -> None:
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-    """Revoke the message's work in the ledger; in the child a revoke looks like a shutdown."""
-    compiled = None if expired or sender is None else guarded_function_of(sender)
+    """Revoke the message's work in the ledger; in the child a revoke looks like a shutdown.
+
+    Where it has expired the ledger is asked only of a task whose calls are stored: such a one would
+    be sent again, and others might wait for it.
+    """
+    compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
         return
+    policy = compiled.policy
+    if expired and not (policy.parks or policy.recoverable):
+        return
     try:
-        _revoke(sender, compiled, request)
+        _end(sender, compiled, request, expired=expired)
     except (errors.TaskguardError, TypeError) as error:
-        logger.warning("%s: the revoke was not recorded: %s", sender.name, error)
+        what = "expiry" if expired else "revoke"
+        logger.warning("%s: the %s was not recorded: %s", sender.name, what, error)
 
 
-def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
+def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) -> None:
+    """End the message's work; the next in its line is called at once, by this process.
+
+    Where that fails, a relay calls it, or sends this message again.
+    """
     context = getattr(request, "_context", None) or request
     args = tuple(request.args or ())
     if takes_itself(task):
@@ -236,9 +249,17 @@ def _revoke(task: Task, compiled: GuardedFunction, request: Any) -> None:
         args, kwargs, namespace=runtime.namespace, task=task.name, message=message
     )
     ledger = runtime.ledger
-    if ledger is not None and delivery.work is not None:
-        for work in (delivery.work, *delivery.formerly):
-            ledger.revoke(work, message=message.name)
+    if ledger is None or delivery.work is None:
+        return
+    ended = [
+        ledger.expire(work, message=message)
+        if expired
+        else ledger.revoke(work, message=message.name)
+        for work in (delivery.work, *delivery.formerly)
+    ]
+    was_called = CALLED_HEADER in (context.headers or ())
+    if compiled.policy.parks and (any(ended) or was_called):
+        runtime.runner.line.left(replace(delivery, parking=CeleryParking(task)))
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -83,6 +83,7 @@ class Work(models.Model):
     rank = models.IntegerField(null=True)
     parked = models.BigIntegerField(null=True)
     strict = models.SmallIntegerField(null=True)
+    expires = models.BigIntegerField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)
     finished = models.BigIntegerField(null=True)

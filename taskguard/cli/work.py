@@ -79,6 +79,7 @@ def _waiting(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
         places[each.key] += 1
         called = "" if each.expected_until_s is None else "  called"
         called = "  is to be retried" if each.failed else called
+        called += f", sent again {each.sent_again} times" if each.sent_again else ""
         since = _when(each.parked_s)
         print(f"{since}  {printable(each.key)}  {places[each.key]}  {printable(each.work)}{called}")
     if not found:

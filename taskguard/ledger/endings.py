@@ -13,10 +13,14 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes
-from taskguard.ledger.protocol import Claim
+from taskguard.ledger.protocol import Claim, MessageRef
+from taskguard.ledger.records import message_of
 from taskguard.ledger.statements import WRITE_LOCK_S
-from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
+from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK, holding, standing
 from taskguard.states import State
+
+EXPIRED = "its message expired"
+"""What the record says of FAILED work whose message has expired before its turn."""
 
 UNDECIDED_S = 30.0
 """So long FAILED work that keeps its place waits to be told whether its message comes again.
@@ -24,7 +28,18 @@ UNDECIDED_S = 30.0
 In seconds; then it is overdue, for the process that was to tell is gone.
 """
 
-__all__ = ["crash", "end_round", "fail", "give_back", "revoke", "storable", "uncount_crash"]
+__all__ = [
+    "EXPIRED",
+    "crash",
+    "end_round",
+    "expire",
+    "fail",
+    "give_back",
+    "revoke",
+    "storable",
+    "uncount_crash",
+    "waits_for",
+]
 
 
 def fail(database: Database, claim: Claim, error: str) -> bool:
@@ -141,10 +156,48 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
         lease_until=0,
         error="revoked",
         due=None,
-        parked=None,
+        **NO_PLACE,
         finished=database.now(),
     )
     return changed == 1
+
+
+def expire(database: Database, work: str, *, message: MessageRef) -> bool:
+    """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+
+    Its caller was told that the message has expired: it is sent no more, holds up nobody, and other
+    copies of it are superseded. Not final: another message of the work is run. False if a later
+    retry of the message stands for it, or another one's call.
+    """
+
+    def end() -> bool:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
+            now_us = database.now_us(db)
+            if row is None or not waits_for(row, message, now_us):
+                return False
+            values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
+            values["retries"] = message.retries + 1
+            if row.state != State.FAILED.value or not row.final:  # else it stays superseded
+                values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
+                values |= {"error": EXPIRED, "finished": now_us}
+            same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+            db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
+            return True
+
+    return database.twice(end)
+
+
+def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:
+    """Whether nobody is at the work, and this message is the one that is to come for it."""
+    if message_of(row) != message.name or row.message != message.name:
+        return False
+    if row.retries > message.retries:
+        return False
+    if row.state == State.PROCESSING.value:
+        return bool(row.lease_until <= now_us)
+    has_place = row.parked is not None
+    return row.state == State.NEW.value or (row.state == State.FAILED.value and has_place)
 
 
 def _change(database: Database, *where: sa.ColumnElement[bool], **values: object) -> int:

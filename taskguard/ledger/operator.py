@@ -16,7 +16,7 @@ from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
 from taskguard.ledger.protocol import ClaimRequest, WorkView
 from taskguard.ledger.statements import WRITE_LOCK_S
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
@@ -92,7 +92,7 @@ def requeue(database: Database, work: str, *, reason: str) -> bool:
                     rounds=None,
                     fingerprint=None,
                     due=_due_now(database),
-                    parked=None,
+                    **NO_PLACE,
                     error=text,
                     finished=None,
                 )

@@ -30,7 +30,7 @@ from taskguard.ledger.records import (
     waiting_values,
 )
 from taskguard.ledger.statements.lines import in_line, place_of, stands
-from taskguard.ledger.tables import FREE, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.states import Place, State
 
 __all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
@@ -78,7 +78,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {"parked": None, **fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {**NO_PLACE, **fresh, "final": 1, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
@@ -112,13 +112,13 @@ def overdue(
     limit: int,
     after: Overdue | None = None,
     work: str | None = None,
-    parked: bool = False,
+    parked: bool | None = None,
 ) -> list[Overdue]:
     """At most `limit` overdue work items, the longest overdue first, those after `after`.
 
     Work whose row is locked is left out: somebody is changing it. `work` asks for that work alone,
     also if it is not yet due; `parked` for what was called from its key's line, and has not come,
-    to run or to be told that it is superseded.
+    to run or to be told that it is superseded, or for all but that.
     """
     with database.transaction(bounded=False) as db:
         select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
@@ -129,8 +129,9 @@ def overdue(
             select = select.with_for_update(key_share=True, skip_locked=True)
         else:
             select = select.where(WORK.c.id == work)
-        if parked:
-            select = select.where(sa.or_(in_line(WORK), _UNTOLD))
+        if parked is not None:
+            called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+            select = select.where(called == int(parked))
         if after is not None:
             place = sa.tuple_(WORK.c.due, WORK.c.id)
             select = select.where(place > sa.tuple_(after.due_us, after.work))
@@ -204,7 +205,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
     told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
     call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
     with database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
-        if db.execute(sa.update(WORK).where(*told).values(due=None, parked=None)).rowcount:
+        if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
             return True  # it was superseded, which its caller does not hear
         changed = db.execute(
             sa.update(WORK)
@@ -222,7 +223,7 @@ def abandon(database: Database, work: Overdue, *, error: str) -> bool:
                 error=error,
                 call=call,
                 due=None,
-                parked=None,
+                **NO_PLACE,
                 finished=database.now(),
             )
         )

@@ -167,6 +167,8 @@ class ClaimRequest:
             often as it is free. With slots `keys` is one of them, and a claim is of the one that
             it got.
         rank: those of a lower rank go first, whenever they were sent.
+        expires_us: when its message expires, in µs since 1970, so that it waits no longer; None: it
+            does not.
         max_waiting: so many may wait for its key; None: any number.
         strict: its work has a place in the line of its key from now on, and keeps it until it has
             ended: `order="strict"`. Wants one key, and a call.
@@ -191,6 +193,7 @@ class ClaimRequest:
     held_by: Owner | None = None
     bounds: Bounds | None = None
     rank: int = 0
+    expires_us: int | None = None
     max_waiting: int | None = None
     strict: bool = False
 
@@ -364,6 +367,7 @@ class Waiting:
     Attributes:
         expected_until_s: until when its message, which was sent, is expected; None: it waits.
         failed: it has begun and failed, and keeps its place until its retry has come.
+        sent_again: how often its message was sent again since it was called.
     """
 
     key: str
@@ -372,6 +376,7 @@ class Waiting:
     parked_s: float
     expected_until_s: float | None
     failed: bool = False
+    sent_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,6 +526,14 @@ class Ledger(Protocol):
         """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
         ...
 
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+
+        Not final: the message has expired, and is sent no more; another one of the work is run.
+        False if it was none, or if a later retry of the message, or another one, stands for it.
+        """
+        ...
+
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
         ...
@@ -636,9 +649,12 @@ class OutboxLedger(Ledger, Protocol):
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
-        """Work that is overdue; `outbox.py` says when it is."""
+        """Work that is overdue; `outbox.py` says when it is.
+
+        `parked`: only what was called from a line; False: all but that; None: both.
+        """
         ...
 
     def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
@@ -696,6 +712,17 @@ class LineLedger(OutboxLedger, Protocol):
         `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
         last; and if its rate allows the next start in at most so long, then his message is to come
         at that moment (`Overdue.wait_s`).
+        """
+        ...
+
+    def expired(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        """Who waits in a line, and has expired: from now on overdue, so that they are sent.
+
+        A worker that gets the message says that it has expired, and `expire()`s its work; until
+        then it holds up nobody but who is behind strict work. Only those of the namespace `app`,
+        and whose call is for one of `queues`; None: for any.
         """
         ...
 

@@ -25,6 +25,7 @@ __all__ = [
     "new_record",
     "overdue_from",
     "overdue_of",
+    "sends_of",
     "waiting_values",
 ]
 
@@ -45,6 +46,7 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
         "owner": FREE,
         "call": request.call,
         "due": due,
+        "expires": request.expires_us,
         "error": None,
         "finished": None,
     }
@@ -93,6 +95,12 @@ class Called(NamedTuple):
     wait_us: int = 0
 
 
+def sends_of(call: str, *, attempts: int) -> int:
+    """How often a call was sent since the last claim, by how it begins."""
+    count = COUNT.match(call)
+    return int(count[1]) if count and int(count[2]) == attempts else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Overdue:
     """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
@@ -119,8 +127,7 @@ class Overdue:
 
     @property
     def sends(self) -> int:
-        count = COUNT.match(self.call)
-        return int(count[1]) if count and int(count[2]) == self.attempts else 0
+        return sends_of(self.call, attempts=self.attempts)
 
 
 def overdue_of(called: Called) -> Overdue:

@@ -39,6 +39,7 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     ClaimRequest,
     DeclaredRow,
+    MessageRef,
     Once,
     ParkedNewest,
     RowRef,
@@ -241,6 +242,10 @@ class SqlLedger:
         """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
         return endings.revoke(self._database, work, message=message)
 
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        """Work that nobody is at, of a message that has expired -> FAILED, and out of its line."""
+        return endings.expire(self._database, work, message=message)
+
     # -- renewals -----------------------------------------------------------------------------
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
@@ -367,7 +372,7 @@ class SqlLedger:
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
         """Work that is overdue; see `outbox.py`."""
         return self._database.twice(
@@ -428,6 +433,15 @@ class SqlLedger:
         )
         found = self._database.twice(call)
         return None if found is None else outbox.overdue_of(found)
+
+    def expired(
+        self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        """Who waits in a line, and has expired, to be sent for that; see `protocol.py`."""
+        found = self._database.twice(
+            lambda: lines.expired(self._database, app=app, queues=queues, limit=limit)
+        )
+        return [outbox.overdue_of(each) for each in found]
 
     def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more, as this call."""

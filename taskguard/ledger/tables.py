@@ -18,6 +18,7 @@ __all__ = [
     "KEYS",
     "MESSAGES",
     "METADATA",
+    "NO_PLACE",
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
@@ -32,6 +33,8 @@ SCHEMA_VERSION = 4
 
 # The owner of a key that nobody holds.
 FREE = ""
+# The columns that say that work stands in no line.
+NO_PLACE: dict[str, None] = {"parked": None, "expires": None}
 
 METADATA = sa.MetaData()
 
@@ -131,18 +134,23 @@ WORK = sa.Table(
     sa.Column("rank", sa.Integer),
     sa.Column("parked", _LONG),
     sa.Column("strict", sa.SmallInteger),
+    # Of work that stands in a line: when its message expires, if it does.
+    sa.Column("expires", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
     **_INNODB,
 )
 
-# Only work whose call is stored is in it: for the rest, changes of a row stay cheap.
+# Only work whose call is stored is in it: for the rest, changes of a row stay cheap. What waits in
+# a line is not due, and in it if it expires.
+_SENT_AT_A_TIME = sa.or_(WORK.c.due.is_not(None), WORK.c.expires.is_not(None))
 sa.Index(
     "taskguard_work_due",
     WORK.c.due,
-    postgresql_where=WORK.c.due.is_not(None),
-    sqlite_where=WORK.c.due.is_not(None),
+    WORK.c.expires,
+    postgresql_where=_SENT_AT_A_TIME,
+    sqlite_where=_SENT_AT_A_TIME,
 )
 
 # Nor is what stands in no line in this one.

@@ -25,7 +25,7 @@ from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once, Standing
 from taskguard.ledger.records import message_of
-from taskguard.ledger.tables import MESSAGES, WORK
+from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
 from taskguard.states import State
 
 __all__ = ["decide", "failed_message", "not_superseded", "supersede"]
@@ -100,7 +100,7 @@ def _replace(
             fingerprint=request.fingerprint,
             call=request.call,
             due=due,
-            parked=None,  # it stands at the end of its key's line, when its message has come
+            **NO_PLACE,  # it stands at the end of its key's line, when its message has come
             final=1,
         )
     )

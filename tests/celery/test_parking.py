@@ -14,11 +14,12 @@ import pytest
 import redis
 import sqlalchemy as sa
 from celery import chord, group
+from celery.exceptions import ChordError
 
 from support import invoices
 from support.office import Office
 from support.waiting import wait_until
-from taskguard.errors import LineFullError
+from taskguard.errors import LineFullError, StoredCallError
 from taskguard.ledger.tables import WORK
 from taskguard.states import State
 
@@ -233,3 +234,28 @@ def test_a_revoked_one_does_not_run(shop: Any) -> None:
         wait_until(lambda: later[1].state == "REVOKED")
     assert numbers_of(shop, "a") == [0, 1, 3]
     assert State.NEW.value not in {row.state for row in waiting(shop)}
+
+
+def test_one_that_was_sent_in_vain(shop: Any) -> None:
+    """Its caller hears that it has failed, and so does its chord; the log says why."""
+    with shop.worker(concurrency=2):
+        first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
+        shop.wait_for_steps("began")
+        member = shop.tasks.queue_up.s("a", 1).set(task_id="in-vain")
+        told = chord(group([member, shop.tasks.add.s(1, 2)]))(shop.tasks.add_up.s())
+        wait_until(lambda: len(waiting(shop)) == 1)
+        # As if it had been called, and sent ten times since.
+        with shop.engine.begin() as db:
+            [row] = waiting(shop)
+            call = f'{{"sent": [10, 0], {row.call[1:]}'
+            db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(call=call, due=1))
+        failed = shop.tasks.app.AsyncResult("in-vain")
+        with pytest.raises(StoredCallError, match="sent 10 times"):
+            failed.get(timeout=60)
+        with pytest.raises((ChordError, StoredCallError)):
+            told.get(timeout=60)
+        with shop.engine.begin() as db:
+            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+        assert first.get(timeout=60) == 0
+    assert waiting(shop) == []
+    assert "is FAILED: its message was sent 10 times" in shop.logs()

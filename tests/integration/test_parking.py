@@ -14,7 +14,17 @@ import pytest
 
 from support.claims import request
 from support.guarded_shop import NotingQueue
-from taskguard import Completed, Deferred, Delivery, Dropped, Guard, MessageRef, Relay, connect
+from taskguard import (
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    Guard,
+    MessageRef,
+    Relay,
+    Sweeper,
+    connect,
+)
 from taskguard.delivery import Answered, Parked
 from taskguard.errors import LedgerUnavailableError, WorkDeadError
 from taskguard.lease import Owner, new_owner
@@ -192,3 +202,23 @@ def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
     assert sent == ["a"]
     # The look has called the next one; he comes, and nobody is before him.
     assert isinstance(line.deliver("b", called=True), Completed)
+
+
+def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
+    """However rare it makes its sendings: who was called, and got lost, is sent again after a few
+    seconds, and not an hour after a sweep."""
+    parked(line, "a")
+    assert line.ledger.call_next(KEY, expected_s=0.0, app="", queues=["test"]) is not None
+    sent: list[str] = []
+
+    def send(call: Mapping[str, Any], message: MessageRef) -> None:
+        sent.append(message.id)
+
+    runtime = connect(locks=None, ledger=line.ledger)
+    assert Sweeper(runtime, {"test": send}, again_after_s=3_600.0).sweep().sent == 0
+    [work] = line.ledger.overdue(parked=True)
+    assert sent == []
+    Relay(runtime, {"test": send}).look()
+    assert sent == ["a"]
+    [again] = line.ledger.overdue(work=work.work)
+    assert again.due_us - line.ledger.now_us() < 60 * 10**6

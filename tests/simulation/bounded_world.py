@@ -98,8 +98,7 @@ class BoundedWorld(LineWorld):
         options: dict[str, Any] = {"rank": message.rank}
         if policy.bounded:
             options["bounds"] = Bounds(task.key, policy.limit, policy.starts)
-        # What expires is not stored.
-        if policy.order == "strict" and message.name not in self.expiring:
+        if policy.order == "strict":
             call = stored_call(self.call_of(message), MessageRef(message.id), "")
             options |= {"strict": True, "call": call}
         return options

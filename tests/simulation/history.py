@@ -280,9 +280,13 @@ class History:
         now_us, counts = world.ledger.now_us(), world.counts
         if counts["messages lost on the way"]:
             return
-        unclaimed = counts["messages revoked"] or counts["broker emptied"]
+        unclaimed = (
+            counts["messages revoked"] or counts["messages expired"] or counts["broker emptied"]
+        )
         if unclaimed and counts["processes killed"]:
-            return  # nobody takes over what a dead holder had of revoked work, or of a lost message
+            # Nobody takes over what a dead holder had of work that has ended so, or of a lost
+            # message.
+            return
         for key, row in world.ledger.keys.items():
             if key.startswith("taskguard"):
                 continue  # a relay's, which goes on

@@ -24,7 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
-from taskguard.ledger.endings import UNDECIDED_S
+from taskguard.ledger.endings import EXPIRED, UNDECIDED_S, waits_for
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -32,6 +32,7 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
+    MessageRef,
     WorkView,
 )
 from taskguard.ledger.records import Overdue
@@ -73,6 +74,7 @@ class Work:
     due: int | None = None
     rank: int | None = None
     parked: int | None = None
+    expires: int | None = None
     strict: int | None = None
     finished: int | None = None
 
@@ -632,6 +634,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 parked=None,
                 finished=self.now_us(),
             )
+            return True
+
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        with self._at_once([("work", work)]):
+            row = self.work_items.get(work)
+            if row is None or not waits_for(row, message, self.now_us()):
+                return False
+            row = replace(row, call=None, due=None, parked=None, retries=message.retries + 1)
+            if row.state is not State.FAILED or not row.final:
+                now_us = self.now_us()
+                values = {"error": EXPIRED, "lease_until": 0, "finished": now_us, "owner": FREE}
+                row = replace(row, state=State.FAILED, final=False, **values)
+            self.work_items[work] = row
             return True
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:

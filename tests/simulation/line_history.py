@@ -41,6 +41,9 @@ class LineHistory(History):
         self._lost: set[str] = set()
         self._replaced: set[tuple[str, str]] = set()
         self._gave_up: set[tuple[str, str]] = set()
+        # Messages whose callers were told so, and those of them of which the ledger has heard.
+        self._told_expired: set[tuple[str, str]] = set()
+        self._expired: set[tuple[str, str]] = set()
         self._waited_for: set[str] = set()
         self._ranks: dict[tuple[str, str], int] = {}
         # Of strict work that has begun: how often its message was retried then; its place.
@@ -54,10 +57,13 @@ class LineHistory(History):
         super().published(message)
 
     def granting(self, request: ClaimRequest) -> None:
-        """S9: nobody who came before it waits. S10: nobody has replaced its message."""
+        """S9: nobody who came before it waits. S10: nobody has replaced its message, nor has the
+        ledger heard that it has expired."""
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
+        if (name, request.task) in self._expired:
+            raise ViolationError("S10", f"{name} has expired, and begins {request.work}")
         mine = self._world.ledger.work_items.get(request.work or "")
         if not request.in_line or (mine is not None and mine.state is State.PROCESSING):
             return
@@ -122,13 +128,22 @@ class LineHistory(History):
         """It has failed, and is not retried."""
         self._gave_up.add(message.name)
         self._answered.add(message.name)
-        for work in message.task.work_ids(message.id):
+        self._leave(message.name)
+
+    def _leave(self, name: tuple[str, str]) -> None:
+        """Its work has ended, and keeps no place."""
+        for work in self._world.published[name].work_ids(name[0]):
             self._begun.pop(work, None)
             self._places.pop(work, None)
 
     def acknowledged(self, message: Message, told: Any) -> None:
         """S7: who is parked stands in the ledger."""
         dropped = told.reason if isinstance(told, Dropped) else ""
+        if dropped == "expired":
+            self._told_expired.add(message.name)
+            return
+        if dropped == "superseded" and message.name in self._expired:
+            return  # by what its caller was told
         if isinstance(told, _ANSWERS) or dropped == "revoked":
             self._answered.add(message.name)
         if isinstance(told, Parked):
@@ -149,6 +164,12 @@ class LineHistory(History):
         own = own and row.id not in self._lost  # what was claimed and put off since
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
+
+    def expired(self, name: tuple[str, str], *, ended: bool) -> None:
+        """As the ledger was told, which had work of that message or not."""
+        if ended:
+            self._expired.add(name)
+            self._leave(name)
 
     def replaced(self, message: str, task: Task) -> None:
         """By a newer call, as who enqueued that was told."""
@@ -266,8 +287,12 @@ class LineHistory(History):
                 raise ViolationError("L1", f"{message} was never answered")
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        """Whether it may be lost; or a claim that came late took what had failed for good."""
-        if (message, task.name) in self._gave_up and self._world.counts["messages lost on the way"]:
+        """Whether it may be lost; or a claim that came late took what had failed for good; or its
+        caller was told that it has expired."""
+        name = (message, task.name)
+        if name in self._told_expired:
+            return True
+        if name in self._gave_up and self._world.counts["messages lost on the way"]:
             return True
         return task.work(message) in self._lost or message in self._world.unreachable
 

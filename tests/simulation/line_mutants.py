@@ -17,7 +17,7 @@ from simulation.mutants import Mutant
 from taskguard.delivery import Delivery
 from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import Owner
-from taskguard.ledger.protocol import Busy, ClaimRequest
+from taskguard.ledger.protocol import Busy, ClaimRequest, MessageRef
 from taskguard.locks.base import Granted
 from taskguard.parking import Line
 from taskguard.runner import Runner
@@ -235,6 +235,31 @@ def _replaced_keeps_its_place(world: LineWorld) -> None:
     world.patch(stored_calls._Enqueue, "_supersede", lambda *_: None)
 
 
+def _no_look_after_an_expiry(world: LineWorld) -> None:
+    """Who has expired had no turn, it seems."""
+    world.patch(Line, "left", lambda *_: None)
+
+
+def _expired_and_runs(world: LineWorld) -> None:
+    """Its caller was told, and another copy of it runs all the same."""
+    expire = world.ledger.expire
+
+    def noting_less(work: str, *, message: MessageRef) -> bool:
+        ended = expire(work, message=message)
+        if ended:
+            row = world.ledger.work_items[work]
+            world.ledger.work_items[work] = replace(row, retries=message.retries)
+        return ended
+
+    world.ledger.expire = noting_less  # type: ignore[method-assign]
+
+
+def _expired_keeps_its_place(world: LineWorld) -> None:
+    """The ledger hears nothing of it: it is sent again, and again."""
+    world.patch(stored_calls.StoredCalls, "expired", lambda *_, **__: [])
+    world.ledger.expire = lambda *_, **__: False  # type: ignore[method-assign]
+
+
 LINE_MUTANTS = (
     Mutant("no look after parking", _no_look_after_parking, ("L6",)),
     Mutant("no look after release", _no_look_after_release, ("L6",)),
@@ -254,4 +279,7 @@ LINE_MUTANTS = (
     Mutant("all are called", _all_are_called, ("S9",)),
     Mutant("called for ever", _called_for_ever, ("L1", "L6")),
     Mutant("replaced, and runs", _replaced_keeps_its_place, ("L1", "S10")),
+    Mutant("no look after an expiry", _no_look_after_an_expiry, ("L6",)),
+    Mutant("expired, and runs", _expired_and_runs, ("S10",)),
+    Mutant("expired, and keeps its place", _expired_keeps_its_place, ("L1", "L6")),
 )

@@ -4,7 +4,8 @@ The runner, the line, the relay, the sweep and `enqueue()` are the library's own
 the schedules no process dies, nothing gets lost, and there is no relay: then nobody may wait for a
 key that is free, at no moment. In the rest anything may befall, and a relay comes at last. Beside
 what befalls every shop, the broker may lose what it has waiting, the database may lose what it had
-not flushed, messages are revoked, and one may have no task any more.
+not flushed, messages are revoked, and one may have no task any more. Some messages expire: whoever
+has one then tells its caller, as Celery's workers do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from simulation.servers import BrokerError, PortLedger, PortLocks
 from simulation.stored_calls import keeps
 from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
-from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef, stored_call
+from taskguard.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
 from taskguard.guard import JSON
@@ -58,7 +59,7 @@ class PortParking:
     def call(self) -> Mapping[str, Any] | None:
         world = self.worker.world
         assert isinstance(world, LineWorld)
-        return None if self.message.name in world.expiring else world.call_of(self.message)
+        return world.call_of(self.message)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         world = self.worker.world
@@ -89,7 +90,7 @@ class LineWorld(World):
         self.is_calm = False
         self.tasks: dict[str, Task] = {}
         self.bodies = _BODIES
-        self.expiring: set[tuple[str, str]] = set()
+        self.expiring: dict[tuple[str, str], float] = {}
         self.unreachable: set[str] = set()
         # Records as they are after a crash of the database: what they are now, what they were.
         self.unflushed: list[tuple[Work, Work | None]] = []
@@ -109,7 +110,8 @@ class LineWorld(World):
             for copy in range(2 + pick((1, 2, 2))):
                 message = self._message(f"{task.name}m{copy}", task)
                 if one_in(10):
-                    self.expiring.add(message.name)
+                    after_s = (0.1, 1.0, 4.0)[pick((1, 1, 1))]
+                    self.expiring[message.name] = self.scheduler.now_s + after_s
                 for _ in range(1 + one_in(6)):
                     self.publish(message)
                 self.scheduler.now_s += 0.001
@@ -346,6 +348,24 @@ class LineWorld(World):
     def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
         parks = message.task.policy.busy == "park"
         return PortParking(worker, message) if parks else None
+
+    def expires_at_s(self, message: Message) -> float | None:
+        return self.expiring.get(message.name)
+
+    def announce(self, worker: Worker, delivery: Delivery) -> Dropped:
+        """Its caller hears of it; then the ledger, and the next in line is called."""
+        name, ledger = (delivery.message.id, delivery.task), PortLedger(self, worker.process)
+        self.counts["messages expired"] += 1
+        self.say(f"message {delivery.message.id} has EXPIRED")
+        try:
+            ended = ledger.expire(str(delivery.work), message=delivery.message)
+        except TaskguardError:
+            self.needs_relay = True
+        else:
+            self.history.expired(name, ended=ended)
+            if (ended or delivery.called) and delivery.parking is not None:
+                worker.runner.line.left(delivery)
+        return Dropped("expired")
 
     def call_of(self, message: Message) -> dict[str, Any]:
         call = {"queue": QUEUE, "task": message.task.name, "sent_s": message.sent_s}

@@ -24,7 +24,7 @@ from taskguard.errors import (
 from taskguard.findings import Finding
 from taskguard.lease import Owner
 from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, WorkView
+from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, MessageRef, WorkView
 from taskguard.locks.base import Granted, Held, Hold, Traits
 from taskguard.states import State
 
@@ -325,6 +325,9 @@ class PortLedger(Boundary):
     def open_keys(self, **asked: Any) -> list[str]:
         return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
 
+    def expired(self, **asked: Any) -> list[Overdue]:
+        return self._ask("expired", lambda: self.world.ledger.expired(**asked))
+
     def overdue(self, **asked: Any) -> list[Overdue]:
         return self._ask("overdue", lambda: self.world.ledger.overdue(**asked))
 
@@ -356,6 +359,9 @@ class PortLedger(Boundary):
 
     def revoke(self, work: str, *, message: str) -> bool:
         return self._ask("revoke", lambda: self.world.ledger.revoke(work, message=message))
+
+    def expire(self, work: str, *, message: MessageRef) -> bool:
+        return self._ask("expire", lambda: self.world.ledger.expire(work, message=message))
 
     def view(self, work: str) -> WorkView | None:
         return self.world.ledger.view(work)

@@ -17,7 +17,7 @@ from taskguard.bounds import Bounds, is_slot
 from taskguard.errors import LineFullError
 from taskguard.ledger.outbox import Overdue, overdue_of
 from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
-from taskguard.ledger.records import message_of, waiting_values
+from taskguard.ledger.records import message_of, sends_of, waiting_values
 from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 
@@ -95,14 +95,14 @@ class StoredCalls:
         limit: int = 1000,
         after: Overdue | None = None,
         work: str | None = None,
-        parked: bool = False,
+        parked: bool | None = None,
     ) -> list[Overdue]:
         now_us = self.now_us()
 
         def is_due(row: Work) -> bool:
             if row.due is None or row.call is None or row.state not in _SENDABLE:
                 return False
-            if parked and not (stands(row) or keeps(row) or is_untold(row)):
+            if parked is not None and parked != (stands(row) or keeps(row) or is_untold(row)):
                 return False
             if after is not None and (row.due, row.id) <= (after.due_us, after.work):
                 return False
@@ -244,6 +244,22 @@ class StoredCalls:
         }
         return sorted(waiting)[:limit]
 
+    def expired(
+        self: _Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+    ) -> list[Overdue]:
+        now_us = self.now_us()
+        past = [
+            row
+            for row in self.work_items.values()
+            if stands(row) and row.due is None and row.expires is not None
+            if row.expires <= now_us and _is_for(row, app, queues)
+            if not self.is_locked(("work", row.id))
+        ]
+        past.sort(key=lambda row: (row.expires, row.id))
+        found = [replace(row, due=row.expires) for row in past[:limit]]
+        self.work_items.update({row.id: row for row in found})
+        return [overdue_of(called(self, row)) for row in found]
+
     def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
         rows = [
             row
@@ -260,6 +276,7 @@ class StoredCalls:
                 (row.parked or 0) / 1e6,
                 None if row.due is None else row.due / 1e6,
                 failed=row.state is State.FAILED,
+                sent_again=sends_of(row.call or "", attempts=row.attempts),
             )
             for row in rows[:limit]
         ]

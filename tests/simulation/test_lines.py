@@ -39,6 +39,7 @@ def test_no_schedule_loses_or_forgets_anybody(
         "enqueued: attached",
         "enqueued: replaced",
         "messages revoked",
+        "messages expired",
         "messages duplicated",
         "messages lost on the way",
         "processes killed",

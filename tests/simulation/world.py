@@ -317,7 +317,10 @@ class Worker:
             parking=self.world.parking_of(self, message),
             called=message.called,
             **self.world.options_of(message),
+            expires_at_s=self.world.expires_at_s(message),
         )
+        if self.world.has_expired(message):
+            return self.world.announce(self, delivery)
         try:
             return self.runner.deliver(delivery, lambda guard: self._body(message, guard))
         except (TransactionAbandonedError, TransactionFailedError) as error:
@@ -478,6 +481,20 @@ class World:
 
     def told(self, worker: Worker, message: Message, told: Any) -> None:
         """The queue has heard how a delivery ended, and has sent its retry, if there is one."""
+
+    def expires_at_s(self, message: Message) -> float | None:
+        """When the message expires; here none does."""
+        del message
+        return None
+
+    def has_expired(self, message: Message) -> bool:
+        """Whether whoever has the message now announces that, and does not run it."""
+        expires_at_s = self.expires_at_s(message)
+        return expires_at_s is not None and expires_at_s < self.scheduler.now_s
+
+    def announce(self, worker: Worker, delivery: Delivery) -> Any:
+        """What a worker tells the queue of a message that has expired."""
+        raise AssertionError(f"{delivery.message.id} expires: {worker.process.name}")
 
     def start_worker(self) -> None:
         """One more; a deploy may be taken back, so that it has either guard."""

@@ -33,11 +33,14 @@ def back_to_version_1(engine: sa.Engine) -> None:
         MESSAGES.drop(db)
         old.create(db)
         beside = " on taskguard_work" if engine.dialect.name in ("mysql", "mariadb") else ""
-        db.execute(sa.text(f"drop index taskguard_work_parked{beside}"))
-        for column in ("rounds", "parked", "`rank`" if beside else "rank", "strict"):
+        for index in ("taskguard_work_parked", "taskguard_work_due"):
+            db.execute(sa.text(f"drop index {index}{beside}"))
+        for column in ("rounds", "parked", "`rank`" if beside else "rank", "strict", "expires"):
             db.execute(sa.text(f"alter table taskguard_work drop column {column}"))
         for column in ("slots", "next_start", "stamp"):
             db.execute(sa.text(f"alter table taskguard_keys drop column {column}"))
+        partial = "" if beside else " where due is not null"
+        db.execute(sa.text(f"create index taskguard_work_due on taskguard_work (due){partial}"))
         if engine.dialect.name != "sqlite":  # which adds no constraint to a table that there is
             db.execute(sa.text(f"alter table taskguard_work add constraint {_STATES}"))
         db.execute(sa.update(SCHEMA).values(version=1))

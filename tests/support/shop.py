@@ -32,6 +32,7 @@ from taskguard_celery import enqueue, guarded_task, safe_defaults
 URL = os.environ["SHOP_DATABASE"]
 LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
 TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
+UNTIL_GO = -1.0  # instead of a number of seconds
 
 
 class App(Celery):
@@ -208,8 +209,10 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
 
 def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
+    while seconds == UNTIL_GO and not _may_go():
+        time.sleep(0.05)
     if guard.attempt == 1:
-        time.sleep(seconds)
+        time.sleep(max(seconds, 0.0))
     with guard.transaction() as db:
         effect(db, f"{name} {number}", guard)
         guard.result = number

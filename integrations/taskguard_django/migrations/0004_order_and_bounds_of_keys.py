@@ -21,4 +21,5 @@ class Migration(migrations.Migration):
         migrations.AddField("key", "stamp", models.BigIntegerField(null=True)),
         migrations.AddField("work", "rank", models.IntegerField(null=True)),
         migrations.AddField("work", "strict", models.SmallIntegerField(null=True)),
+        migrations.AddField("work", "expires", models.BigIntegerField(null=True)),
     ]

@@ -96,6 +96,11 @@ def _lines_to_4(rank: str) -> tuple[str, ...]:
     )
 
 
+_DUE_TO_4 = (
+    "CREATE INDEX taskguard_work_due ON taskguard_work (due, expires) "
+    "WHERE due IS NOT NULL OR expires IS NOT NULL"
+)
+
 # Version 1 is the first.
 STEPS: tuple[Step, ...] = (
     Step(
@@ -212,7 +217,8 @@ STEPS: tuple[Step, ...] = (
         "what has ended stands in no line; several may hold a key at once, and how often it is "
         "begun may be limited: how many slots it has is in the column `slots`, when the next start "
         "is allowed in `next_start`; of messages that take each other's place it is known when the "
-        "newest was sent that has begun: the column `stamp`",
+        "newest was sent that has begun: the column `stamp`; who waits may expire: when is in the "
+        "column `expires`, by which it is found beside what is due",
         statements={
             "postgresql": (
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS slots INTEGER",
@@ -220,7 +226,10 @@ STEPS: tuple[Step, ...] = (
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS expires BIGINT",
                 *_lines_to_4("rank"),
+                "DROP INDEX IF EXISTS taskguard_work_due",
+                _DUE_TO_4,
                 "DROP INDEX IF EXISTS taskguard_work_parked",
                 (
                     "CREATE INDEX taskguard_work_parked ON taskguard_work "
@@ -233,7 +242,10 @@ STEPS: tuple[Step, ...] = (
                 "ALTER TABLE taskguard_keys ADD COLUMN IF NOT EXISTS stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS `rank` INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS strict SMALLINT",
+                "ALTER TABLE taskguard_work ADD COLUMN IF NOT EXISTS expires BIGINT",
                 *_lines_to_4("`rank`"),
+                "DROP INDEX IF EXISTS taskguard_work_due ON taskguard_work",
+                "CREATE INDEX taskguard_work_due ON taskguard_work (due, expires)",
                 "DROP INDEX IF EXISTS taskguard_work_parked ON taskguard_work",
                 (
                     "CREATE INDEX taskguard_work_parked ON taskguard_work "
@@ -266,7 +278,19 @@ STEPS: tuple[Step, ...] = (
                     "strict",
                     "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
                 ),
+                *_mysql_unless(
+                    "taskguard_work",
+                    "expires",
+                    "ALTER TABLE taskguard_work ADD COLUMN expires BIGINT",
+                ),
                 *_lines_to_4("`rank`"),
+                *_mysql_if(
+                    "> 0",
+                    "statistics WHERE table_schema = database() "
+                    "AND index_name = 'taskguard_work_due'",
+                    "DROP INDEX taskguard_work_due ON taskguard_work",
+                ),
+                "CREATE INDEX taskguard_work_due ON taskguard_work (due, expires)",
                 *_mysql_if(
                     "> 0",
                     "statistics WHERE table_schema = database() "
@@ -284,7 +308,10 @@ STEPS: tuple[Step, ...] = (
                 "ALTER TABLE taskguard_keys ADD COLUMN stamp BIGINT",
                 "ALTER TABLE taskguard_work ADD COLUMN rank INTEGER",
                 "ALTER TABLE taskguard_work ADD COLUMN strict SMALLINT",
+                "ALTER TABLE taskguard_work ADD COLUMN expires BIGINT",
                 *_lines_to_4("rank"),
+                "DROP INDEX taskguard_work_due",
+                _DUE_TO_4,
                 "DROP INDEX taskguard_work_parked",
                 (
                     "CREATE INDEX taskguard_work_parked ON taskguard_work (key, rank, parked) "

@@ -24,7 +24,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
 )
 from taskguard.ledger.statements.lines import is_behind, place_of
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.states import Decision, State
 
 __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
@@ -71,7 +71,7 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         return
     if not put_off:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, parked=None))
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, **NO_PLACE))
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -319,7 +319,7 @@ class LockedClaim:
             "owner": self.owner,
             "lease_until": until_us,
             "started": self.now_us,
-            "parked": None,
+            **NO_PLACE,
             "error": None,
         }
         if request.fingerprint is not None:
@@ -413,7 +413,7 @@ class LockedClaim:
                 crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
-                parked=None,
+                **NO_PLACE,
                 finished=self.now_us,
             )
         )

@@ -4,7 +4,8 @@ A parked message has been acknowledged: the record of its work is what is left o
 `parked` are its place in the line of its key: those of a lower rank go first, then those that were
 sent before (a retry: that came before).
 `due` says whether it was called: NULL while it waits, else until when its message, which was sent
-again then, is expected. After that it is overdue, as any other work is (`outbox.py`).
+again then, is expected. After that it is overdue, as any other work is (`outbox.py`). So is what
+has expired while it waited, since then.
 
 Work of `strict` requests has such a place from its enqueueing, or its first claim, until it has
 ended: also while it is PROCESSING, and FAILED with a retry to come. `due` then says when its
@@ -34,8 +35,8 @@ from taskguard.bounds import range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
-from taskguard.ledger.records import Called, message_of, new_record, waiting_values
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.records import Called, message_of, new_record, sends_of, waiting_values
+from taskguard.ledger.tables import KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.states import State
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Called",
     "call_next",
     "called",
+    "expired",
     "in_line",
     "is_behind",
     "is_on_record",
@@ -58,6 +60,8 @@ __all__ = [
 
 WRITE_LOCK_S = 5.0
 
+# Enough of a call for the number at its beginning.
+_COUNTED = 60
 # The place of who stands in no line: behind all of his rank.
 _LAST = 2**63 - 1
 
@@ -266,7 +270,7 @@ def leave(database: Database, claim: Claim) -> bool:
 
     A copy of it that comes all the same is superseded: it has failed, and its place is another's.
     """
-    return _change_kept(database, claim, due=None, parked=None)
+    return _change_kept(database, claim, due=None, **NO_PLACE)
 
 
 def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
@@ -413,6 +417,26 @@ def open_keys(
         return list(db.execute(waiting.limit(limit)).scalars())
 
 
+def expired(
+    database: Database, *, app: str, queues: Sequence[str] | None, limit: int
+) -> list[Called]:
+    """Who waits, and has expired, the longest ago first: overdue since then, as if called in vain.
+
+    So nobody waits for them, they are sent again until their end is known, and two that look at the
+    same moment find each of them once. Work whose row is locked is left out.
+    """
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        past = sa.and_(WORK.c.due.is_(None), WORK.c.expires <= database.now_us(db), stands(WORK))
+        these = sa.select(WORK.c.id).where(past, _of_app(app), _of_queues(queues))
+        these = these.order_by(WORK.c.expires, WORK.c.id).limit(limit)
+        free = these.with_for_update(key_share=True, skip_locked=True)
+        found = list(db.execute(free).scalars())
+        if found:
+            due = sa.update(WORK).where(WORK.c.id.in_(found), past)
+            db.execute(due.values(due=WORK.c.expires))
+        return [called(db, work) for work in found]
+
+
 def holders(key: Any, now_us: int) -> Any:
     """How many hold one of a key's slots; a key of a template with a '#' may count as one."""
     held = KEYS.alias()
@@ -446,9 +470,11 @@ def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
-    columns = ("key", "id", "message", "parked", "due", "state")
+    columns = ("key", "id", "message", "parked", "due", "state", "attempts")
     failed = sa.and_(keeps(WORK), WORK.c.state == State.FAILED.value)
-    select = sa.select(*(WORK.c[name] for name in columns)).where(sa.or_(stands(WORK), failed))
+    begin = sa.func.substr(WORK.c.call, 1, _COUNTED).label("begin")
+    select = sa.select(*(WORK.c[name] for name in columns), begin)
+    select = select.where(sa.or_(stands(WORK), failed))
     select = select.order_by(WORK.c.key, *_in_order(), WORK.c.id).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
@@ -461,6 +487,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
                 row.parked / 1e6,
                 row.due and row.due / 1e6,
                 failed=row.state == State.FAILED.value,
+                sent_again=sends_of(row.begin or "", attempts=row.attempts),
             )
             for row in db.execute(select)
         ]

@@ -48,12 +48,12 @@ from taskguard.ledger.statements.lines import (
     place_of,
     stands,
 )
-from taskguard.ledger.tables import FREE, KEYS, WORK
+from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK
 from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 __all__ = ["NewestClaim", "mark_of", "park", "told"]
 
-_TOLD = {"due": None, "call": None, "parked": None}
+_TOLD = {"due": None, "call": None, **NO_PLACE}
 # So long after it was sent the message of work that was superseded while it waited is expected.
 _TOLD_S = 5.0
 

@@ -24,6 +24,7 @@ from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
+    NO_PLACE,
     WORK,
     held,
     of_claim,
@@ -196,6 +197,6 @@ def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
         finished=database.now(),
     )
     if strict:
-        done = done.values(parked=None)
+        done = done.values(**NO_PLACE)
     dialect = database.engine.dialect
     return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

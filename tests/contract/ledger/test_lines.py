@@ -240,6 +240,17 @@ class TestCall:
         assert call(book) == "m3"
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
+    def test_what_is_a_relays(self, book: Any) -> None:
+        """Who was called from a line is told from what is overdue otherwise: a sweep leaves him."""
+        park(book, 2)
+        assert call(book) == "m2"
+        asked = delivery(3, keys=("account:3",), call=json.dumps({"message": "m3"}))
+        with book.transaction() as db:
+            book.ledger.enqueue(db, asked, due_in_s=0)
+        book.make_due()
+        for parked, messages in ((True, {"m2"}), (False, {"m3"}), (None, {"m2", "m3"})):
+            assert {each.message.id for each in book.ledger.overdue(parked=parked)} == messages
+
     def test_expected_for_a_time(self, book: Any) -> None:
         """By the database's clock."""
         claimed(book, 1)
@@ -558,6 +569,7 @@ class TestStrict:
         book.make_due()
         overdue = book.ledger.overdue(parked=True)
         assert book.ledger.sent(overdue, again_after_s=600.0) == 1
+        assert [each.sent_again for each in book.ledger.waiting()] == [1, 0]
         assert call(book) is None
         assert isinstance(book.ledger.claim(strict(3)), Busy)
         self.begin(book, 2)

@@ -236,6 +236,7 @@ class PostgreSQLStatements(Statements):
             "rank": request.rank,
             "strict": request.strict,
             "sent_us": request.sent_us,
+            "expires_us": request.expires_us,
         }
 
     def _free_keys(self, request: ClaimRequest) -> None:

@@ -8,13 +8,14 @@ with asked as materialized (
 )
 insert into taskguard_work as w (
     id, task, key, message, retries, state, final, fence, owner, lease_until,
-    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, strict, created
+    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, strict, expires, created
 )
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
     0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
-    least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end, now_us
+    least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end,
+    %(expires_us)s::bigint, now_us
 from asked
 where not %(only_new)s::boolean or not exists (
     select from taskguard_work where id = %(work)s::text
@@ -32,6 +33,7 @@ on conflict (id) do update set
     due = null,
     rank = excluded.rank,
     strict = excluded.strict,
+    expires = excluded.expires,
     parked = coalesce(
         w.parked,
         -- A retry stands at the end, unless its work has kept its place.

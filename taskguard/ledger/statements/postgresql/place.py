@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __all__ = ["COLUMNS", "KEPT", "NONE", "VALUES"]
 
-NONE = "        parked = null,"
+NONE = "        parked = null, expires = null,"
 """In SET: it stands in no line, or not any more."""
 
 COLUMNS = ", rank, parked, strict"
@@ -23,5 +23,6 @@ KEPT = """
         rank = excluded.rank,
         parked = coalesce(w.parked, excluded.parked),
         strict = excluded.strict,
+        expires = null,
 """
 """In SET of its UPDATE: the place that it has, or gets, and keeps."""

@@ -1,0 +1,199 @@
+"""Messages that expire while they stand in the line of their key, with real workers.
+
+Each is announced as Celery announces what expires in a queue, and those behind it go on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+from celery.signals import before_task_publish
+
+from support.ear import Ear
+from support.waiting import wait_until
+from taskguard import MessageRef
+from taskguard.ledger.endings import EXPIRED
+from taskguard.ledger.tables import WORK
+from taskguard_celery.calls import CelerySender, call_of
+from taskguard_celery.message import CeleryQueue
+from taskguard_celery.runtime import runtime_of
+
+EVENTS = '{"worker_send_task_events": true}'
+
+
+def let_go(shop: Any) -> None:
+    with shop.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+def began(shop: Any) -> list[str]:
+    return [step.item for step in shop.steps("began")]
+
+
+def holds(shop: Any, task: Any) -> Any:
+    """One that has the key until it may go on."""
+    first = task.delay("a", 0, shop.tasks.UNTIL_GO)
+    shop.wait_for_steps("began")
+    return first
+
+
+def wait_for_line(shop: Any, count: int) -> None:
+    wait_until(lambda: len(shop.ledger.waiting()) == count, timeout_s=60, message=f"{count} wait")
+
+
+def record(shop: Any, result: Any) -> tuple[str, int, str | None]:
+    with shop.engine.connect() as db:
+        select = sa.select(WORK.c.state, WORK.c.final, WORK.c.error)
+        row = db.execute(select.where(WORK.c.message.startswith(result.id))).one()
+        return tuple(row)
+
+
+@contextmanager
+def without_relay(shop: Any) -> Iterator[None]:
+    """No worker is elected: this process has the relay's lease, and calls nobody."""
+    over, leads = threading.Event(), threading.Event()
+
+    def lead(_: Any) -> None:
+        leads.set()
+        over.wait()
+
+    leader = runtime_of(shop.tasks.app).leader("taskguard-relay:celery", ttl_s=5.0)
+    thread = threading.Thread(target=leader.run, args=(lead,))
+    thread.start()
+    try:
+        assert leads.wait(60)
+        yield
+    finally:
+        over.set()
+        leader.step_down()
+        thread.join()
+
+
+def expire_in_line(shop: Any) -> None:
+    """One that waits, in a chord: those around it run in their order, and the chord hears of it."""
+    task, add_up = shop.tasks.queue_up, shop.tasks.add_up
+    with shop.worker(concurrency=2), Ear(shop.tasks.app) as ear:
+        first = holds(shop, task)
+        before = task.delay("a", 1)
+        member = task.s("a", 2).set(expires=6, task_id="expires-soon")
+        told = chord(group([member, shop.tasks.add.s(1, 2)]))(add_up.s())
+        after = task.apply_async(("a", 3), expires=600)
+        wait_for_line(shop, 3)
+        expired = shop.tasks.app.AsyncResult("expires-soon")
+        wait_until(lambda: expired.state == "REVOKED", timeout_s=60, message="REVOKED")
+        # The holder is still at work.
+        assert not first.ready()
+        wait_for_line(shop, 2)
+        assert record(shop, expired) == ("FAILED", 0, EXPIRED)
+        let_go(shop)
+        assert [each.get(timeout=60) for each in (first, before, after)] == [0, 1, 3]
+        with pytest.raises((ChordError, TaskRevokedError)):
+            told.get(timeout=60)
+        wait_until(lambda: "task-revoked" in ear.of(expired.id), timeout_s=60)
+    assert began(shop) == ["a 0", "a 1", "a 3"]
+    [revoked] = [each for each in ear.heard if each["type"] == "task-revoked"]
+    assert (revoked["expired"], revoked["terminated"]) == (True, False)
+    assert shop.ledger.waiting() == []
+
+
+@pytest.mark.parametrize("sent", ["called", "again", "put off"])
+def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
+    """Also what has expired, and a task's own default does not come in: a broker drops nothing."""
+    app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+    task = app.task(name="t", expires=60)(began)
+    expires = datetime.fromtimestamp(time.time() - 60, UTC).isoformat()
+    published: list[dict[str, Any]] = []
+
+    def note(headers: Any = None, properties: Any = None, **_: Any) -> None:
+        published.append({**properties, "expires": headers["expires"]})
+
+    before_task_publish.connect(note)
+    try:
+        if sent == "put off":
+            task.push_request(id="m", args=[None], kwargs={}, expires=expires, delivery_info={})
+            CeleryQueue(task).publish_again(1, 0.0)
+        else:
+            call = call_of(app, task.signature((None,), expires=expires))
+            sender = CelerySender(app)
+            (sender if sent == "again" else sender.hand_off)(call, MessageRef("m"))
+    finally:
+        before_task_publish.disconnect(note)
+        app.close()
+    assert [each["expires"] for each in published] == [expires]
+    assert "expiration" not in published[0]
+
+
+def test_on_redis(make_shop: Any) -> None:
+    """It leaves the line when it expires, while the key is held, and is announced once."""
+    expire_in_line(make_shop(SHOP_SETTINGS=EVENTS))
+
+
+def test_on_rabbitmq(make_shop: Any, any_rabbitmq: Any) -> None:
+    """The same there, where a message that is published with its expiry past is dropped unheard."""
+    broker = any_rabbitmq.url
+    queue = f"shop-{time.time_ns()}"
+    expire_in_line(make_shop(SHOP_BROKER=broker, SHOP_QUEUE=queue, SHOP_SETTINGS=EVENTS))
+
+
+def expire_on_the_way(shop: Any) -> None:
+    """It is called in time, and expires before a worker has it: that one calls the next."""
+    task = shop.tasks.queue_up
+    with shop.worker(concurrency=2) as worker:
+        first = holds(shop, task)
+        expires = datetime.fromtimestamp(time.time() + 8, UTC)
+        expired = task.apply_async(("a", 1), expires=expires)
+        after = task.delay("a", 2)
+        wait_for_line(shop, 2)
+        worker.signal(signal.SIGSTOP)  # which fetches no more; its children go on
+        let_go(shop)
+        wait_until(lambda: shop.ledger.waiting()[0].expected_until_s is not None, timeout_s=60)
+        assert datetime.now(UTC) < expires
+        wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
+        worker.signal(signal.SIGCONT)
+        assert [each.get(timeout=60) for each in (first, after)] == [0, 2]
+        wait_until(lambda: expired.state == "REVOKED", timeout_s=60)
+        assert record(shop, expired) == ("FAILED", 0, EXPIRED)
+    assert began(shop) == ["a 0", "a 2"]
+
+
+def test_on_its_way_on_redis(shop: Any) -> None:
+    """Who was called is heard of, and holds up nobody."""
+    expire_on_the_way(shop)
+
+
+def test_on_its_way_on_rabbitmq(rabbit_shop: Any) -> None:
+    """The same there: the broker does not drop it in the queue."""
+    expire_on_the_way(rabbit_shop)
+
+
+def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
+    """At once, and without a relay: after one that was revoked while it waited, and after one that
+    has expired at its turn."""
+    shop = rabbit_shop
+    task = shop.tasks.queue_up
+    with without_relay(shop), shop.worker(concurrency=2):
+        first = holds(shop, task)
+        revoked = task.delay("a", 1)
+        expires = datetime.fromtimestamp(time.time() + 6, UTC)
+        expired = task.apply_async(("a", 2), expires=expires)
+        last = task.delay("a", 3)
+        wait_for_line(shop, 3)
+        revoked.revoke()
+        wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
+        let_go(shop)
+        assert [each.get(timeout=60) for each in (first, last)] == [0, 3]
+        assert (revoked.state, expired.state) == ("REVOKED", "REVOKED")
+        assert record(shop, revoked) == ("FAILED", 1, "revoked")
+        assert record(shop, expired) == ("FAILED", 0, EXPIRED)
+    assert began(shop) == ["a 0", "a 3"]
+    assert "leader taskguard-relay:celery: this" not in shop.logs()
