@@ -387,7 +387,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         ):
             return records.claimed(request, keys[0].fence, decision)
         held_up = None
-        if decision is not Decision.SAME and not supersedes:
+        if not supersedes:
             held_up = self._held_up(request, records.speaking, records.now_us)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         return held_up or self._grant(request, records, decision, keys)

@@ -165,11 +165,10 @@ class LineHistory(History):
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
 
-    def expired(self, name: tuple[str, str], *, ended: bool) -> None:
-        """As the ledger was told, which had work of that message or not."""
-        if ended:
-            self._expired.add(name)
-            self._leave(name)
+    def expired(self, name: tuple[str, str]) -> None:
+        """As the ledger was told, which had work of that message."""
+        self._expired.add(name)
+        self._leave(name)
 
     def replaced(self, message: str, task: Task) -> None:
         """By a newer call, as who enqueued that was told."""
@@ -184,12 +183,17 @@ class LineHistory(History):
                 self._lost.add(message.task.work(message.id))
 
     def awaited(self) -> bool:
-        """Whether somebody waits in line, or is to be sent again, for nobody has his message."""
+        """Whether somebody waits in line, or is to be sent again, for nobody has his message.
+
+        Nobody waits for one whose caller was told that it has expired, while a holder lived who was
+        late: a relay ends that.
+        """
         return any(
             (row.state in (State.NEW, State.PROCESSING) or keeps(row))
             and (row.due is not None or row.parked is not None)
             and row.id not in self._lost
             and message_of(row) not in self._world.unreachable
+            and (message_of(row), row.task) not in self._told_expired
             for row in self._world.ledger.work_items.values()
         )
 

@@ -352,9 +352,15 @@ class LineWorld(World):
     def expires_at_s(self, message: Message) -> float | None:
         return self.expiring.get(message.name)
 
+    def expire(self, work: str, message: MessageRef) -> bool:
+        ended = super().expire(work, message)
+        if ended:
+            self.history.expired((message.id, self.ledger.work_items[work].task))
+        return ended
+
     def announce(self, worker: Worker, delivery: Delivery) -> Dropped:
         """Its caller hears of it; then the ledger, and the next in line is called."""
-        name, ledger = (delivery.message.id, delivery.task), PortLedger(self, worker.process)
+        ledger = PortLedger(self, worker.process)
         self.counts["messages expired"] += 1
         self.say(f"message {delivery.message.id} has EXPIRED")
         try:
@@ -362,7 +368,6 @@ class LineWorld(World):
         except TaskguardError:
             self.needs_relay = True
         else:
-            self.history.expired(name, ended=ended)
             if (ended or delivery.called) and delivery.parking is not None:
                 worker.runner.line.left(delivery)
         return Dropped("expired")

@@ -361,7 +361,7 @@ class PortLedger(Boundary):
         return self._ask("revoke", lambda: self.world.ledger.revoke(work, message=message))
 
     def expire(self, work: str, *, message: MessageRef) -> bool:
-        return self._ask("expire", lambda: self.world.ledger.expire(work, message=message))
+        return self._ask("expire", lambda: self.world.expire(work, message))
 
     def view(self, work: str) -> WorkView | None:
         return self.world.ledger.view(work)

@@ -673,6 +673,9 @@ class World:
         guards.add(bool(claim.formerly))
         self.counts["work claimed under two guards"] += (before, len(guards)) == (1, 2)
 
+    def expire(self, work: str, message: MessageRef) -> bool:
+        return self.ledger.expire(work, message=message)
+
     def begin(self, process: Process, claim: Claim, *, look_first: bool) -> MemoryTransaction:
         tx = self.ledger.begin(claim, look_first=look_first)
         until_s = self.scheduler.now_s + self._idle_s

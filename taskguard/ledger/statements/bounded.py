@@ -72,7 +72,7 @@ class BoundedClaim(LockedClaim):
         return self._busy(min(row.lease_until for row in (by, *self._others)))
 
     def _held_up(self, decision: Decision) -> Busy | None:
-        if decision is Decision.SAME:
+        if decision is Decision.SAME and all(key.owner == self.owner for key in self.keys):
             return None  # it was charged, and counts among the holders
         room = self.bounds.limit - len(self._others)
         if room <= 0:

@@ -279,6 +279,19 @@ class TestRate:
         assert again.claim.fence == first.claim.fence
         assert book.key_named(KEY).next_start == noted
 
+    def test_asked_again_after_another_start(self, book: Any) -> None:
+        """Its lease has ended and somebody else has begun: it is charged once more, or is early."""
+        rate = rate_of("1/h", 2)
+        asked = delivery(1, 1, rate)
+        assert isinstance(book.ledger.claim(asked), Claimed)
+        book.expire_all()
+        book.ledger.complete(claimed(book, 2, 1, rate).claim, None)
+        busy = book.ledger.claim(asked)
+        assert isinstance(busy, Busy)
+        assert busy.too_early
+        book.pass_time(HOUR_US)
+        assert isinstance(book.ledger.claim(asked), Claimed)
+
     def test_a_takeover(self, book: Any) -> None:
         """Is a start like any other."""
         rate = rate_of("1/h", 1)
