@@ -110,6 +110,7 @@ def expire_in_line(shop: Any) -> None:
 def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
     """Also what has expired, and a task's own default does not come in: a broker drops nothing."""
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_default_queue = "expiry"  # in a process all such brokers are one
     task = app.task(name="t", expires=60)(began)
     expires = datetime.fromtimestamp(time.time() - 60, UTC).isoformat()
     published: list[dict[str, Any]] = []

@@ -99,6 +99,10 @@ AROUND = {
         _APP,
         f"{_APP}\n    from taskguard import Guard\n    from taskguard_celery import guarded_task",
     ),
+    "docs/how-to/latest-wins.md": (
+        _APP,
+        f"{_APP}\n    from taskguard import Guard\n    from taskguard_celery import guarded_task",
+    ),
     "docs/how-to/limits.md": (_APP,),
     "docs/how-to/one-at-a-time.md": (
         _APP,
