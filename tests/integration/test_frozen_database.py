@@ -17,6 +17,8 @@ from taskguard.errors import LeaseLostError, LedgerUnavailableError
 from taskguard.guard import Guard
 from taskguard_sandbox.servers import MariaDB, Postgres
 
+pytestmark = pytest.mark.once
+
 TTL_S = 5.0
 
 

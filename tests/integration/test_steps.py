@@ -279,6 +279,7 @@ def test_a_duplicate_calls_nobody(shop: GuardedShop, provider: Provider) -> None
     assert provider.calls == [1]
 
 
+@pytest.mark.once
 def test_killed_anywhere_a_provider_that_knows_the_key_charges_once(
     taskguard_memory: Any, explore_crashes: Any, provider: Provider
 ) -> None:

@@ -166,17 +166,20 @@ def test_a_right_task_has_one_effect_wherever_it_dies(
     assert str(report).count("\n") == len(points)
 
 
+@pytest.mark.once
 def test_retries_within_a_delivery_are_part_of_it(rows: Any, explore_crashes: Any) -> None:
     """bind, autoretry_for and atomic: the second try's boundaries are killed at, too."""
     report = explore_crashes(tasks.retried, ("a",), effects=rows)
     assert "ledger.claim done#2" in [line.point for line in report.lines]
 
 
+@pytest.mark.once
 def test_each_part_of_a_body_has_its_effect_once(rows: Any, explore_crashes: Any) -> None:
     """Two for the whole: `expected` says so."""
     explore_crashes(tasks.in_parts, ("a",), effects=rows, expected=2)
 
 
+@pytest.mark.once
 def test_what_a_task_finds_changed_is_put_back(
     taskguard_memory: Memory, rows: Any, explore_crashes: Any
 ) -> None:
@@ -191,6 +194,7 @@ def test_what_a_task_finds_changed_is_put_back(
     assert len(report.lines) > 10
 
 
+@pytest.mark.once
 def test_a_way_that_is_taken_once_only_is_an_error(explore_crashes: Any) -> None:
     """A line that nobody was killed for would say nothing."""
     done: list[int] = []
@@ -207,6 +211,7 @@ def test_a_way_that_is_taken_once_only_is_an_error(explore_crashes: Any) -> None
     explore_crashes(cached, ("a",), effects=lambda: 1, expected=0, before_each=done.clear)
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
 @pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
 def test_no_thread_is_left_for_each_line(rows: Any, explore_crashes: Any) -> None:
@@ -241,6 +246,7 @@ def test_a_database_in_memory_is_refused(database: str) -> None:
         Memory(sa.create_engine(database))
 
 
+@pytest.mark.once
 def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashes: Any) -> None:
     """Before it: two. After it: none. The table marks the lines, and the error says what to do."""
     calls: list[str] = []
@@ -320,6 +326,7 @@ def test_afterwards_guards_are_as_they_were_configured(
     assert threading.active_count() == threads
 
 
+@pytest.mark.once
 def test_outside_of_a_body_there_is_no_guard_left(rows: Any, explore_crashes: Any) -> None:
     """What "died" in its body does not stay the current guard."""
     explore_crashes(tasks.celery_task, ("a",), effects=rows)
