@@ -24,6 +24,7 @@ from taskguard.ledger.protocol import ClaimRequest
 from taskguard_celery import guarded_task
 from taskguard_celery.calls import call_of
 from taskguard_celery.message import PUBLISHED_HEADER
+from taskguard_celery.recognition import guarded_function_of
 
 QUEUE = "contention"
 
@@ -137,11 +138,16 @@ def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:
     )
     numbers = MessageRef(message, sending=f"{now_s:.6f}")
     call: Any = call_of(app, signature)
+    compiled = guarded_function_of(park)
+    assert compiled is not None
+    delivery = compiled.delivery(
+        (key, 0, body_s), {}, namespace="", task=park.name, message=numbers
+    )
     return ClaimRequest(
         keys=(f"hot:{key}",),
         owner=new_owner(message),
         ttl_s=30.0,
-        work=f"{park.name} {message}",
+        work=delivery.work,
         task=park.name,
         message=numbers,
         call=stored_call(call, numbers, ""),
