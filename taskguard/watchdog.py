@@ -220,7 +220,7 @@ class Watchdog:
                     known = self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
                 # A server that forgot the lease may have forgotten a hint beside it.
                 tracked.forgotten = tracked.forgotten or not known
-                tracked.hint = hint or (None if tracked.forgotten else hint)
+                tracked.hint = None if tracked.forgotten and not hint else hint
                 return known
             except LockServerUnavailableError as error:
                 logger.debug("release of %s got no answer: %s", tracked.lease.key, error)

@@ -41,7 +41,9 @@ except ImportError:  # Celery before 5.5 cannot consume from them
 
 __all__ = [
     "DEFERRALS_HEADER",
+    "EXPIRES_HEADER",
     "PUBLISHED_HEADER",
+    "CeleryQueue",
     "NotPublishedError",
     "PutBack",
     "deferrals_of",

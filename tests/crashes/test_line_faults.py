@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,20 @@ def line_of(case: tuple[str, str, str]) -> str:
     return re.sub(r"\W", "-", " ".join(case))
 
 
+def send_each(rig: CrashRig, cases: Iterable[tuple[str, str, str]]) -> list[str]:
+    """A line of each case: fault, or none for a kill; whose message it is; at which boundary."""
+    items: list[str] = []
+    for case in cases:
+        fault, role, at = case
+        items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+    return items
+
+
+def struck_of(rig: CrashRig, cases: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Those that happened."""
+    return [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+
+
 def is_of_parking(at: str) -> bool:
     """Whether who is parked comes by it, and not who calls."""
     return at.partition(" ")[0] in ("ledger.park", "locks.leave_hint", "parking.call")
@@ -78,8 +92,7 @@ def is_of_parking(at: str) -> bool:
 
 def role_for(at: str, seen: dict[str, Any]) -> str:
     """Who comes by it in any order of the three: mostly the second one is parked, not the first."""
-    is_parked = at.split(maxsplit=1)[0] in ("ledger.park", "locks.leave_hint", "parking.call")
-    roles = ("second", "third", "first") if is_parked else ROLES
+    roles = ("second", "third", "first") if is_of_parking(at) else ROLES
     return next(role for role in roles if at in seen[role])
 
 
@@ -121,12 +134,10 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
         cases = [(fault, *point) for fault in FAULTS for point in points]
         if rig.queue == "rq":
             cases = exploration.pick(cases, at_most=12)
-        for case in cases:
-            fault, role, at = case
-            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+        items += send_each(rig, cases)
         rig.wait_until_done(items)
         expect(rig, ["calm", *map(line_of, cases)], items)
-    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    struck = struck_of(rig, cases)
     # Who comes first decides who is parked, and a machine that is busy decides who comes first.
     assert len(struck) >= 0.5 * len(cases), sorted({*cases} - {*struck})
     print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
@@ -164,7 +175,7 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     for case in cases:
         began = [each for each, _ in itertools.groupby(rig.began(line_of(case)))]
         assert began == [f"{line_of(case)}-{role}" for role in ROLES]
-    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    struck = struck_of(rig, cases)
     assert len(struck) == len(cases), sorted({*cases} - {*struck})
 
 
@@ -181,11 +192,8 @@ def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     cases = [(fault, *point) for fault in ("", "forget", *FAULTS[1:]) for point in points]
     cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 12)
-    items: list[str] = []
     with rig.worker(), rig.worker():
-        for case in cases:
-            fault, role, at = case
-            items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+        items = send_each(rig, cases)
         rig.wait_until_quiet()
         called = lines_called(rig)
         assert lines_left(rig, items) == called
@@ -224,11 +232,8 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
     points = [(role, at) for role in ROLES for at in NEWEST]
     cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
     cases = exploration.pick(cases, at_most=36)
-    items: list[str] = []
     with rig.worker(), rig.worker():
-        for case in cases:
-            fault, role, at = case
-            items += send(rig, line_of(case), **{role: f"{fault}: {at}" if fault else at})
+        items = send_each(rig, cases)
         rig.wait_until_quiet()
         overdue = {message.partition("@")[0] for message in rig.messages_due()}
         died = {f"{line_of(case)}-{case[1]}" for case in cases if case[::2] == DIES_WITH_THE_LOCK}
@@ -239,7 +244,7 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
     assert set(states.values()) <= {"SUCCESS", "REVOKED"}
     assert {states[f"{line_of(case)}-third"] for case in cases} == {"SUCCESS"}
     assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
-    struck = [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
+    struck = struck_of(rig, cases)
     assert len(struck) >= 0.4 * len(cases), sorted({*cases} - {*struck})
     print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
 
@@ -263,11 +268,10 @@ def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> Non
     struck = 0
     with rig.worker(), rig.worker():
         for case in cases:
-            fault, role, at = case
-            items += send(rig, line_of(case), **{role: f"{fault}: {at}"})
+            items += send_each(rig, [case])
             (rig.folder / f"sent {line_of(case)}").touch()
             rig.wait_until_done(items)
-            struck += rig.struck(f"{line_of(case)}-{role}")
+            struck += len(struck_of(rig, [case]))
             # Who asks for it may have nothing to do after that.
             wait_until(lambda: rig.faults["broker"] == struck, timeout_s=60)  # noqa: B023
         expect(rig, [*map(line_of, cases)], items)

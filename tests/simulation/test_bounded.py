@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from simulation.bounded_mutants import BOUNDED_MUTANTS
 from simulation.bounded_world import BoundedWorld
-from simulation.explore import explore, run_many, run_one, shrink, trace
+from simulation.checks import expect_found_out, expect_no_failure
 from simulation.mutants import Mutant
 from support.exploration import Exploration
 
@@ -20,15 +18,7 @@ def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
     """Nor loses or forgets anybody, with all that befalls lines; who is one too many is told."""
-    schedules = exploration.amount(400, 60_000)
-    seed = exploration.seed
-    report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=BoundedWorld)
-    for failure in report.failures[:1]:
-        small = shrink(failure, kind=BoundedWorld)
-        pytest.fail(f"seed {failure.seed}: {failure.text}\n{trace(small, kind=BoundedWorld)}")
-    assert report.schedules == schedules
-    print(dict(report.counts))
-    for name in (
+    sees = (
         "begun beside others",
         "starts by a rate",
         "starts that were too early",
@@ -42,18 +32,14 @@ def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
         "processes paused",
         "lock server emptied",
         "stale commits refused",
-    ):
-        record_property(name, report.counts[name])
-        assert report.counts[name] >= schedules / 25, name
+    )
+    schedules, seed = exploration.amount(400, 60_000), exploration.seed
+    record = record_property
+    expect_no_failure(schedules, seed, sees=sees, one_in=25, record=record, kind=BoundedWorld)
 
 
 @pytest.mark.parametrize("mutant", BOUNDED_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> None:
     """Each breaks an invariant within few schedules, and that schedule replays exactly."""
     seeds = range(exploration.seed, exploration.seed + 3_000)
-    report = run_many(seeds, kind=BoundedWorld, mistake=mutant.mistake)
-    assert report.failures, f"nothing was broken in {report.schedules} schedules"
-    failure = report.failures[0]
-    assert failure.name in mutant.breaks, failure.text
-    again, _ = run_one(failure.seed, kind=BoundedWorld, mistake=mutant.mistake)
-    assert again == failure
+    expect_found_out(mutant, seeds, kind=BoundedWorld)

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from simulation.explore import explore, run_many, run_one, shrink, trace
+from simulation.checks import expect_found_out, expect_no_failure
 from simulation.line_mutants import LINE_MUTANTS
 from simulation.line_world import LineWorld
 from simulation.mutants import Mutant
@@ -23,15 +21,7 @@ def test_no_schedule_loses_or_forgets_anybody(
     thirds of them without a relay, which is needed only where a process died or an answer was lost,
     and not where the lock server was emptied.
     """
-    schedules = exploration.amount(500, 60_000)
-    seed = exploration.seed
-    report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=LineWorld)
-    for failure in report.failures[:1]:
-        small = shrink(failure, kind=LineWorld)
-        pytest.fail(f"seed {failure.seed}: {failure.text}\n{trace(small, kind=LineWorld)}")
-    assert report.schedules == schedules
-    print(dict(report.counts))
-    for name in (
+    sees = (
         "messages parked",
         "messages called",
         "told Parked",
@@ -49,18 +39,14 @@ def test_no_schedule_loses_or_forgets_anybody(
         "database crashed",
         "takeovers",
         "stale commits refused",
-    ):
-        record_property(name, report.counts[name])
-        assert report.counts[name] >= schedules / 25, name
+    )
+    schedules, seed = exploration.amount(500, 60_000), exploration.seed
+    record = record_property
+    expect_no_failure(schedules, seed, sees=sees, one_in=25, record=record, kind=LineWorld)
 
 
 @pytest.mark.parametrize("mutant", LINE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> None:
     """Each breaks an invariant within few schedules, and that schedule replays exactly."""
     seeds = range(exploration.seed, exploration.seed + 3_000)
-    report = run_many(seeds, kind=LineWorld, mistake=mutant.mistake)
-    assert report.failures, f"nothing was broken in {report.schedules} schedules"
-    failure = report.failures[0]
-    assert failure.name in mutant.breaks, failure.text
-    again, _ = run_one(failure.seed, kind=LineWorld, mistake=mutant.mistake)
-    assert again == failure
+    expect_found_out(mutant, seeds, kind=LineWorld)

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 
 import taskguard.watchdog
-from simulation.explore import explore, run_many, run_one, shrink, trace
+from simulation.checks import expect_found_out, expect_no_failure
+from simulation.explore import run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
 from simulation.world import World
 from support.exploration import Exploration
@@ -26,13 +26,7 @@ def test_no_schedule_breaks_anything(
     A run that never saw a stale commit refused, a second holder and an unknown outcome would
     prove nothing: each was seen often.
     """
-    schedules = exploration.amount(4_500, 200_000)
-    report = explore(schedules, exploration.seed, processes=os.cpu_count() or 1)
-    for failure in report.failures[:1]:
-        pytest.fail(f"seed {failure.seed}: {failure.text}\n{trace(shrink(failure))}")
-    assert report.schedules == schedules
-    print(dict(report.counts))
-    for name in (
+    sees = (
         "stale commits refused",
         "second holders",
         "unknown outcomes",
@@ -54,9 +48,9 @@ def test_no_schedule_breaks_anything(
         "work claimed under two guards",
         "living holders superseded",
         "told that it is outdated",
-    ):
-        record_property(name, report.counts[name])
-        assert report.counts[name] >= schedules / 400, name
+    )
+    schedules, seed = exploration.amount(4_500, 200_000), exploration.seed
+    expect_no_failure(schedules, seed, sees=sees, one_in=400, record=record_property)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -66,12 +60,7 @@ def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> Non
     The schedule replays exactly, and a smaller one breaks the same.
     """
     seeds = range(exploration.seed, exploration.seed + 2_000)
-    report = run_many(seeds, mistake=mutant.mistake)
-    assert report.failures, f"nothing was broken in {report.schedules} schedules"
-    failure = report.failures[0]
-    assert failure.name in mutant.breaks, failure.text
-    again, _ = run_one(failure.seed, mistake=mutant.mistake)
-    assert again == failure
+    failure = expect_found_out(mutant, seeds)
     small = shrink(failure, within_s=1.0, mistake=mutant.mistake)
     assert small.name == failure.name
     assert sum(map(bool, small.choices)) <= sum(map(bool, failure.choices))
