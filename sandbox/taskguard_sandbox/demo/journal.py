@@ -55,11 +55,14 @@ def write(line: Line) -> None:
 
 
 def listener(queue: str) -> Callable[[events.Event], None]:
-    """A listener for `taskguard`'s events that logs them, and writes what the demo counts."""
+    """A listener for `taskguard`'s events that logs them, and writes what the demo counts.
+
+    That is of orders and invoices: who leads the relays is another matter.
+    """
 
     def listen(event: events.Event) -> None:
         events.log_event(event)
-        if isinstance(event, _TOLD):
+        if isinstance(event, _TOLD) and not event.key.startswith("leader:"):
             values: dict[str, Any] = {
                 name: getattr(event, name)
                 for name in ("fence", "attempt", "reason")
