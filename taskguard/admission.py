@@ -305,7 +305,7 @@ class Admission:
             self.watchdog.release_lock(tracked)
             raise
         if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
-            self._hand_over(tracked, to=found.owner, ttl_s=found.retry_after_s)
+            self._hand_over(delivery, tracked, to=found.owner, ttl_s=found.retry_after_s)
             return found
         answered_by_record = not tracked.at_lock_server
         self.watchdog.release_lock(tracked)
@@ -368,7 +368,9 @@ class Admission:
         if found.takeover:
             self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
 
-    def _hand_over(self, tracked: TrackedLease, *, to: Owner, ttl_s: float) -> None:
+    def _hand_over(
+        self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float
+    ) -> None:
         """Hand the lease over to its true owner, whom the lock server forgot; others wait there."""
         tracked.ended = True
         if not tracked.at_lock_server or self.locks is None:
@@ -376,9 +378,9 @@ class Admission:
         tracked.at_lock_server = False
         lease = tracked.lease
         try:
-            if self.locks.traits.hints and len(lease.keys) == 1:
+            if delivery.parking is not None and self.locks.traits.hints and len(lease.keys) == 1:
                 # One that was left for him may be forgotten, too; before he is known again, for he
-                # may end at any moment.
+                # may end at any moment. Of a task that has no line nobody would take it.
                 cast("HintingLocks", self.locks).leave_hint(lease.keys[0])
             self.locks.hand_over(lease.keys, lease.owner, to=to, ttl_s=ttl_s)
         except LockServerUnavailableError as error:

@@ -190,10 +190,21 @@ def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
     def body(guard: Any) -> None:
         assert isinstance(office.deliver(2), Parked)
         office.flush()
-        assert isinstance(office.deliver(3, busy="retry"), Deferred)
+        assert isinstance(office.deliver(2, message=MessageRef("again")), Deferred)
 
     office.deliver(1, body)
     assert office.calls.sent == ["m2"]
+
+
+def test_no_hint_of_a_task_that_has_no_line(office: Office) -> None:
+    """Nobody would take it: it would stay at the lock server for a day."""
+
+    def body(guard: Any) -> None:
+        office.flush()
+        assert isinstance(office.deliver(2, busy="retry"), Deferred)
+
+    office.deliver(1, body, busy="retry")
+    assert office.locks.release_and_take_hint(KEY, new_owner("another")) == (False, False)
 
 
 def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
