@@ -192,6 +192,11 @@ class Admission:
             return None
         asked_at_s = self.clock.monotonic_s()
         try:
+            if delivery.called and self.locks.traits.hints and delivery.limit == 1:
+                (key,) = delivery.keys
+                return cast("HintingLocks", self.locks).acquire_called(
+                    key, owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
+                )
             return self.locks.acquire(
                 delivery.keys,
                 owner,

@@ -12,6 +12,8 @@ what dies in between. Nothing raises here once a body has run.
 
 Where the lock server keeps hints, who has stored one leaves a hint before it looks, and who has
 released takes it: a message that comes for the first time, and finds none, asks the ledger nothing.
+With it the lock server keeps the key for whoever is called, so that those who come meanwhile, whom
+the ledger would refuse, find it taken. If nobody can be called it is given back, and looked again.
 Whoever was called, or delivered before, asks in any case, and so does a holder whose lock was
 forgotten, for a hint may be gone with it. So a hint that alone got lost costs the first of a line a
 relay's second, and those behind it nothing.
@@ -48,7 +50,7 @@ from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
-from taskguard.locks.base import Granted, HintingLocks, LockProvider
+from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
 
@@ -62,6 +64,8 @@ EXPECTED_S = 5.0
 AHEAD_S = 2.0
 """So long before its rate allows a start the next one is called, with that delay, in seconds: the
 relay looks twice in that time."""
+
+_LOOKS = 3
 
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
@@ -165,14 +169,29 @@ class Line:
                     self._locks.release(keys, owner)
         return is_free
 
-    def released(self, delivery: Delivery, *, hint: bool | None) -> None:
+    def released(self, delivery: Delivery, *, hint: bool | None, begun: bool) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.
 
-        `hint`: whether one was left; None: not known, also where the work had begun before: who
-        released its key then may have taken the hint, and called nobody, for it kept its place.
+        `hint`: whether one was left, and its key is kept for whoever is called; None: not known.
+        `begun`: the work had begun before: who released its key then may have taken the hint, and
+        called nobody, for it kept its place.
         """
-        if hint is not False or not delivery.is_first:
-            self.call_next(delivery)
+        if hint is False and delivery.is_first and not begun:
+            return
+        if not self.call_next(delivery) and hint:
+            self._give_back(delivery)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """Nobody was called for whom the key is kept: whoever was parked meanwhile relied on it.
+
+        Who comes while another was called already leaves hints again and again: not for ever.
+        """
+        locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
+        with contextlib.suppress(LockServerUnavailableError):
+            for _ in range(_LOOKS):
+                _, hint = locks.release_and_take_hint(key, CALLED)
+                if not hint or self.call_next(delivery):
+                    return
 
     def left(self, delivery: Delivery) -> None:
         """Call the next in line after a message that never runs: revoked, or expired. Never raises.

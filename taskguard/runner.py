@@ -521,7 +521,7 @@ class Runner:
             self._release(delivery, tracked)
             if delivery.parking is not None:
                 begun = admitted.claimed is not None and admitted.claimed.attempt > 1
-                self.line.released(delivery, hint=None if begun else tracked.hint)
+                self.line.released(delivery, hint=tracked.hint, begun=begun)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]

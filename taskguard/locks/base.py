@@ -20,6 +20,8 @@ from taskguard.findings import Finding
 from taskguard.lease import Owner
 
 __all__ = [
+    "CALLED",
+    "KEPT_S",
     "NOBODY",
     "NO_LIMIT",
     "Granted",
@@ -35,6 +37,10 @@ __all__ = [
 
 # Of a key that is taken, where nothing says by whom: see `Traits.owners`.
 NOBODY = Owner("", "")
+# Whoever was called to a key by the ledger: a `HintingLocks` keeps it for so long, in seconds, from
+# those who come meanwhile, who would be refused by the ledger only.
+CALLED = Owner("0" * 24, "")
+KEPT_S = 0.5
 # Of who may come in beside anybody who shares the key: a reader.
 NO_LIMIT = 1_000_000_000
 
@@ -243,6 +249,9 @@ class HintingLocks(LockProvider, Protocol):
     `traits.hints` says so. A hint is left before it is looked whether the key is free, and taken
     after the key was freed: so of the two, who leaves one and who releases, one at least finds the
     other. A server that forgets may forget a hint; it never makes one up for long.
+
+    A key that is released with a hint, and that nobody waits for at the lock server, is CALLED's for
+    KEPT_S: whoever releases calls one that waits in the ledger, or releases it as CALLED.
     """
 
     def leave_hint(self, key: str) -> bool:
@@ -255,6 +264,13 @@ class HintingLocks(LockProvider, Protocol):
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
         """Release, and take the hint, whoever the key belongs to, in one round trip.
 
-        Whether the owner held it, as of `release()`; whether there was a hint, or may have been.
+        Whether the owner held it, as of `release()`; whether there was a hint, or may have been:
+        the key is kept for CALLED then, if nobody else has it.
         """
+        ...
+
+    def acquire_called(
+        self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
+    ) -> Granted | Held:
+        """Take a key as `acquire()` does, without a token, also where it is kept for CALLED."""
         ...

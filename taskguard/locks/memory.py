@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.findings import Finding, Level
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Renewal, Traits
 
 __all__ = ["MemoryLocks"]
 
@@ -121,8 +121,10 @@ class MemoryLocks:
         """Leave a hint for whoever releases the key next; whether it is free."""
         with self._mutex:
             self._hints.add(key)
-            now_s = self._clock.monotonic_s()
-            return self._standing(key, now_s) is None and not self._sharing(key, now_s)
+            return self._is_free(key, self._clock.monotonic_s())
+
+    def _is_free(self, key: str, now_s: float) -> bool:
+        return self._standing(key, now_s) is None and not self._sharing(key, now_s)
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
         """Release, and take the hint that was left."""
@@ -130,7 +132,17 @@ class MemoryLocks:
         with self._mutex:
             hint = key in self._hints
             self._hints.discard(key)
+            now_s = self._clock.monotonic_s()
+            if hint and freed and self._is_free(key, now_s):
+                self._locks[key] = _Lock(CALLED, now_s + KEPT_S)
             return freed, hint
+
+    def acquire_called(
+        self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
+    ) -> Granted | Held:
+        """Take a key, also where it is kept for whoever was called."""
+        self.hand_over((key,), CALLED, to=owner, ttl_s=ttl_s)
+        return self.acquire((key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""

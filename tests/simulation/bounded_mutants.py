@@ -90,8 +90,9 @@ def _hint_taken_for_nobody(world: BoundedWorld) -> None:
     world.hints = True
     right = Line.released
 
-    def released(line: Line, delivery: Delivery, *, hint: bool | None) -> None:
-        right(line, delivery, hint=hint or (None if delivery.bounds else False))
+    def released(line: Line, delivery: Delivery, *, hint: bool | None, begun: bool) -> None:
+        begun = begun and delivery.bounds is not None
+        right(line, delivery, hint=hint, begun=begun)
 
     world.patch(Line, "released", released)
 

@@ -124,6 +124,12 @@ def _hint_before_it_is_free(world: LineWorld) -> None:
     world.release_and_take_hint = taken_first  # type: ignore[method-assign]
 
 
+def _kept_for_nobody(world: LineWorld) -> None:
+    """A key that nobody was called to is left to its expiry."""
+    world.hints = True
+    world.patch(Line, "_give_back", lambda *_: None)
+
+
 def _trusts_who_forgets(world: LineWorld) -> None:
     """A lock server that has forgotten who held a key is believed that nobody waits for it."""
     world.hints = True
@@ -268,6 +274,7 @@ LINE_MUTANTS = (
     Mutant("a probe that is left behind", _probe_left_behind, ("L6",)),
     Mutant("no hint", _no_hint, ("L6",)),
     Mutant("hint taken before the release", _hint_before_it_is_free, ("L6",)),
+    Mutant("a key that is kept for nobody", _kept_for_nobody, ("L6",)),
     Mutant("a server that forgets is trusted", _trusts_who_forgets, ("L6",)),
     Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
     Mutant("parked and not flushed", _unflushed, ("L1", "S7")),

@@ -111,6 +111,14 @@ class PortLocks(Boundary):
             ),
         )
 
+    def acquire_called(
+        self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
+    ) -> Granted | Held:
+        return self._ask(
+            "acquire",
+            lambda: self.world.locks.acquire_called(key, owner, ttl_s=ttl_s, wait_s=wait_s),
+        )
+
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("release", lambda: self.world.release(keys, owner))
 

@@ -1,20 +1,22 @@
 """Whoever releases a key is told that somebody waits for it in a ledger: for providers whose
 `traits.hints` says so.
 
-Guarantees: of one who leaves a hint, and one who releases, one at least finds the other. Does not
-guarantee that a hint outlives a server's memory.
+Guarantees: of one who leaves a hint, and one who releases, one at least finds the other; a key that
+is released with a hint is kept for whoever is called to it. Does not guarantee that a hint outlives a
+server's memory.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import cast
 
 import pytest
 
 from pytest_taskguard.lock_contract.server import KEY, LockServer, granted, take
-from taskguard.lease import new_owner
-from taskguard.locks.base import Granted, Held, HintingLocks, LockProvider
+from taskguard.lease import Owner, new_owner
+from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, HintingLocks, LockProvider
 
 __all__ = ["TestHints"]
 
@@ -90,7 +92,82 @@ class TestHints:
             thread.join()
             assert hint or saw.pop()
             saw.clear()
-            holder.release_and_take_hint(KEY[0], owner)
+            while holder.release_and_take_hint(KEY[0], CALLED)[1]:
+                pass
+
+    def test_kept_for_who_is_called(self, locks: LockProvider) -> None:
+        """A key that is released with a hint is taken for all others, and for who leaves another."""
+        hinting, called = released_with_hint(locks), new_owner("called")
+        held = take(locks, KEY, new_owner("newcomer"))
+        assert isinstance(held, Held)
+        assert held.owner == CALLED
+        assert 0.0 < held.remaining_s <= KEPT_S
+        assert hinting.leave_hint(KEY[0]) is False
+        for _ in range(2):
+            assert isinstance(acquire_called(hinting, called), Granted)
+        held = take(locks, KEY, new_owner("newcomer"))
+        assert isinstance(held, Held)
+        assert held.owner == called
+        assert held.remaining_s > KEPT_S
+        assert hinting.release_and_take_hint(KEY[0], called) == (True, True)
+
+    def test_given_back(self, locks: LockProvider) -> None:
+        """If nobody is called the key is free again, unless there is another hint by then."""
+        hinting = released_with_hint(locks)
+        hinting.leave_hint(KEY[0])
+        assert hinting.release_and_take_hint(KEY[0], CALLED) == (True, True)
+        assert isinstance(take(locks, KEY, new_owner("newcomer")), Held)
+        assert hinting.release_and_take_hint(KEY[0], CALLED) == (True, False)
+        assert hinting.leave_hint(KEY[0]) is True
+
+    def test_not_kept_for_long(self, locks: LockProvider) -> None:
+        """Who was called may never come."""
+        released_with_hint(locks)
+        while isinstance(take(locks, KEY, new_owner("newcomer")), Held):
+            time.sleep(0.05)
+
+    def test_not_kept_without_a_hint(self, locks: LockProvider) -> None:
+        """Nor by who has lost the key."""
+        hinting, holder = hinting_of(locks), new_owner("holder")
+        granted(locks, KEY, holder)
+        hinting.release_and_take_hint(KEY[0], holder)
+        hinting.leave_hint(KEY[0])
+        hinting.release_and_take_hint(KEY[0], holder)
+        granted(locks, KEY, new_owner("newcomer"))
+
+    def test_who_was_called_finds_it_taken(self, locks: LockProvider) -> None:
+        """Somebody came first: that one keeps it."""
+        hinting, holder = hinting_of(locks), new_owner("holder")
+        granted(locks, KEY, holder)
+        held = acquire_called(hinting, new_owner("called"))
+        assert isinstance(held, Held)
+        assert held.owner == holder
+
+    def test_who_waits_at_the_lock_server_goes_first(self, locks: LockProvider) -> None:
+        """Who is called to it comes after those whom it is kept for there."""
+        if not locks.traits.fair:
+            pytest.skip("nobody has a place there")
+        hinting, holder, waiter = hinting_of(locks), new_owner("holder"), new_owner("waiter")
+        granted(locks, KEY, holder)
+        assert isinstance(take(locks, KEY, waiter, wait_s=5.0), Held)
+        hinting.leave_hint(KEY[0])
+        assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
+        assert isinstance(acquire_called(hinting, new_owner("called")), Held)
+        granted(locks, KEY, waiter)
+
+
+def released_with_hint(locks: LockProvider) -> HintingLocks:
+    """The provider; its key was released, and a hint taken."""
+    hinting, holder = hinting_of(locks), new_owner("holder")
+    granted(locks, KEY, holder)
+    hinting.leave_hint(KEY[0])
+    assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
+    return hinting
+
+
+def acquire_called(locks: HintingLocks, owner: Owner) -> Granted | Held:
+    """Take the key as who was called to it."""
+    return locks.acquire_called(KEY[0], owner, ttl_s=30.0, wait_s=0.0)
 
 
 def hinting_of(locks: LockProvider) -> HintingLocks:

@@ -12,7 +12,16 @@ from typing import Any
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner, new_owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
+from taskguard.locks.base import (
+    CALLED,
+    KEPT_S,
+    Granted,
+    Held,
+    Hold,
+    Renewal,
+    Traits,
+    in_batches,
+)
 from taskguard.locks.redis.address import take_options
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
@@ -25,6 +34,7 @@ __all__ = ["RENEWALS", "RedisLocks"]
 
 _FENCE_EXPIRY_MS = b"86400000"
 _HINT_EXPIRY_MS = b"86400000"
+_CALLED = str(CALLED).encode()
 # One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
 # with its waiter, or a lease that ran out, costs the others a second and no more.
 WAIT_SLICE_S = 1.0
@@ -126,9 +136,19 @@ class RedisLocks:
         )
         if limit != 1:
             words.append(b"%d" % limit)
-        reply = self._link.call(
-            self._acquire if limit == 1 else self._share, names, words, behind=self._behind
-        )
+        return self._granted(keys, names, words, ttl_s=ttl_s, shares=limit != 1)
+
+    def _granted(
+        self,
+        keys: tuple[str, ...],
+        names: list[bytes],
+        words: list[bytes],
+        *,
+        ttl_s: float,
+        shares: bool = False,
+    ) -> Granted | Held:
+        script = self._share if shares else self._acquire
+        reply = self._link.call(script, names, words, behind=self._behind)
         if self._behind is not None:
             reply, replicas = reply
             if reply[0] == 1:
@@ -193,10 +213,20 @@ class RedisLocks:
         retries: list[None] = []
         names, words = self._release_words((key,), owner)
         names.append(_hint_of(names[0]))
+        words += [_CALLED, _ms(KEPT_S)]
         freed, hint = self._link.call(
             self._release, names, words, on_retry=lambda: retries.append(None)
         )
         return bool(freed or retries), bool(hint or retries)
+
+    def acquire_called(
+        self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
+    ) -> Granted | Held:
+        """Take a key, also where it is kept for whoever was called."""
+        names, words = self._acquire_words(
+            (key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s
+        )
+        return self._granted((key,), names, [*words, b"0", _CALLED], ttl_s=ttl_s)
 
     def _release_words(
         self, keys: tuple[str, ...], owner: Owner

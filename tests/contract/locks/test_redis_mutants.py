@@ -81,14 +81,39 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         Order().test_nobody_comes_in_between,
     ),
     "the hint is for the holder alone": (
-        "redis.call('DEL', KEYS[#KEYS])}",
-        "freed * redis.call('DEL', KEYS[#KEYS])}",
+        "local hint = redis.call('DEL', KEYS[#KEYS])",
+        "local hint = freed * redis.call('DEL', KEYS[#KEYS])",
         lambda locks, _: Hints().test_not_the_holder(locks),
     ),
     "the hint stays": (
         "redis.call('DEL', KEYS[#KEYS])",
         "redis.call('EXISTS', KEYS[#KEYS])",
         lambda locks, _: Hints().test_told_once(locks),
+    ),
+    "kept although there was no hint": (
+        "if hint == 1 and freed == 1 then",
+        "if freed == 1 then",
+        lambda locks, _: Hints().test_given_back(locks),
+    ),
+    "kept by who lost it": (
+        "if hint == 1 and freed == 1 then",
+        "if hint == 1 then",
+        lambda locks, _: Hints().test_not_kept_without_a_hint(locks),
+    ),
+    "not kept": (
+        "if hint == 1 and freed == 1 then",
+        "if false then",
+        lambda locks, _: Hints().test_kept_for_who_is_called(locks),
+    ),
+    "kept from who waits": (
+        "redis.pcall('SET', KEYS[1], ARGV[2], 'NX',",
+        "redis.pcall('SET', KEYS[1], ARGV[2],",
+        lambda locks, _: Hints().test_who_waits_at_the_lock_server_goes_first(locks),
+    ),
+    "who is called takes every key": (
+        "if ARGV[7] and redis.pcall('GET', KEYS[1]) == ARGV[7] then",
+        "if ARGV[7] then",
+        lambda locks, _: Hints().test_who_was_called_finds_it_taken(locks),
     ),
     "says that somebody has every key": (
         "return 1 - redis.call('EXISTS', KEYS[1])",

@@ -1,10 +1,15 @@
 -- Takes all keys for one owner or none of them; the same owner gets the same grant again.
 -- KEYS: for each key its lock, its fence, its line.
 -- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms;
---       where it is given, the least token.
+--       where they are given, the least token; whoever is called to the one key: what is kept for
+--       that one is this owner's.
 -- Answers {1, token, 1 if they were all the owner's already},
 --      or {0, number of the key that is taken, its owner, its pttl, 1 if it is shared}.
 local owner, ttl_ms, waits = ARGV[1], ARGV[2], ARGV[4] == '1'
+
+if ARGV[7] and redis.pcall('GET', KEYS[1]) == ARGV[7] then
+  redis.call('SET', KEYS[1], owner, 'PX', ttl_ms)
+end
 
 local mine, waiting = 0, nil
 for i = 1, #KEYS, 3 do
