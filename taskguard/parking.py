@@ -186,12 +186,12 @@ class Line:
 
         Who comes while another was called already leaves hints again and again: not for ever.
         """
-        locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
-        with contextlib.suppress(LockServerUnavailableError):
-            for _ in range(_LOOKS):
+        locks, key, hint = cast("HintingLocks", self._locks), delivery.keys[0], True
+        for _ in range(_LOOKS):
+            with contextlib.suppress(LockServerUnavailableError):  # it counts as a hint
                 _, hint = locks.release_and_take_hint(key, CALLED)
-                if not hint or self.call_next(delivery):
-                    return
+            if not hint or self.call_next(delivery):
+                return
 
     def left(self, delivery: Delivery) -> None:
         """Call the next in line after a message that never runs: revoked, or expired. Never raises.

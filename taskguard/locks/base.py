@@ -250,8 +250,8 @@ class HintingLocks(LockProvider, Protocol):
     after the key was freed: so of the two, who leaves one and who releases, one at least finds the
     other. A server that forgets may forget a hint; it never makes one up for long.
 
-    A key that is released with a hint, and that nobody waits for at the lock server, is CALLED's for
-    KEPT_S: whoever releases calls one that waits in the ledger, or releases it as CALLED.
+    A key that is released with a hint, and that nobody waits for at the lock server, is CALLED's
+    for KEPT_S: whoever releases calls one that waits in the ledger, or releases it as CALLED.
     """
 
     def leave_hint(self, key: str) -> bool:

@@ -2,8 +2,8 @@
 `traits.hints` says so.
 
 Guarantees: of one who leaves a hint, and one who releases, one at least finds the other; a key that
-is released with a hint is kept for whoever is called to it. Does not guarantee that a hint outlives a
-server's memory.
+is released with a hint is kept for whoever is called to it. Does not guarantee that a hint outlives
+a server's memory.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TestHints:
                 pass
 
     def test_kept_for_who_is_called(self, locks: LockProvider) -> None:
-        """A key that is released with a hint is taken for all others, and for who leaves another."""
+        """A key that is released with a hint is taken for others, also who leave another one."""
         hinting, called = released_with_hint(locks), new_owner("called")
         held = take(locks, KEY, new_owner("newcomer"))
         assert isinstance(held, Held)
