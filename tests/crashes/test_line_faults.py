@@ -161,22 +161,32 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     cases = exploration.pick(cases, at_most=24)
     with rig.worker(), rig.worker():
         for case in cases:
-            fault, role, at = case
-            for each in ROLES:  # a place from its enqueueing on: no neighbour is faster
-                item = f"{line_of(case)}-{each}"
-                args = (item, line_of(case), f"{fault}: {at}" if each == role else None)
-                enqueue(rig.jobs.strictly, args, task_id=item)
+            enqueue_strictly(rig, case)
         ended = [f"{line_of(case)}-{role}" for case in cases for role in ROLES[::2]]
         rig.wait_until_quiet()
         assert lines_left(rig, ended) == lines_called(rig)
         rig.allow_relay()
         rig.wait_until_done(ended)
         expect(rig, [*map(line_of, cases)], ended)
+    expect_in_order(rig, cases)
+    struck = struck_of(rig, cases)
+    assert len(struck) == len(cases), sorted({*cases} - {*struck})
+
+
+def enqueue_strictly(rig: CrashRig, case: tuple[str, str, str]) -> None:
+    """A line of the case; each has its place from its enqueueing on: no neighbour is faster."""
+    fault, role, at = case
+    for each in ROLES:
+        item = f"{line_of(case)}-{each}"
+        args = (item, line_of(case), f"{fault}: {at}" if each == role else None)
+        enqueue(rig.jobs.strictly, args, task_id=item)
+
+
+def expect_in_order(rig: CrashRig, cases: Iterable[tuple[str, str, str]]) -> None:
+    """No message of a line began before the one before it had ended for good."""
     for case in cases:
         began = [each for each, _ in itertools.groupby(rig.began(line_of(case)))]
         assert began == [f"{line_of(case)}-{role}" for role in ROLES]
-    struck = struck_of(rig, cases)
-    assert len(struck) == len(cases), sorted({*cases} - {*struck})
 
 
 @pytest.mark.timeout(900)
@@ -211,8 +221,11 @@ NEWEST = [
     *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
     *("ledger.call_next asked", "ledger.call_next done", "delivery done"),
 ]
-
-
+# Those of them that come first, and those who are parked, come by for sure.
+NEWEST_COME_BY = [
+    *(("first", f"{at} done") for at in ("ledger.claim", "transaction.commit", "ledger.call_next")),
+    *(("second", at) for at in ("ledger.park_newest asked", "ledger.park_newest done")),
+]
 DIES_WITH_THE_LOCK = "", "ledger.claim asked"
 
 
@@ -277,3 +290,62 @@ def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> Non
         expect(rig, [*map(line_of, cases)], items)
     assert struck
     print(f"{len(cases)} asked for, {struck} struck")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [
+        ("celery", "strictly", BROKER),
+        pytest.param(("celery", "strictly", RABBIT), marks=pytest.mark.debian),
+    ],
+    indirect=True,
+    ids=["celery-redis", "celery-rabbitmq"],
+)
+def test_the_broker_is_restarted_beside_a_strict_line(
+    rig: CrashRig, exploration: Exploration
+) -> None:
+    """While the first one is retried, or the second one fails for good: nobody goes before them."""
+    points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
+    cases = [("broker", *point) for point in exploration.pick(points, at_most=1)]
+    ended: list[str] = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            enqueue_strictly(rig, case)
+            (rig.folder / f"sent {line_of(case)}").touch()
+            ended += [f"{line_of(case)}-{role}" for role in ROLES[::2]]
+            rig.wait_until_done(ended)
+            wait_until(lambda: rig.faults["broker"] > 0, timeout_s=60)
+        expect(rig, [*map(line_of, cases)], ended)
+    expect_in_order(rig, cases)
+    assert struck_of(rig, cases)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "rig",
+    [
+        ("celery", "latest", BROKER),
+        pytest.param(("celery", "latest", RABBIT), marks=pytest.mark.debian),
+    ],
+    indirect=True,
+    ids=["celery-redis", "celery-rabbitmq"],
+)
+def test_the_broker_is_restarted_and_the_newest_wins(
+    rig: CrashRig, exploration: Exploration
+) -> None:
+    """The newest has its effect, once; each is answered."""
+    cases = [("broker", *point) for point in exploration.pick(NEWEST_COME_BY, at_most=1)]
+    items: list[str] = []
+    with rig.worker(), rig.worker():
+        for case in cases:
+            items += send_each(rig, [case])
+            (rig.folder / f"sent {line_of(case)}").touch()
+            states = rig.wait_until_answered(items)
+            assert states[items[-1]] == "SUCCESS"
+        wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    assert set(states.values()) <= {"SUCCESS", "REVOKED"}
+    assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
+    struck = struck_of(rig, cases)
+    assert struck
+    print(f"{len(cases)} asked for, {len(struck)} struck")
