@@ -215,7 +215,7 @@ def test_a_beat_that_the_broker_does_not_answer_lets_another_lead(
 
 
 @pytest.mark.parametrize("state", ["starting", "campaigning", "leading"])
-@pytest.mark.parametrize("frozen", ["lock server", "nothing"])
+@pytest.mark.parametrize("frozen", ["lock server", pytest.param("nothing", marks=pytest.mark.once)])
 def test_sigterm_ends_a_beat_whatever_it_is_doing(
     make_shop: Callable[..., Any], spare_valkey: Any, state: str, frozen: str
 ) -> None:
