@@ -35,7 +35,7 @@ KINDS = [
     pytest.param("session", marks=pytest.mark.once),
     "fakeredis",
     "valkey",
-    pytest.param("redis62", marks=pytest.mark.once),  # Valkey's client is its own as well
+    pytest.param("redis62", marks=pytest.mark.once),  # by the client that Valkey has too
     "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
