@@ -67,6 +67,7 @@ def test_two_at_a_time(shop: Any) -> None:
     assert is_quiet(shop)
 
 
+@pytest.mark.once
 def test_a_killed_holder(make_shop: Any) -> None:
     """Its slot is free when its lease has ended; meanwhile the other one goes on."""
     shop = make_shop(SHOP_VISIBILITY_S="3")
@@ -79,6 +80,7 @@ def test_a_killed_holder(make_shop: Any) -> None:
     assert is_quiet(shop)
 
 
+@pytest.mark.once
 def test_an_emptied_lock_server(shop: Any) -> None:
     """The ledger knows who holds which slot."""
     with shop.worker(concurrency=4):
@@ -92,6 +94,7 @@ def test_an_emptied_lock_server(shop: Any) -> None:
     assert set(shop.effects().values()) == {1}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["queue_up_at_times", "at_times"])
 def test_five_in_a_second(shop: Any, kind: str) -> None:
     """Never two in less than a fifth; those in line begin when they may, not a look of a relay

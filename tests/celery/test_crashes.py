@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import psutil
+import pytest
 
 from support.waiting import wait_until
 
@@ -39,6 +40,7 @@ def test_a_killed_pool_child_is_replaced_and_its_work_done_again(
     assert took_s <= TTL_S + 2 + SLACK_S
 
 
+@pytest.mark.once
 def test_a_paused_child_is_refused_and_its_message_answered(shop: Any) -> None:
     """SIGSTOP beyond the lease, SIGCONT: one effect, one stale commit refused, no failure."""
     first = shop.tasks.hold.delay(5, 1.0)
@@ -59,6 +61,7 @@ def test_a_paused_child_is_refused_and_its_message_answered(shop: Any) -> None:
     assert shop.work("shop.hold", 5).crashes == 0
 
 
+@pytest.mark.once
 def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -> None:
     """Neither lost nor FAILED: it is answered in the end, and its caller never sees an error."""
     first = shop.tasks.hold.delay(6, 0.5, 3.0)
@@ -83,6 +86,7 @@ def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -
     assert shop.effects() == Counter({"6": 1})
 
 
+@pytest.mark.once
 def test_a_holder_frozen_at_its_commit_holds_up_its_key_only_for_the_idle_timeout(
     make_shop: Any,
 ) -> None:

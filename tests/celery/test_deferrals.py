@@ -61,6 +61,7 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
     assert shop.effects() == Counter({"9": 1})
 
 
+@pytest.mark.once
 def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
     """As by beat's `options={"task_id": …}`: the first message with it was put off, and the second,
     of another order, is no deferral of that."""
@@ -153,6 +154,7 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
         assert next_message(app).headers["taskguard_deferrals"] == 1
 
 
+@pytest.mark.once
 def test_a_message_never_has_more_than_two_live_copies(
     make_shop: Any, record_property: Any
 ) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 DONE_ELSEWHERE = "has done shop.deployed order:1 before, and now does shop.deployed shop:order:1"
 
 

@@ -111,6 +111,7 @@ def test_a_beat_that_is_killed_is_followed_within_its_lease_and_a_second(beats: 
     soonest(follow_s, TTL_S + 1.0)
 
 
+@pytest.mark.once
 def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats) -> None:
     """RedBeat's dies with its lease (sibson/redbeat#230), or two send (#129)."""
     leader, other = beats.pair()
@@ -165,6 +166,7 @@ def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
     assert second.terminate() == 0
 
 
+@pytest.mark.once
 def test_servers_that_are_away_end_no_beat(
     make_shop: Callable[..., Any], spare_valkey: Any, database_server: Any
 ) -> None:
@@ -213,7 +215,7 @@ def test_a_beat_that_the_broker_does_not_answer_lets_another_lead(
 
 
 @pytest.mark.parametrize("state", ["starting", "campaigning", "leading"])
-@pytest.mark.parametrize("frozen", ["lock server", "nothing"])
+@pytest.mark.parametrize("frozen", ["lock server", pytest.param("nothing", marks=pytest.mark.once)])
 def test_sigterm_ends_a_beat_whatever_it_is_doing(
     make_shop: Callable[..., Any], spare_valkey: Any, state: str, frozen: str
 ) -> None:
@@ -232,6 +234,7 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
         spare_valkey.resume()
 
 
+@pytest.mark.once
 def test_ticks_that_two_leaders_sent_run_once(beats: Beats) -> None:
     """Two beats that do not know of each other, as where one is frozen while it sends."""
     entries = {

@@ -32,7 +32,9 @@ def locks_left(shop: Any) -> list[str]:
         return list(db.execute(sa.text(left)).scalars())
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent", "threads"])
+@pytest.mark.parametrize(
+    "pool", ["prefork", "gevent", pytest.param("threads", marks=pytest.mark.once)]
+)
 def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> None:
     """All answered, one effect, no lock is left, and nothing was said to be away."""
     task_id = str(uuid.uuid4())
@@ -50,6 +52,7 @@ def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> 
     assert "no answer" not in beside.logs()
 
 
+@pytest.mark.once
 def test_a_killed_child_is_followed_within_its_lease(beside: Any) -> None:
     """Its lock ends with its lease; the redelivered message does the work."""
     beside.tasks.ship.delay(7, 2.0)

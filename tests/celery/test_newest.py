@@ -74,6 +74,7 @@ class TestLatest:
             assert superseded(shop, older)
             expect(shop, 2)
 
+    @pytest.mark.once
     def test_a_flood(self, shop: Any) -> None:
         """Some run, the last of them, none twice; every caller hears how it ended."""
         with shop.worker(concurrency=2), shop.worker(concurrency=2):
@@ -108,6 +109,7 @@ class TestLatest:
             with pytest.raises((ChordError, TaskRevokedError)):
                 told.get(timeout=60)
 
+    @pytest.mark.once
     def test_whoever_waits_is_told_though_its_caller_died(self, shop: Any) -> None:
         """The message by which it is to hear of it gets lost: a relay sends another one."""
         with shop.worker(concurrency=2):
@@ -153,6 +155,7 @@ class TestSupersede:
             assert superseded(shop, first)
             expect(shop, 2)
 
+    @pytest.mark.once
     @pytest.mark.parametrize("how", ["killed", "frozen"])
     def test_a_holder_that_does_not_hear(self, make_shop: Any, how: str) -> None:
         """Nobody waits for it; its redelivery is answered, and what it wakes up to is refused."""
@@ -174,6 +177,7 @@ class TestSupersede:
             expect(shop, 2)
         assert len(shop.steps("began")) == 2
 
+    @pytest.mark.once
     @pytest.mark.parametrize("locks", ["emptied", "away"])
     def test_without_the_lock_servers_word(
         self, make_shop: Any, spare_valkey: Any, locks: str

@@ -14,6 +14,7 @@ from support.waiting import wait_until
 from taskguard_sandbox.servers import DebianRedis
 
 
+@pytest.mark.once
 def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: Any) -> None:
     """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
@@ -30,6 +31,7 @@ def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: An
     assert [shop.work("shop.ship", order).attempts for order in range(4)] == [1] * 4
 
 
+@pytest.mark.once
 def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valkey: Any) -> None:
     """Stopped in the middle of bodies: the ledger alone decides, and says so; one effect each."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
@@ -70,6 +72,7 @@ def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
 
 
+@pytest.mark.once
 def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_server: Any) -> None:
     """Stopped in bodies, one of them inside its transaction, with more work waiting."""
     shop = make_shop(SHOP_DATABASE=database_server.create_database("shop"))

@@ -84,6 +84,7 @@ def test_on_rabbitmq(rabbit_shop: Any) -> None:
     assert waiting(shop) == []
 
 
+@pytest.mark.once
 def test_by_priority(shop: Any) -> None:
     """Whom the broker would deliver first goes first, on Redis 0; of equal ones who was sent first.
 
@@ -141,6 +142,7 @@ def test_a_parked_message_is_the_same_message(shop: Any) -> None:
     assert len(shop.effects()) == 4
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("who", ["holder", "all"])
 def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
     """The key's holder dies, or every worker: what waits in the ledger goes on with the next."""
@@ -157,6 +159,7 @@ def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
     assert set(shop.effects().values()) == {1}
 
 
+@pytest.mark.once
 def test_emptied_lock_server(shop: Any) -> None:
     """The line is in the ledger: nobody is lost, no two are at work, the order stays."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
@@ -170,6 +173,7 @@ def test_emptied_lock_server(shop: Any) -> None:
     assert set(shop.effects().values()) == {1}
 
 
+@pytest.mark.once
 def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
     """By a relay, without anybody's doing; those behind it go on meanwhile."""
     with shop.worker(concurrency=2):
@@ -236,6 +240,7 @@ def test_a_revoked_one_does_not_run(shop: Any) -> None:
     assert State.NEW.value not in {row.state for row in waiting(shop)}
 
 
+@pytest.mark.once
 def test_one_that_was_sent_in_vain(shop: Any) -> None:
     """Its caller hears that it has failed, and so does its chord; the log says why."""
     with shop.worker(concurrency=2):

@@ -49,6 +49,7 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: st
     assert shop.effects() == Counter({"5": 1})
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str) -> None:
     """Several bodies at once die with their process; after the visibility timeout all are done."""

@@ -66,6 +66,7 @@ def test_a_chain_goes_on_after_its_message_was_lost(shop: Any) -> None:
         assert result.get(timeout=60) == 42
 
 
+@pytest.mark.once
 def test_a_lost_copy_is_replaced_by_one_that_counts(shop: Any) -> None:
     """A duplicate was put off, which made the held message's number old: it is not dropped."""
     task_id = str(uuid.uuid4())
@@ -95,6 +96,7 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
     assert shop.effects() == Counter({"2": 1})
 
 
+@pytest.mark.once
 def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> None:
     """Off the broker, and on no record but the one that was made before it was sent."""
     tasks = shop.tasks
@@ -206,6 +208,7 @@ def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) ->
     assert waiting(shop) == 5
 
 
+@pytest.mark.once
 def test_a_queue_that_takes_no_message_holds_up_no_other(shop: Any) -> None:
     """Wherever in a batch its call is; the others are sent, if some of them twice."""
     app = shop.tasks.app
@@ -238,6 +241,7 @@ def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
     assert shop.effects() == Counter({"shipped 1": 1, "1001": 1})
 
 
+@pytest.mark.once
 def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
     """The relay, a process of its own, publishes what it left."""
     script = (

@@ -73,6 +73,7 @@ def test_retries_keep_their_place(shop: Any) -> None:
     assert places(shop) == []
 
 
+@pytest.mark.once
 def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
     """Is taken over by its own message, and goes first all the same."""
     shop = make_shop(SHOP_VISIBILITY_S="3")
@@ -85,6 +86,7 @@ def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
     assert places(shop) == []
 
 
+@pytest.mark.once
 def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
     with shop.worker(concurrency=2) as killed:
@@ -99,6 +101,7 @@ def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     assert began(shop) == [0, 1, 2]
 
 
+@pytest.mark.once
 def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
     """It leaves its place, is announced, and the next ones go on."""
     with shop.worker(concurrency=2):
@@ -112,6 +115,7 @@ def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
     assert places(shop) == []
 
 
+@pytest.mark.once
 def test_enqueued_in_order(shop: Any) -> None:
     """By `enqueue()` each has its place before it is sent: several workers with nothing else to do
     take them in no other order."""

@@ -104,6 +104,7 @@ def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
     assert shop.work("shop.index", 1).attempts == 1
 
 
+@pytest.mark.once
 def test_a_transaction_that_is_rolled_back_replaces_nothing(shop: Any) -> None:
     """The first call runs as it was."""
     index = shop.tasks.index
@@ -133,6 +134,7 @@ def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
     assert shop.effects() == Counter({"1 c": 1})
 
 
+@pytest.mark.once
 def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
     """The caller is told that its arguments will not run; nothing is written."""
     index = shop.tasks.index
@@ -147,6 +149,7 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
     assert shop.effects() == Counter({"1 first": 1})
 
 
+@pytest.mark.once
 def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
     """Its message is lost, too: who attached gets the result of the one that a sweep sends."""
     tasks = shop.tasks
@@ -168,6 +171,7 @@ def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
     assert shop.effects() == Counter({"1 first": 1})
 
 
+@pytest.mark.once
 def test_of_lost_messages_a_sweep_sends_the_newest_again(shop: Any) -> None:
     """Due at its own time: a delay does not begin anew."""
     tasks = shop.tasks
@@ -204,6 +208,7 @@ def test_what_the_broker_did_not_take_replaces_all_the_same(
     assert shop.effects() == Counter({"1 newer": 1})
 
 
+@pytest.mark.once
 def test_while_workers_begin_the_last_arguments_that_were_taken_run(shop: Any) -> None:
     """Each replacement is taken, or refused; what was taken last has its effect, once."""
     index = shop.tasks.index

@@ -115,6 +115,7 @@ def racing(folder: Path, servers: tuple[str, str], how: str = "check") -> Iterat
             each.family.kill()
 
 
+@pytest.mark.once
 def test_a_killed_leader_is_followed_within_its_lease_and_a_second(
     tmp_path: Path, servers: tuple[str, str]
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_killed_leader_is_followed_within_its_lease_and_a_second(
     soonest(gap_s, tmp_path, servers)
 
 
+@pytest.mark.once
 def test_a_frozen_leader_does_nothing_more_once_it_wakes(
     tmp_path: Path, servers: tuple[str, str]
 ) -> None:
@@ -328,6 +330,7 @@ def test_leaders_of_other_names_and_namespaces_are_others(tg: TaskGuard, redis_u
         tg.leader("one", ttl_s=0)
 
 
+@pytest.mark.once
 def test_servers_that_are_away_end_no_candidate(caplog: pytest.LogCaptureFixture) -> None:
     """The lock server is emptied, then away: who leads goes on. The database: nobody leads."""
     with ExitStack() as stack:

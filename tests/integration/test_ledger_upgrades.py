@@ -68,12 +68,15 @@ def test_a_step_that_stopped_anywhere_begins_again(
     ledger.create_schema()
     shape = shape_of(engine)
     statements = upgrade_statements(url)
-    for stopped_before in range(1, len(statements)):
+    # After the others the tables are as before them: a connection's own goes with it.
+    own = ("SET ", "PREPARE ", "DEALLOCATE ")
+    changes = [at for at, statement in enumerate(statements) if not statement.startswith(own)]
+    for last in changes[:-1]:
         back_to_version_1(engine)
         with engine.begin() as db:
-            for statement in statements[:stopped_before]:
+            for statement in statements[: last + 1]:
                 db.exec_driver_sql(statement.replace("%", "%%"))
-        assert main(["ledger", "upgrade", "--url", url]) == 0, statements[stopped_before]
+        assert main(["ledger", "upgrade", "--url", url]) == 0, statements[last]
         assert shape_of(engine) == shape
         ledger.check_schema()
         with engine.begin() as db:

@@ -27,7 +27,11 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture(
-    params=["valkey", "redis62", pytest.param("debian_redis", marks=pytest.mark.debian)]
+    params=[
+        "valkey",
+        pytest.param("redis62", marks=pytest.mark.once),
+        pytest.param("debian_redis", marks=pytest.mark.debian),
+    ]
 )
 def server(request: pytest.FixtureRequest) -> RedisServer:
     found: RedisServer = request.getfixturevalue(request.param)

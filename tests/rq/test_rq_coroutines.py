@@ -72,6 +72,7 @@ def test_a_coroutine_is_awaited_and_done_once(
     assert first.return_value() == second.return_value() == {"invoice": 1}
 
 
+@pytest.mark.once
 def test_a_killed_coroutine_is_taken_over(office: Any) -> None:
     """Its worker goes with it: another one does the work, once."""
     office.queue.enqueue(charge_async, 2, 600.0)

@@ -110,6 +110,7 @@ def test_a_tick_that_two_stock_crons_enqueued_runs_once(office: Any) -> None:
     assert all(item.startswith("support.invoices.tick@invoices@") for item in ran)
 
 
+@pytest.mark.once
 def test_a_cron_that_is_killed_is_followed_within_its_lease_and_a_second(office: Any) -> None:
     """Until then one enqueues, and no other."""
 
@@ -136,6 +137,7 @@ def soonest(follow_s: Callable[[int], float]) -> None:
         tries_s.append(follow_s(2 * len(tries_s)))
 
 
+@pytest.mark.once
 def test_a_cron_that_is_frozen_neither_dies_nor_enqueues_once_it_wakes(office: Any) -> None:
     """It is a candidate again, and ends by SIGTERM with status 0, as one that campaigns does."""
     leader, other = led_pair(office)

@@ -11,6 +11,8 @@ from rq import Retry
 
 from support.invoices import deployed
 
+pytestmark = pytest.mark.once
+
 DONE_ELSEWHERE = (
     "has done support.invoices.deployed invoice:1 before, "
     "and now does support.invoices.deployed shop:invoice:1"

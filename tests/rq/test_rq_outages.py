@@ -42,6 +42,7 @@ def make_office(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Callabl
         office.close()
 
 
+@pytest.mark.once
 def test_an_emptied_lock_server_lets_nobody_in(make_office: Any, pg_url: str) -> None:
     """FLUSHALL in the middle of a body, then the same work again: one body, one effect."""
     with Valkey() as locks:
@@ -58,6 +59,7 @@ def test_an_emptied_lock_server_lets_nobody_in(make_office: Any, pg_url: str) ->
         assert office.effects() == Counter({"1": 1})
 
 
+@pytest.mark.once
 def test_without_its_lock_server_work_goes_on(make_office: Any, pg_url: str) -> None:
     """Stopped in the middle of a body, and for the next jobs as well: the ledger decides."""
     with Valkey() as locks:
@@ -96,6 +98,7 @@ def test_a_failover_of_its_lock_server_changes_nothing(make_office: Any, pg_url:
         assert office.effects() == Counter({"1": 1, "2": 1, "3": 1, "4": 1})
 
 
+@pytest.mark.once
 def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any) -> None:
     """PostgreSQL stopped before one job and in the middle of another's transaction, and started."""
     with Postgres(fsync="off") as postgres:
@@ -115,6 +118,7 @@ def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any)
         assert office.effects() == Counter({"1": 1, "2": 1})
 
 
+@pytest.mark.once
 def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -> None:
     """Both killed in the body: RQ's own clean-up brings the job back, and it is done once."""
     office = make_office(database=pg_url)

@@ -111,6 +111,7 @@ def relays(worker: Any) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.once
 def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
     """The key's holder is killed, then all workers: a relay goes on where they stopped."""
     workers = [office.worker(), office.worker()]
@@ -128,6 +129,7 @@ def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
     assert set(office.effects().values()) == {1}
 
 
+@pytest.mark.once
 def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
     """The line is in the ledger: nobody is lost, and the order stays."""
     office.worker()
@@ -144,6 +146,7 @@ def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
     assert set(office.effects().values()) == {1}
 
 
+@pytest.mark.once
 def test_who_was_called_and_got_lost_is_called_again(office: Any) -> None:
     """Redis lost all of RQ's records: the relay restores the jobs from the ledger, in order."""
     office.worker()
@@ -210,6 +213,7 @@ def test_a_relay_ends_with_its_worker(office: Any, how: str) -> None:
     wait_until(lambda: not relay.is_running() or relay.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.once
 def test_a_relay_that_died_is_started_again(office: Any) -> None:
     """After the worker's next job; and what died is no zombie."""
     worker = office.worker()

@@ -111,6 +111,7 @@ def test_the_newest_arguments_run(office: Any) -> None:
     assert len(office.steps("began")) == 1
 
 
+@pytest.mark.once
 def test_a_job_that_somebody_has_begun_is_not_replaced(office: Any) -> None:
     """The caller is told that its arguments will not run."""
     put(office, "first", waits=True, duplicate="replace")
@@ -171,6 +172,7 @@ def test_a_sweep_before_its_time_keeps_a_delayed_job_in_the_schedule(office: Any
     assert ScheduledJobRegistry(queue=office.queue).get_job_ids() == [delayed.job.id]
 
 
+@pytest.mark.once
 def test_nothing_is_left_behind_a_killed_worker(office: Any) -> None:
     """Its job is lost, too: the one that a sweep sends is that to which others attached."""
     put(office, "first", waits=True, duplicate="attach")
@@ -185,6 +187,7 @@ def test_nothing_is_left_behind_a_killed_worker(office: Any) -> None:
     assert office.effects() == Counter({"1 first": 1})
 
 
+@pytest.mark.once
 def test_of_lost_jobs_a_sweep_enqueues_the_newest_again(office: Any) -> None:
     """And not those that it replaced."""
     put(office, "older", duplicate="replace")

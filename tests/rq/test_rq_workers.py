@@ -27,7 +27,8 @@ from taskguard_rq import GuardedSimpleWorker, GuardedWorker
         ("taskguard_rq.GuardedWorker", ()),
         ("rq.Worker", ("--with-scheduler",)),
         ("rq.SimpleWorker", ("--with-scheduler",)),
-        ("rq.worker.SpawnWorker", ("--with-scheduler",)),
+        # It imports all anew for each job.
+        pytest.param("rq.worker.SpawnWorker", ("--with-scheduler",), marks=pytest.mark.once),
     ],
 )
 def test_every_invoice_is_charged_once_and_every_job_is_answered(
@@ -46,6 +47,7 @@ def test_every_invoice_is_charged_once_and_every_job_is_answered(
     assert office.effects() == Counter({str(number): 1 for number in range(4)})
 
 
+@pytest.mark.once
 def test_two_of_an_account_at_a_time(office: Any) -> None:
     """With `limit=2`: never a third one; who comes too many is put off, and runs once."""
     jobs = [office.queue.enqueue(book_by_two, "a", number, 0.5) for number in range(6)]
@@ -221,6 +223,7 @@ def test_a_killed_work_horse_is_done_again(office: Any) -> None:
     assert office.effects() == Counter({"3": 1})
 
 
+@pytest.mark.once
 def test_an_orphaned_horse_is_harmless(office: Any) -> None:
     """The worker is killed, its horse lives on; the job is enqueued again: one effect."""
     job = office.queue.enqueue(charge, 4, 4.0)
@@ -236,6 +239,7 @@ def test_an_orphaned_horse_is_harmless(office: Any) -> None:
     assert office.effects() == Counter({"4": 1})
 
 
+@pytest.mark.once
 def test_a_paused_horse_is_refused(office: Any) -> None:
     """SIGSTOP beyond the lease, another job charges, SIGCONT: one effect, one refusal."""
     first = office.queue.enqueue(charge, 5, 1.0)

@@ -32,10 +32,10 @@ from taskguard_sandbox.servers import RedisServer, SentinelOf
 
 KINDS = [
     "memory",
-    "session",
+    pytest.param("session", marks=pytest.mark.once),
     "fakeredis",
     "valkey",
-    "redis62",
+    pytest.param("redis62", marks=pytest.mark.once),  # by the client that Valkey has too
     "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),

@@ -15,6 +15,8 @@ from pytest_taskguard.lock_contract.contention import Turn, check_turns
 from support.lock_servers import LockServer
 from taskguard.locks.base import LockProvider
 
+pytestmark = pytest.mark.once
+
 TESTS = Path(support.__path__[0]).parent
 
 
