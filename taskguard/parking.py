@@ -113,8 +113,8 @@ class Line:
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if self._is_free(delivery, request, refused):
-            self.call_next(delivery)
+        if self._is_free(delivery, request, refused) and self.call_next(delivery):
+            self._end_lock_of(refused, request)
         return True
 
     def _store(self, delivery: Delivery, request: ClaimRequest, *, only_new: bool) -> bool | Answer:
@@ -148,13 +148,18 @@ class Line:
             logger.debug("%s: that it was told got no answer: %s", delivery.key, error)
 
     def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
-        """Whether the lock server would give the key now; True if it gives no answer."""
+        """Whether the lock server would give the key now; True if it gives no answer.
+
+        Also where the ledger refused it: the lock is its holder's again then, who may have released
+        before he got it.
+        """
+        by_ledger = refused.key is None
         if self._leaves_hint(delivery):
             try:
-                return cast("HintingLocks", self._locks).leave_hint(request.keys[0])
+                is_free = cast("HintingLocks", self._locks).leave_hint(request.keys[0])
+                return is_free or by_ledger
             except LockServerUnavailableError:
                 return True
-        by_ledger = refused.key is None
         if self._locks is None or by_ledger or delivery.bounds is not None:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
@@ -168,6 +173,13 @@ class Line:
                 if is_free:  # also where the answer was lost, or interrupted
                     self._locks.release(keys, owner)
         return is_free
+
+    def _end_lock_of(self, refused: Busy, request: ClaimRequest) -> None:
+        """The ledger's holder has ended, who was given the lock that the lock server had forgotten:
+        if he had released before, nobody ends it but its ttl."""
+        if self._locks is not None and refused.key is None and refused.owner is not None:
+            with contextlib.suppress(LockServerUnavailableError):
+                self._locks.release(request.keys, refused.owner)
 
     def released(self, delivery: Delivery, *, hint: bool | None, begun: bool) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.

@@ -5,8 +5,9 @@ Deliveries of one process on a real Redis and PostgreSQL, each behind a proxy th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -194,6 +195,33 @@ def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
 
     office.deliver(1, body)
     assert office.calls.sent == ["m2"]
+
+
+def test_who_hands_the_lock_to_one_who_has_ended(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder released before the forgotten lock was his again: it is not left to its ttl."""
+    refused, released = threading.Event(), threading.Event()
+    leave_hint = office.locks.leave_hint
+
+    def leave_hint_late(key: str) -> bool:
+        refused.set()
+        assert released.wait(60)
+        return leave_hint(key)
+
+    def body(guard: Any) -> None:
+        office.flush()
+        monkeypatch.setattr(office.locks, "leave_hint", leave_hint_late)
+        parks.append(pool.submit(office.deliver, 2))
+        assert refused.wait(60)
+
+    parks: list[Future[Outcome]] = []
+    with ThreadPoolExecutor(1) as pool:
+        office.deliver(1, body)
+        released.set()
+        assert isinstance(parks[0].result(), Parked)
+    assert office.calls.sent == ["m2"]
+    assert isinstance(office.deliver(2, called=True), Completed)
 
 
 def test_no_hint_of_a_task_that_has_no_line(office: Office) -> None:
