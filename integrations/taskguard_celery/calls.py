@@ -116,7 +116,7 @@ class CelerySender:
         if beside in self._app.amqp.queues:
             self._send(signature, message, {CALLED_HEADER: queue}, queue=beside, **later)
         else:
-            self._send(signature, message, **later)
+            self._send(signature, message, {CALLED_HEADER: queue}, **later)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
         """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.

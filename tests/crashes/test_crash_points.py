@@ -45,6 +45,7 @@ ELSEWHERE = {
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
     "locks.leave_hint": 'busy="park" only; test_parking_crashes.py',
     "locks.release_and_take_hint": "the same",
+    "locks.acquire_called": "the same",
     "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
 }

@@ -24,6 +24,7 @@ PARKING = {
     *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
     *("locks.leave_hint asked", "locks.leave_hint done"),
     *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
+    *("locks.acquire_called asked", "locks.acquire_called done"),
     *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
 }
 

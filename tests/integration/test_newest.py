@@ -68,11 +68,13 @@ class Index:
         busy: str = "supersede",
         task: str = "rebuild",
         queued: bool = True,
+        called: bool = False,
     ) -> Any:
         delivery = Delivery(
             keys=(KEY,),
             work=f"{task} {number}",
             task=task,
+            called=called,
             message=MessageRef(f"m{number}"),
             policy=make_policy({"busy": busy}, task=task),
             published_at_s=self._began_s + number,
@@ -187,7 +189,7 @@ def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
     assert isinstance(index.deliver(1, body, busy="latest"), Completed)
     assert index.sent == ["m2", "m4"]
     assert index.ledger.overdue(parked=True) == []
-    assert isinstance(index.deliver(4, busy="latest"), Completed)
+    assert isinstance(index.deliver(4, busy="latest", called=True), Completed)
 
 
 def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> None:
