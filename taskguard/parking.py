@@ -65,10 +65,11 @@ AHEAD_S = 2.0
 """So long before its rate allows a start the next one is called, with that delay, in seconds: the
 relay looks twice in that time."""
 
-_LOOKS = 3
-
 CALLED_WAIT_S = 1.0
 """So long who was called waits for the lock server, where others look whether the key is free."""
+
+# So often a key is given back that somebody left another hint for.
+_LOOKS = 3
 
 
 class Line:

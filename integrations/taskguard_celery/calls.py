@@ -114,9 +114,9 @@ class CelerySender:
         queue = signature.options.get("queue")
         beside = hand_off_of(queue) if isinstance(queue, str) else ""
         if beside in self._app.amqp.queues:
-            self._send(signature, message, {CALLED_HEADER: queue}, queue=beside, **later)
-        else:
-            self._send(signature, message, {CALLED_HEADER: queue}, **later)
+            later["queue"] = beside
+        # Also in its own queue: its key may be kept for who says that he was called.
+        self._send(signature, message, {CALLED_HEADER: queue}, **later)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
         """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.
