@@ -1,4 +1,4 @@
-"""Many messages for few keys: Celery, two workers of two children.
+"""Many messages for few keys: Celery, two workers of two children; RQ, two workers.
 
 Side by side in one run: messages that park, that are put off, a lock in the body, no guard; how
 long after a COMMIT the next body of its key begins; and what messages of other keys get beside long
@@ -36,6 +36,7 @@ from taskguard_sandbox.servers import Postgres, Valkey
 BODY_S = 0.005
 WAYS = {
     "taskguard, busy=park": "park",
+    "taskguard, order=strict": "strict",
     "taskguard, busy=retry": "retry",
     "python-redis-lock in the body": "blocking",
     "redis-py Lock in the body": "polling",
@@ -86,10 +87,12 @@ class Rig:
         self.journal.write_bytes(b"")
         self._bodies, self._read_bytes = [], 0
 
-    def publish(self, task: str, keys: str, count: int, body_s: float = BODY_S) -> None:
+    def publish(
+        self, task: str, keys: str, count: int, body_s: float = BODY_S, *, to: str = "celery"
+    ) -> None:
         """Messages of these keys, in turns."""
         words = f"{task!r}, {keys.split()!r}, {count}, {body_s}"
-        program = f"from benchmarks.contention_celery import publish; publish({words})"
+        program = f"from benchmarks.contention_{to} import publish; publish({words})"
         subprocess.run([sys.executable, "-c", program], check=True)
 
     def bodies(self, keys: str = "") -> list[Body]:
@@ -162,7 +165,8 @@ class Rig:
     def workers(self, children: int = 2, count: int = 2) -> Iterator[list[subprocess.Popen[bytes]]]:
         """Celery workers, each of whose children has run a body."""
         with ExitStack() as stack:
-            found = [stack.enter_context(_worker(children)) for _ in range(count)]
+            command = _celery_worker(children)
+            found = [stack.enter_context(_running(command)) for _ in range(count)]
             self._started = found
             until_s = time.monotonic() + _READY_S
             while len({pid for each in found for pid in _children(each)}) < children * count:
@@ -174,13 +178,32 @@ class Rig:
             self.wait("warm", 20 * children * count)
             yield found
 
+    @contextmanager
+    def rq_workers(self) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """Two of RQ's, each of which has run a job: so many are not done by one alone."""
+        command = _rq_worker(os.environ["CONTENTION_BROKER"])
+        with _running(command) as one, _running(command) as other:
+            self._started = [one, other]
+            self.publish("park_committed", "warm", 20, 0.1, to="rq")
+            self.wait("warm", 20)
+            yield [one, other]
 
-@contextmanager
-def _worker(children: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
+
+def _celery_worker(children: int) -> list[str]:
+    return [
         sys.executable, "-m", "celery", "-A", "benchmarks.contention_celery", "worker", "-P",
         "prefork", "-c", str(children), "-l", "WARNING", "--without-gossip", "--without-mingle",
     ]  # fmt: skip
+
+
+def _rq_worker(broker: str) -> list[str]:
+    program = "import benchmarks.contention_rq, rq.cli; rq.cli.main()"
+    words = ["--url", broker, "--worker-class", "taskguard_rq.GuardedWorker", "contention"]
+    return [sys.executable, "-c", program, "worker", *words]
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     with Path(os.environ.get("CONTENTION_LOG", os.devnull)).open("ab") as said:
         worker = subprocess.Popen(command, stdout=said, stderr=said)
     try:
@@ -319,16 +342,18 @@ def _order(bodies: list[Body]) -> dict[str, float]:
 
 def idle(rig: Rig, count: int) -> None:
     """Messages of one key that all wait, and workers that have nothing else to do."""
-    rig.clear()
-    with rig.workers() as workers:
-        with _frozen(workers):
-            rig.publish("park_committed", "c", count, 0.02)
-        bodies = rig.wait("c", count)
-    # Until then the workers are busy with parking.
-    steady = sorted(bodies, key=lambda one: one.began_s)[count // 3 :]
+    found: dict[str, list[dict[str, float]]] = {}
+    for queue, workers in {"celery": rig.workers, "rq": rig.rq_workers}.items():
+        rig.clear()
+        with workers() as started:
+            with _frozen(started):
+                rig.publish("park_committed", "c", count, 0.02, to=queue)
+            bodies = rig.wait("c", count)
+        # Until then the workers are busy with parking.
+        steady = sorted(bodies, key=lambda one: one.began_s)[count // 3 :]
+        found[f"taskguard, busy=park, {queue}"] = [_order(steady)]
     title = "From COMMIT to the next body of its key, on an idle worker"
-    columns = {"p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms"}
-    _show(title, {"taskguard, busy=park": [_order(steady)]}, columns)
+    _show(title, found, {"p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms"})
 
 
 # -- other keys beside long lines --------------------------------------------------------------

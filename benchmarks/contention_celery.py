@@ -1,13 +1,8 @@
-"""The Celery app of `contention.py`: bodies of a few ms that want the same keys, in several ways.
-
-Every body writes a line of a file: its key, its number, and when it began and ended, by the
-machine's monotonic clock.
-"""
+"""The Celery app of `contention.py`: bodies of a few ms for the same keys, in several ways."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from typing import Any
@@ -17,11 +12,12 @@ import redis_lock
 from celery import Celery
 from celery.signals import worker_process_init
 
+from benchmarks.journal import note
 from taskguard import Guard, MessageRef
 from taskguard.delivery import stored_call
 from taskguard.lease import new_owner
 from taskguard.ledger.protocol import ClaimRequest
-from taskguard_celery import guarded_task
+from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import call_of
 from taskguard_celery.message import PUBLISHED_HEADER
 from taskguard_celery.recognition import guarded_function_of
@@ -37,12 +33,6 @@ app.conf.update(
     worker_prefetch_multiplier=4,
     broker_transport_options={"visibility_timeout": 3600},
 )
-
-
-@functools.cache
-def journal() -> int:
-    """The file that all processes append to; a line is written in one piece."""
-    return os.open(os.environ["CONTENTION_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
 @functools.cache
@@ -62,12 +52,6 @@ def work(key: str, number: int, body_s: float) -> None:
     began_s = time.monotonic()
     time.sleep(body_s)
     note(key, number, began_s)
-
-
-def note(key: str, number: int, began_s: float) -> None:
-    """A body has ended now."""
-    line = [key, number, began_s, time.monotonic()]
-    os.write(journal(), json.dumps(line).encode() + b"\n")
 
 
 @app.task
@@ -105,6 +89,13 @@ def park(key: str, number: int, body_s: float) -> None:
 
 
 @app.task
+@guarded_task(key="hot:<key>", once_per="message", busy="park", order="strict")
+def strict(key: str, number: int, body_s: float) -> None:
+    """Waits in the ledger, and has its place from its enqueueing on."""
+    work(key, number, body_s)
+
+
+@app.task
 @guarded_task(key="committed:<key>", once_per="message", busy="park")
 def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
     """The same, and its end is that of its transaction's COMMIT."""
@@ -124,10 +115,14 @@ def free(key: str, number: int, body_s: float) -> None:
 
 def publish(task: str, keys: list[str], count: int, body_s: float) -> None:
     """Put messages of these keys in turns into the queue."""
+    sent = app.tasks[f"{__name__}.{task}"]
     with app.producer_pool.acquire() as producer:
         for number in range(count):
             words = (keys[number % len(keys)], number, body_s)
-            app.tasks[f"{__name__}.{task}"].apply_async(words, producer=producer)
+            if sent is strict:
+                enqueue(sent, words)
+            else:
+                sent.apply_async(words, producer=producer)
 
 
 def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:

@@ -1,0 +1,20 @@
+"""What the bodies of `contention.py` write: key, number, begin and end, by the monotonic clock."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+
+
+@functools.cache
+def journal() -> int:
+    """The file that all processes append to; a line is written in one piece."""
+    return os.open(os.environ["CONTENTION_JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def note(key: str, number: int, began_s: float) -> None:
+    """A body has ended now."""
+    line = [key, number, began_s, time.monotonic()]
+    os.write(journal(), json.dumps(line).encode() + b"\n")
