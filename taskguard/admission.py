@@ -376,9 +376,13 @@ class Admission:
     def _hand_over(
         self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float
     ) -> None:
-        """Hand the lease over to its true owner, whom the lock server forgot; others wait there."""
+        """Hand the lease over to its true owner, whom the lock server forgot; others wait there.
+
+        He may have ended meanwhile, and not have known of it: then nobody else would release it.
+        """
         tracked.ended = True
-        if not tracked.at_lock_server or self.locks is None:
+        ledger = self.ledger
+        if not tracked.at_lock_server or self.locks is None or ledger is None:
             return
         tracked.at_lock_server = False
         lease = tracked.lease
@@ -388,7 +392,9 @@ class Admission:
                 # may end at any moment. Of a task that has no line nobody would take it.
                 cast("HintingLocks", self.locks).leave_hint(lease.keys[0])
             self.locks.hand_over(lease.keys, lease.owner, to=to, ttl_s=ttl_s)
-        except LockServerUnavailableError as error:
+            if not ledger.holds(lease.keys, to):
+                self.locks.release(lease.keys, to)
+        except (LockServerUnavailableError, LedgerUnavailableError) as error:
             logger.debug("handing %s over got no answer: %s", tracked.lease.key, error)
 
     def _wait(self, delivery: Delivery, asker: _Asker, busy: Busy, left_s: float) -> None:

@@ -14,9 +14,9 @@ Where the lock server keeps hints, who has stored one leaves a hint before it lo
 released takes it: a message that comes for the first time, and finds none, asks the ledger nothing.
 With it the lock server keeps the key for whoever is called, so that those who come meanwhile, whom
 the ledger would refuse, find it taken. If nobody can be called it is given back, and looked again.
-Whoever was called, or delivered before, asks in any case, and so does a holder whose lock was
-forgotten, for a hint may be gone with it. So a hint that alone got lost costs the first of a line a
-relay's second, and those behind it nothing.
+Whoever was called, or delivered before, or stood in line, asks in any case, and so does a holder
+whose lock was forgotten, for a hint may be gone with it. So a hint that alone got lost costs the
+first of a line a relay's second, and those behind it nothing.
 
 Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
 key is handed over to one that was sent after it goes next.
@@ -114,8 +114,8 @@ class Line:
             message = delivery.message.id
             self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
         # Whoever holds the key looks for us when he has released it, which is after this.
-        if self._is_free(delivery, request, refused) and self.call_next(delivery):
-            self._end_lock_of(refused, request)
+        if self._is_free(delivery, request, refused):
+            self.call_next(delivery)
         return True
 
     def _store(self, delivery: Delivery, request: ClaimRequest, *, only_new: bool) -> bool | Answer:
@@ -175,21 +175,14 @@ class Line:
                     self._locks.release(keys, owner)
         return is_free
 
-    def _end_lock_of(self, refused: Busy, request: ClaimRequest) -> None:
-        """The ledger's holder has ended, who was given the lock that the lock server had forgotten:
-        if he had released before, nobody ends it but its ttl."""
-        if self._locks is not None and refused.key is None and refused.owner is not None:
-            with contextlib.suppress(LockServerUnavailableError):
-                self._locks.release(request.keys, refused.owner)
-
-    def released(self, delivery: Delivery, *, hint: bool | None, begun: bool) -> None:
+    def released(self, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.
 
         `hint`: whether one was left, and its key is kept for whoever is called; None: not known.
-        `begun`: the work had begun before: who released its key then may have taken the hint, and
-        called nobody, for it kept its place.
+        `known`: the work had begun before, or waited, though this delivery does not know it: who
+        released the key then may have taken the hint, and called nobody, for this one had a place.
         """
-        if hint is False and delivery.is_first and not begun:
+        if hint is False and delivery.is_first and not known:
             return
         if not self.call_next(delivery) and hint:
             self._give_back(delivery)
@@ -198,12 +191,16 @@ class Line:
         """Nobody was called for whom the key is kept: whoever was parked meanwhile relied on it.
 
         Who comes while another was called already leaves hints again and again: not for ever.
+        Where it is not known to be kept any more, a hint may have been forgotten with it.
         """
-        locks, key, hint = cast("HintingLocks", self._locks), delivery.keys[0], True
+        locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
         for _ in range(_LOOKS):
-            with contextlib.suppress(LockServerUnavailableError):  # it counts as a hint
-                _, hint = locks.release_and_take_hint(key, CALLED)
-            if not hint or self.call_next(delivery):
+            known, hint = False, True  # so that no answer counts as a hint
+            with contextlib.suppress(LockServerUnavailableError):
+                known, hint = locks.release_and_take_hint(key, CALLED)
+            if known and not hint:
+                return
+            if self.call_next(delivery) or not hint:
                 return
 
     def left(self, delivery: Delivery) -> None:

@@ -520,8 +520,9 @@ class Runner:
             self._end_answer(delivery, tracked, guard)
             self._release(delivery, tracked)
             if delivery.parking is not None:
-                begun = admitted.claimed is not None and admitted.claimed.attempt > 1
-                self.line.released(delivery, hint=tracked.hint, begun=begun)
+                claimed = admitted.claimed
+                known = claimed is not None and (claimed.waited or claimed.attempt > 1)
+                self.line.released(delivery, hint=tracked.hint, known=known)
 
     def _body(
         self, delivery: Delivery, tracked: TrackedLease, guard: Guard, body: Callable[[Guard], Any]

@@ -66,13 +66,20 @@ class DecidingRow(Protocol):
     def finished(self) -> int | None: ...
 
 
-class ClaimedRow(DecidingRow, Protocol):
-    """With the columns that a new holder is told."""
+class BegunRow(DecidingRow, Protocol):
+    """With how often it has begun."""
 
     @property
     def attempts(self) -> int: ...
+
+
+class ClaimedRow(BegunRow, Protocol):
+    """With the columns that a new holder is told."""
+
     @property
     def progress(self) -> str | None: ...
+    @property
+    def parked(self) -> int | None: ...
 
 
 class WorkRecord(ClaimedRow, Protocol):
@@ -192,6 +199,7 @@ def claimed(
     return Claimed(
         claim,
         attempt=row.attempts + (decision is not Decision.SAME),
+        waited=row.parked is not None,
         takeover=takeover,
         crashes=0 if again else row.crashes + takeover,
         progress_json=None if again and row.state == State.DONE.value else row.progress,
@@ -229,7 +237,7 @@ def answer(
     )
 
 
-def busy_key(owner: str, lease_until_us: int, row: ClaimedRow | None, now_us: int) -> Busy:
+def busy_key(owner: str, lease_until_us: int, row: BegunRow | None, now_us: int) -> Busy:
     """Busy, for other work holds the key; `row` is the record of the work that was asked for."""
     return Busy(
         Owner.parse(owner),

@@ -1,4 +1,5 @@
-"""What people ask of the ledger: what it has on record, and what they change of it.
+"""What is asked of the ledger beside the way of a delivery: what it has on record, and what people
+change of it.
 
 Guarantees: each change is one conditional statement that names the state that it ends; a holder
 whose lease is ended by mistake is refused only once somebody else has claimed.
@@ -10,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.lease import Owner
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import view_of
@@ -20,7 +22,7 @@ from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
-__all__ = ["done_elsewhere", "list_work", "release", "requeue", "view"]
+__all__ = ["done_elsewhere", "holds", "list_work", "release", "requeue", "view"]
 
 
 def view(database: Database, work: str) -> WorkView | None:
@@ -59,6 +61,17 @@ def done_elsewhere(database: Database, request: ClaimRequest) -> str | None:
         with database.transaction() as db:
             found: str | None = db.execute(select.limit(1)).scalar()
             return found
+
+    return database.twice(read)
+
+
+def holds(database: Database, keys: tuple[str, ...], owner: Owner) -> bool:
+    """Whether the owner has one of these keys, by a claim that has not ended."""
+    select = sa.select(KEYS.c.key).where(KEYS.c.key.in_(keys), KEYS.c.owner == str(owner))
+
+    def read() -> bool:
+        with database.transaction() as db:
+            return db.execute(select.limit(1)).first() is not None
 
     return database.twice(read)
 

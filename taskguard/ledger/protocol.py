@@ -252,6 +252,7 @@ class Claimed:
 
     Attributes:
         attempt: 1 for the first holder of this work.
+        waited: a message of it stood in the line of its key.
         takeover: another holder's lease had run out; it counts as a crash.
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
@@ -263,6 +264,7 @@ class Claimed:
 
     claim: Claim
     attempt: int = 1
+    waited: bool = False
     takeover: bool = False
     crashes: int = 0
     progress_json: str | None = None
@@ -536,6 +538,10 @@ class Ledger(Protocol):
 
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
+        ...
+
+    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Whether the owner has one of these keys, by a claim that has not ended."""
         ...
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:

@@ -26,6 +26,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.findings import Finding
+from taskguard.lease import Owner
 from taskguard.ledger import endings, health, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
@@ -275,6 +276,10 @@ class SqlLedger:
     def view(self, work: str) -> WorkView | None:
         """A work's record."""
         return operator.view(self._database, work)
+
+    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Whether the owner has one of these keys, by a claim that has not ended."""
+        return operator.holds(self._database, keys, owner)
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         """Another work of the same task that this message has done; None if there is none."""

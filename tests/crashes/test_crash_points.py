@@ -32,6 +32,7 @@ ELSEWHERE = {
     "ledger.give_back": "shutdown and a lost lease; tests/celery/test_interrupts.py",
     "ledger.end_round": "the database ended the transaction; tests/integration",
     "ledger.done_elsewhere": "a redelivery that begins new work; tests/integration",
+    "ledger.holds": "the lock server forgot a holder; tests/integration",
     "ledger.park": 'busy="park" only; test_parking_crashes.py',
     "ledger.call_next": "the same",
     "ledger.keep": "the same",

@@ -19,6 +19,7 @@ from support.proxy import Mode, Proxy
 from taskguard.delivery import Answered, Completed, Deferred, Delivery, MessageRef, Outcome, Parked
 from taskguard.lease import new_owner
 from taskguard.ledger.protocol import Claim
+from taskguard.locks.base import CALLED
 from taskguard.locks.redis import RedisLocks
 from taskguard.policy import Busy, Policy
 
@@ -197,8 +198,9 @@ def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
     assert office.calls.sent == ["m2"]
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "another was called"])
 def test_who_hands_the_lock_to_one_who_has_ended(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    office: Office, monkeypatch: pytest.MonkeyPatch, *, others: bool
 ) -> None:
     """The holder released before the forgotten lock was his again: it is not left to its ttl."""
     refused, released = threading.Event(), threading.Event()
@@ -210,9 +212,11 @@ def test_who_hands_the_lock_to_one_who_has_ended(
         return leave_hint(key)
 
     def body(guard: Any) -> None:
+        if others:
+            office.deliver(2)
         office.flush()
         monkeypatch.setattr(office.locks, "leave_hint", leave_hint_late)
-        parks.append(pool.submit(office.deliver, 2))
+        parks.append(pool.submit(office.deliver, 3))
         assert refused.wait(60)
 
     parks: list[Future[Outcome]] = []
@@ -220,8 +224,50 @@ def test_who_hands_the_lock_to_one_who_has_ended(
         office.deliver(1, body)
         released.set()
         assert isinstance(parks[0].result(), Parked)
+    first = 2 if others else 3
+    assert office.calls.sent == [f"m{first}"]
+    assert isinstance(office.deliver(first, called=True), Completed)
+
+
+def test_what_was_kept_is_forgotten(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could be called, and the key is given back: who had relied on that is called."""
+    call_next, asked = office.ledger.call_next, 0
+
+    def another_is_called(*args: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            return call_next(*args, **options)
+        assert isinstance(office.deliver(3), Parked)
+        office.flush()
+        return None
+
+    def body(guard: Any) -> None:
+        assert isinstance(office.deliver(2), Parked)
+        monkeypatch.setattr(office.ledger, "call_next", another_is_called)
+
+    office.deliver(1, body)
     assert office.calls.sent == ["m2"]
-    assert isinstance(office.deliver(2, called=True), Completed)
+
+
+def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits in the line. The other one, which nobody called, takes the key before it is called,
+    and the hint was taken by who had the key before: the next in line is called even so."""
+    call_next = office.ledger.call_next
+
+    def taken_meanwhile(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(office.ledger, "call_next", call_next)
+        office.locks.release((KEY,), CALLED)  # it was kept long enough
+        assert isinstance(office.deliver(2), Completed)
+        return None
+
+    def body(guard: Any) -> None:
+        for number in (2, 3):
+            assert isinstance(office.deliver(number), Parked)
+        monkeypatch.setattr(office.ledger, "call_next", taken_meanwhile)
+
+    office.deliver(1, body)
+    assert office.calls.sent == ["m3"]
 
 
 def test_no_hint_of_a_task_that_has_no_line(office: Office) -> None:

@@ -21,6 +21,11 @@
 (*     before waits or is expected; run, complete, release, call the next, *)
 (*     send, acknowledge.  Or: park, take the lock to see whether it is    *)
 (*     free, release it, call the next if it was.                          *)
+(*   Where the lock server keeps hints, who has parked leaves one, and is  *)
+(*     told whether the key is free.  Who releases after a body takes it:  *)
+(*     without one a first delivery calls nobody, and with one the key is  *)
+(*     kept for who is called, or given back if nobody is.  Kept it is for *)
+(*     a moment.  Beside such a server there are no slots.                 *)
 (*   The broker: copies of each message that nobody has in hand; what a    *)
 (*     dead worker had in hand is delivered again.                         *)
 (*   The relay, where there is one: it calls for a key that is free, and   *)
@@ -44,14 +49,17 @@ CONSTANTS
     Keys,       \* of how many keys they are, in turn
     Slots,      \* how many may hold a key at once
     Ranked,     \* whether the even messages go first
+    Hints,      \* whether the lock server keeps them
     Relay,      \* whether there is one
     Fates,      \* which faults there are
     MaxFaults,
     Mutant,     \* what is wrong with the design; "none" is the design
     Nobody,
-    Gone        \* whoever has died
+    Gone,       \* whoever has died
+    Kept        \* whoever is called
 
 ASSUME Fates \subseteq {"crash", "flush", "loss", "twice", "database"}
+ASSUME Hints => Slots = 1
 
 ASSUME Mutant \in {
     "none",
@@ -64,12 +72,19 @@ ASSUME Mutant \in {
     "line ignored",           \* a claim does not look at the line
     "rank ignored",           \* who was sent first is called, and claims, first
     "all called",             \* the next is called while another one is expected
+    "hint late",              \* who was parked sees that the key is taken, then leaves his hint
+    "forgotten trusted",      \* who finds his lock forgotten believes that there was no hint
+    "waited ignored",         \* so does who waited, and comes before he was called
+    "ended trusted",          \* a lock that is handed to who has ended is left to its lease's end
+    "kept for nobody",        \* a key that is kept is not given back if nobody was called
+    "kept from all",          \* nor taken by who was called
     "early ack",              \* acknowledged before the record is committed
     "unflushed park"}         \* and before it is flushed
 
 VARIABLES
-    copies,  \* how many of each message are in the broker: of those that were called, and others
+    copies,  \* how many of each message are in the broker, of each kind
     lock,    \* who holds each key at the lock server
+    hint,    \* whether somebody waits for it, as the lock server knows
     held,    \* who holds each key in the ledger
     row,     \* the record of each message
     disk,    \* held and row as they are after a crash of the database
@@ -78,7 +93,7 @@ VARIABLES
     faults,
     history
 
-vars == <<copies, lock, held, row, disk, worker, relay, faults, history>>
+vars == <<copies, lock, hint, held, row, disk, worker, relay, faults, history>>
 
 Messages == 1..Last
 KeyOf(m) == m % Keys
@@ -87,15 +102,25 @@ AllSlots == AllKeys \X (1..Slots)
 RankOf(m) == IF Ranked THEN m % 2 ELSE 0
 Before(o, m) == RankOf(o) < RankOf(m) \/ (RankOf(o) = RankOf(m) /\ o < m)
 
-Idle == [at |-> "idle", m |-> 0, called |-> FALSE, send |-> 0, owner |-> Nobody, slot |-> 1]
+\* What a delivery knows of its message: it was called, or delivered before; or is new, also where
+\* it is one of two.
+Kinds == {"new", "called", "again"}
 
-Added(m, called) == [copies EXCEPT ![<<m, called>>] = @ + 1]
-InBroker(m) == copies[<<m, TRUE>>] + copies[<<m, FALSE>>] > 0
-Back(w) == Added(worker[w].m, worker[w].called)
+Idle == [at |-> "idle", m |-> 0, kind |-> "new", known |-> FALSE, looks |-> 0,
+         send |-> 0, owner |-> Nobody, slot |-> 1]
+
+Looks == 2 \* so often a key is given back: others may leave hints again and again
+
+Added(m, kind) == [copies EXCEPT ![<<m, kind>>] = @ + 1]
+InBroker(m) == \E kind \in Kinds : copies[<<m, kind>>] > 0
+\* Without hints a second delivery does nothing else than a first one.
+Again == IF Hints THEN "again" ELSE "new"
+Back(w) == Added(worker[w].m, IF worker[w].kind = "called" THEN "called" ELSE Again)
 
 Init ==
-    /\ copies = [c \in Messages \X BOOLEAN |-> IF c[2] THEN 0 ELSE 1]
+    /\ copies = [c \in Messages \X Kinds |-> IF c[2] = "new" THEN 1 ELSE 0]
     /\ lock = [k \in AllSlots |-> Nobody]
+    /\ hint = [k \in AllKeys |-> FALSE]
     /\ held = [k \in AllSlots |-> Nobody]
     /\ row = [m \in Messages |-> "none"]
     /\ disk = [held |-> held, row |-> row]
@@ -154,28 +179,32 @@ First(k) ==
 (* The way of one delivery.                                                *)
 (***************************************************************************)
 
-Receive(w, m, called) ==
+Receive(w, m, kind) ==
     /\ worker[w].at = "idle"
-    /\ copies[<<m, called>>] > 0
-    /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
-    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m, !.called = called]]
+    /\ copies[<<m, kind>>] > 0
+    /\ copies' = [copies EXCEPT ![<<m, kind>>] = @ - 1]
+    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m, !.kind = kind]]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history>>
 
 \* Who was called waits a moment for those who only look, or claim.
-IsLooking(w) == worker[w].at \in {"claim", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
+IsLooking(w) == worker[w].at \in {"claim", "warn", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
 Patient(w) ==
-    /\ worker[w].called
+    /\ worker[w].kind = "called"
     /\ \A i \in 1..Slots :
         LET k == <<KeyOf(worker[w].m), i>> IN
         lock[k] \in Workers /\ K(lock[k]) = k /\ IsLooking(lock[k])
 
+MayTake(w, k) ==
+    \/ lock[k] = Nobody
+    \/ lock[k] = Kept /\ worker[w].kind = "called" /\ Mutant # "kept from all"
+
 Admit(w) ==
     /\ worker[w].at = "admit"
     /\ ~Patient(w)
-    /\ LET key == KeyOf(worker[w].m) IN
-       IF Cardinality(Taken(key, lock)) < Slots
-       THEN \E i \in (1..Slots) \ Taken(key, lock) :
+    /\ LET key == KeyOf(worker[w].m) free == {i \in 1..Slots : MayTake(w, <<key, i>>)} IN
+       IF free # {}
+       THEN \E i \in free :
                 /\ lock' = [lock EXCEPT ![<<key, i>>] = w]
                 /\ worker' = [worker EXCEPT ![w].at = "claim", ![w].slot = i]
        ELSE /\ UNCHANGED lock
@@ -184,7 +213,7 @@ Admit(w) ==
                          [] Slots > 1 -> "park"
                          [] OTHER -> "park held")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 \* The ledger's answer; who gets nothing lets the lock go, or hands it over to its true owner.
 Claim(w) ==
@@ -195,7 +224,8 @@ Claim(w) ==
           /\ Read
           /\ UNCHANGED history
        \/ /\ row[m] # "done" /\ held[k] # Nobody
-          /\ worker' = [worker EXCEPT ![w].at = "hand over", ![w].owner = held[k]]
+          /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "warn" ELSE "hand over",
+                                      ![w].owner = held[k]]
           /\ Read
           /\ UNCHANGED history
        \/ /\ row[m] # "done" /\ held[k] = Nobody /\ row[m] # "begun" /\ Behind(m)
@@ -206,27 +236,46 @@ Claim(w) ==
           /\ held' = [held EXCEPT ![k] = w]
           /\ row' = [row EXCEPT ![m] = "begun"]
           /\ Unflushed
-          /\ Goto(w, "body")
+          /\ worker' = [worker EXCEPT ![w].at = "body", ![w].known = IF Mutant = "waited ignored"
+                                                    THEN row[m] = "begun" ELSE row[m] # "none"]
           /\ history' = [history EXCEPT !.overtaken = @ \/
                  (row[m] # "begun" /\ Overtakes(m))]
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay>>
+    /\ UNCHANGED <<copies, lock, hint, relay>>
 
-\* The true owner, as the refusal named him; he may have ended since, and nobody frees it then.
+\* Of who waits for the key that the lock server has forgotten; the hint may be gone with it.
+Warn(w) ==
+    /\ worker[w].at = "warn"
+    /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
+    /\ Goto(w, "hand over")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+\* The true owner, as the refusal named him. He may have ended since, and not have known of it.
 HandOver(w) ==
     LET owner == IF held[K(w)] = worker[w].owner THEN held[K(w)] ELSE Gone IN
     /\ worker[w].at = "hand over"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = owner] ELSE lock
-    /\ worker' = [worker EXCEPT ![w].at = "park", ![w].owner = Nobody]
+    /\ worker' = [worker EXCEPT
+           ![w].at = IF owner = Gone /\ Mutant # "ended trusted" THEN "take back" ELSE "park",
+           ![w].owner = Nobody]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
+
+\* The ledger says that he has ended.
+TakeBack(w) ==
+    /\ worker[w].at = "take back"
+    /\ lock' = IF lock[K(w)] = Gone THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ Goto(w, "park")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 TurnAway(w) ==
     /\ worker[w].at = "turn away"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ Goto(w, "park")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 \* DONE, and the end of the ledger's lease.
 Complete(w) ==
@@ -235,17 +284,54 @@ Complete(w) ==
     /\ held' = [held EXCEPT ![K(w)] = Nobody]
     /\ row' = [row EXCEPT ![worker[w].m] = "done"]
     /\ Flushed
-    /\ Goto(w, "unlock done")
+    /\ Goto(w, IF Hints THEN "unlock hinted" ELSE "unlock done")
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history>>
+
+\* Release the key and take its hint, at once. If there was one the key is kept for who is called.
+TakeHint(w) ==
+    LET key == KeyOf(worker[w].m)
+        known == lock[K(w)] = w
+        nobody == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
+    IN
+    /\ hint' = [hint EXCEPT ![key] = FALSE]
+    /\ lock' = IF known THEN [lock EXCEPT ![K(w)] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].looks = IF hint[key] THEN Looks ELSE 0,
+                                ![w].at = IF nobody /\ worker[w].kind = "new" /\ ~worker[w].known
+                                          THEN "ack" ELSE "look"]
+
+UnlockHinted(w) ==
+    /\ worker[w].at = "unlock hinted"
+    /\ TakeHint(w)
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
+
+\* Nobody was called for whom the key is kept: who was parked meanwhile relied on that. Where it is
+\* not known to be kept any more a hint may have been forgotten with it.
+GiveBack(w) ==
+    LET key == KeyOf(worker[w].m)
+        slot == K(w)
+        known == lock[slot] = Kept
+        nobody == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
+    IN
+    /\ worker[w].at = "give back"
+    /\ hint' = [hint EXCEPT ![key] = FALSE]
+    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].looks = IF hint[key] THEN @ - 1 ELSE 0,
+                                ![w].at = IF nobody THEN "ack" ELSE "look"]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history>>
 
 \* The claim was lost in a crash of the database: the delivery comes again.
 Stale(w) ==
     /\ worker[w].at = "body"
     /\ held[K(w)] # w
-    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ copies' = Back(w)
-    /\ Goto(w, "look")
+    /\ IF Hints
+       THEN TakeHint(w)
+       ELSE /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+            /\ Goto(w, "look")
+            /\ UNCHANGED hint
     /\ Read /\ NoFault
     /\ UNCHANGED <<relay, history>>
 
@@ -256,7 +342,7 @@ Unlock(w) ==
                   \/ Mutant = "no look after answer" /\ worker[w].at = "unlock"
                THEN "ack" ELSE "look")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 \* What runs or is done is not parked; its copy goes back, and comes again.
 Park(w) ==
@@ -266,18 +352,37 @@ Park(w) ==
     /\ worker[w].at \in {"park", "park held"}
     /\ IF row[m] \in {"begun", "done"}
        THEN /\ Read
-            /\ copies' = Added(m, FALSE)
+            /\ copies' = Added(m, Again)
             /\ Goto(w, "look")
        ELSE /\ row' = [row EXCEPT ![m] =
                   IF Mutant = "stays called" /\ InLine(m) THEN @ ELSE "waits"]
             /\ UNCHANGED <<held, copies>>
             /\ IF Mutant = "unflushed park" THEN Unflushed ELSE Flushed
             /\ Goto(w, CASE Mutant = "no look after parking" -> "ack"
+                         [] Hints -> IF probes THEN "hint" ELSE "hint and look"
                          [] probes /\ Mutant = "no probe" -> "ack"
                          [] probes -> "probe"
                          [] OTHER -> "look")
     /\ NoFault
-    /\ UNCHANGED <<lock, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history>>
+
+\* At once: whether it is free. Whom the ledger refused looks in any case.
+LeaveHint(w) ==
+    /\ worker[w].at \in {"hint", "hint and look"}
+    /\ IF Mutant = "hint late"
+       THEN /\ Goto(w, IF lock[K(w)] = Nobody \/ worker[w].at = "hint and look" THEN "look" ELSE "late hint")
+            /\ UNCHANGED hint
+       ELSE /\ Goto(w, IF lock[K(w)] = Nobody \/ worker[w].at = "hint and look" THEN "look" ELSE "ack")
+            /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
+
+LateHint(w) ==
+    /\ worker[w].at = "late hint"
+    /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
+    /\ Goto(w, "ack")
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, relay, history>>
 
 Probe(w) ==
     /\ worker[w].at = "probe"
@@ -286,14 +391,14 @@ Probe(w) ==
             /\ Goto(w, IF Mutant = "probe kept" THEN "look" ELSE "unprobe")
        ELSE UNCHANGED lock /\ Goto(w, "ack")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 Unprobe(w) ==
     /\ worker[w].at = "unprobe"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ Goto(w, "look")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history>>
 
 \* Whether somebody waits for the key that is free now; of several slots as many as there is room.
 AfterSending(w) == Goto(w, IF Slots > 1 THEN "look" ELSE "ack")
@@ -305,32 +410,34 @@ Look(w) ==
             /\ UNCHANGED held
             /\ Unflushed
             /\ worker' = [worker EXCEPT ![w].at = "send", ![w].send = first]
-       ELSE Read /\ Goto(w, "ack")
+       ELSE /\ Read
+            /\ Goto(w, IF worker[w].looks > 0 /\ Mutant # "kept for nobody" THEN "give back" ELSE "ack")
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history>>
 
 Send(w) ==
     /\ worker[w].at = "send"
-    /\ copies' = Added(worker[w].send, TRUE)
+    /\ copies' = Added(worker[w].send, "called")
     /\ AfterSending(w)
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history>>
 
 SendLost(w) ==
     /\ worker[w].at = "send"
     /\ AfterSending(w)
     /\ Fault("loss")
     /\ Read
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history>>
 
 Acknowledge(w) ==
     /\ worker[w].at = "ack"
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history>>
 
 Step(w) ==
     \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
+    \/ Warn(w) \/ UnlockHinted(w) \/ GiveBack(w) \/ TakeBack(w) \/ LeaveHint(w) \/ LateHint(w)
     \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w) \/ Acknowledge(w)
 
 (***************************************************************************)
@@ -349,7 +456,7 @@ Crash(w) ==
     /\ lock' = Buried(w, lock)
     /\ held' = Buried(w, held)
     /\ disk' = [disk EXCEPT !.held = Buried(w, @)]
-    /\ UNCHANGED <<row, relay, history>>
+    /\ UNCHANGED <<hint, row, relay, history>>
 
 \* The lease of the dead ends.
 Expire ==
@@ -357,18 +464,26 @@ Expire ==
     /\ held' = [k \in AllSlots |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
     /\ disk' = [disk EXCEPT !.held = [k \in AllSlots |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, row, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, row, worker, relay, history>>
 
 \* The same at the lock server.
 Forget ==
     /\ \E k \in AllSlots : lock[k] = Gone
     /\ lock' = [k \in AllSlots |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, worker, relay, history>>
+    /\ UNCHANGED <<copies, hint, worker, relay, history>>
+
+\* Nobody came for whom it was kept.
+KeptEnds(k) ==
+    /\ lock[k] = Kept
+    /\ lock' = [lock EXCEPT ![k] = Nobody]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, hint, worker, relay, history>>
 
 Flush ==
     /\ Fault("flush")
     /\ lock' = [k \in AllSlots |-> Nobody]
+    /\ hint' = [k \in AllKeys |-> FALSE]
     /\ Read
     /\ UNCHANGED <<copies, worker, relay, history>>
 
@@ -376,24 +491,24 @@ Flush ==
 Lose(m) ==
     /\ InLine(m)
     /\ Fault("loss")
-    /\ \E called \in BOOLEAN :
-        /\ copies[<<m, called>>] > 0
-        /\ copies' = [copies EXCEPT ![<<m, called>>] = @ - 1]
+    /\ \E kind \in Kinds :
+        /\ copies[<<m, kind>>] > 0
+        /\ copies' = [copies EXCEPT ![<<m, kind>>] = @ - 1]
     /\ Read
-    /\ UNCHANGED <<lock, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history>>
 
 Duplicate(m) ==
     /\ \E w \in Workers : worker[w].m = m
     /\ Fault("twice")
-    /\ copies' = Added(m, FALSE)
+    /\ copies' = Added(m, "new")
     /\ Read
-    /\ UNCHANGED <<lock, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history>>
 
 DatabaseCrash ==
     /\ disk # [held |-> held, row |-> row]
     /\ Fault("database")
     /\ held' = disk.held /\ row' = disk.row
-    /\ UNCHANGED <<copies, lock, disk, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, disk, worker, relay, history>>
 
 \* Who was called and is on no way any more does not come in time.
 Due(m) ==
@@ -403,7 +518,7 @@ Due(m) ==
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history>>
 
 RelayCalls(k) ==
     LET first == First(k) IN
@@ -414,7 +529,7 @@ RelayCalls(k) ==
     /\ UNCHANGED held
     /\ Unflushed
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, worker, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, history>>
 
 \* It is noted as sent only when it was; until then it is late.
 RelayRecalls(m) ==
@@ -423,38 +538,39 @@ RelayRecalls(m) ==
        \/ /\ row[m] = "again" /\ ~InBroker(m)
           /\ ~\E w \in Workers : worker[w].m = m
     /\ row' = [row EXCEPT ![m] = "again"]
-    /\ copies' = Added(m, FALSE)
+    /\ copies' = Added(m, "new")
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
-    /\ UNCHANGED <<lock, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history>>
 
 RelaySends ==
     /\ relay # 0
-    /\ copies' = Added(relay, TRUE)
+    /\ copies' = Added(relay, "called")
     /\ relay' = 0
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, worker, history>>
+    /\ UNCHANGED <<lock, hint, worker, history>>
 
 RelayDies ==
     /\ relay # 0
     /\ Fault("crash")
     /\ relay' = 0
     /\ Read
-    /\ UNCHANGED <<copies, lock, worker, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, history>>
 
 Next ==
     \/ \E w \in Workers :
-        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, called \in BOOLEAN : Receive(w, m, called)
+        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, kind \in Kinds : Receive(w, m, kind)
     \/ \E m \in Messages : Lose(m) \/ Duplicate(m) \/ Due(m) \/ RelayRecalls(m)
     \/ \E k \in AllKeys : RelayCalls(k)
-    \/ RelaySends \/ RelayDies \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
+    \/ RelaySends \/ RelayDies \/ (\E k \in AllSlots : KeptEnds(k)) \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
 
 Spec == Init /\ [][Next]_vars
 
 Fairness ==
     /\ \A w \in Workers : WF_vars(Step(w)) /\ SF_vars(Admit(w))
-    /\ \A m \in Messages, called \in BOOLEAN : SF_vars(\E w \in Workers : Receive(w, m, called))
+    /\ \A m \in Messages, kind \in Kinds : SF_vars(\E w \in Workers : Receive(w, m, kind))
+    /\ \A k \in AllSlots : WF_vars(KeptEnds(k))
     /\ \A m \in Messages : WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
     /\ \A k \in AllKeys : SF_vars(RelayCalls(k))
     /\ WF_vars(RelaySends) /\ WF_vars(Expire) /\ WF_vars(Forget)

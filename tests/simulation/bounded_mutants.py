@@ -90,9 +90,9 @@ def _hint_taken_for_nobody(world: BoundedWorld) -> None:
     world.hints = True
     right = Line.released
 
-    def released(line: Line, delivery: Delivery, *, hint: bool | None, begun: bool) -> None:
-        begun = begun and delivery.bounds is not None
-        right(line, delivery, hint=hint, begun=begun)
+    def released(line: Line, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
+        known = known and delivery.bounds is not None
+        right(line, delivery, hint=hint, known=known)
 
     world.patch(Line, "released", released)
 

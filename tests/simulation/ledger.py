@@ -718,6 +718,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
         row = self.work_items.get(work)
         return None if row is None else view_of(row)
 
+    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        return any(self.keys[key].owner == str(owner) for key in keys if key in self.keys)
+
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         mine = request.message.name, request.task, State.DONE
         known = request.work, *request.formerly

@@ -374,6 +374,9 @@ class PortLedger(Boundary):
     def view(self, work: str) -> WorkView | None:
         return self.world.ledger.view(work)
 
+    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        return self._ask("holds", lambda: self.world.ledger.holds(keys, owner))
+
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         return self.world.ledger.done_elsewhere(request)
 

@@ -34,7 +34,7 @@ __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
-    "crashed_owner", "rounds",
+    "parked", "crashed_owner", "rounds",
 )  # fmt: skip
 _KEY_COLUMNS = (KEYS.c.key, KEYS.c.fence, KEYS.c.owner, KEYS.c.lease_until)
 

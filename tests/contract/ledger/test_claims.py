@@ -197,6 +197,18 @@ def test_a_taken_key_is_busy_until_its_lease_ends(book: Any) -> None:
     assert book.claim(work="second").claim.fence > held.claim.fence
 
 
+def test_who_holds_a_key(book: Any) -> None:
+    """An owner holds it from its claim on until that ends, whichever of the keys it is asked by."""
+    held = book.claim(work="first")
+    owner, keys = held.claim.owner, held.claim.keys
+    assert book.ledger.holds(keys, owner) is True
+    assert book.ledger.holds(("another", *keys), owner) is True
+    assert book.ledger.holds(("another",), owner) is False
+    assert book.ledger.holds(keys, new_owner(owner.message)) is False
+    book.ledger.complete(held.claim, None)
+    assert book.ledger.holds(keys, owner) is False
+
+
 def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> None:
     """Uncounted once; a second report and a stranger's change nothing."""
     paused = book.claim()

@@ -65,6 +65,13 @@ class TestPark:
         book.ledger.complete(holder.claim, None)
         assert book.work(1).parked is None
 
+    def test_whose_claim_it_is(self, book: Any) -> None:
+        """A claim says whether its work waited, also where another copy of the message makes it."""
+        assert claimed(book, 1).waited is False
+        park(book, 2)
+        book.expire_all()
+        assert claimed(book, 2).waited is True
+
     def test_again(self, book: Any) -> None:
         """A delivery that comes twice, or was called and finds the key taken, keeps its place."""
         claimed(book, 1)

@@ -89,6 +89,7 @@ class _Found(NamedTuple):
     error: str | None
     finished: int | None
     fingerprint: str | None
+    parked: int | None
     eligible: bool
     granted_fence: int | None
     claimed_attempts: int | None
@@ -425,6 +426,7 @@ def _answered(
         return Claimed(
             Claim(request, fence),
             attempt=attempt,
+            waited=found.parked is not None,
             takeover=decision is Decision.TAKEOVER,
             crashes=found.claimed_crashes,
             progress_json=found.claimed_progress,

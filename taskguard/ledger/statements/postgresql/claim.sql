@@ -17,6 +17,7 @@ found as materialized (
         coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
+        w.parked,
         case
             when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
             when w.message <> %(message)s::text
