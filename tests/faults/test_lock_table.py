@@ -168,8 +168,12 @@ class TestOfTheLedger:
         expect_one_effect(beside, fault)
         assert "lock_unavailable" in beside.second.happened
 
-    def test_a_rival_costs_the_ledger_no_claim(self, beside: Any) -> None:
+    def test_a_rival_costs_the_ledger_no_claim(
+        self, beside: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It is refused by the lock; nothing is left once all is done."""
+        # Some releases look for old rows in passing, and note that.
+        monkeypatch.setattr("taskguard.lock_table.provider._RELEASES_PER_LOOK", 10**9)
         expect_one_effect(beside, lambda: None)
         assert "lock_unavailable" not in beside.first.happened + beside.second.happened
         with beside.first.engine.connect() as db:
