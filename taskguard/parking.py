@@ -223,25 +223,34 @@ class Line:
         return self._call_next(delivery.keys[0], delivery.app, delivery.parking, delivery.bounds)
 
     def retried(
-        self, claim: Claim, *, call: Mapping[str, Any] | None, app: str, in_s: float
+        self,
+        claim: Claim,
+        *,
+        retries: int,
+        call: Mapping[str, Any] | None,
+        app: str,
+        in_s: float,
     ) -> None:
         """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
 
+        `retries`: the number with which it comes, so that older copies of it are superseded.
         `call`: how to send it once more. Never raises: without an answer it is sent again.
         """
         text = None if call is None else stored_call(call, claim.request.message, app)
         try:
-            self._ledger.keep(claim, call=text, due_in_s=in_s + EXPECTED_S)
+            due_in_s = in_s + EXPECTED_S
+            self._ledger.keep(claim, retries=retries, call=text, due_in_s=due_in_s)
         except TaskguardError as error:
             logger.warning("%s: its retry is not noted: %s", claim.work, error)
 
-    def gave_up(self, claim: Claim, parking: Parking, *, app: str) -> None:
+    def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
         """The message of FAILED work does not come again: the next of its line is called.
 
-        Never raises: without an answer it is sent again, and fails again.
+        `retries`: the number with which it would come if somebody sent it anew. Never raises:
+        without an answer it is sent again, and fails again.
         """
         try:
-            self._ledger.leave(claim)
+            self._ledger.leave(claim, retries=retries)
         except TaskguardError as error:
             logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
             return

@@ -100,7 +100,9 @@ def gave_up(task: Task, request: Any) -> None:
     claim = vars(request).pop(_FAILED, None)
     if claim is not None:
         runtime = runtime_of(task.app)
-        runtime.runner.line.gave_up(claim, CeleryParking(task), app=runtime.namespace)
+        again = claim.request.message.retries + 1
+        parking = CeleryParking(task)
+        runtime.runner.line.gave_up(claim, parking, retries=again, app=runtime.namespace)
 
 
 def _on_failure(sender: Any = None, **_: Any) -> None:
@@ -116,8 +118,8 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
     if reason.sig is not None:  # with what the retry has changed: arguments, for example
         again = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
         call = call_of(sender.app, {**reason.sig, "options": again}, sender.serializer)
-    in_s = _seconds_until(reason.when)
-    runtime.runner.line.retried(claim, call=call, app=runtime.namespace, in_s=in_s)
+    again, in_s = claim.request.message.retries + 1, _seconds_until(reason.when)
+    runtime.runner.line.retried(claim, retries=again, call=call, app=runtime.namespace, in_s=in_s)
 
 
 def _seconds_until(when: Any) -> float:

@@ -732,15 +732,19 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more, as this call.
 
-        It is overdue in so many seconds. False if the work is no longer what the claim left.
+        It is overdue in so many seconds. `retries`: the number with which it comes; copies of it
+        with a lower one are superseded. False if the work is no longer what the claim left.
         """
         ...
 
-    def leave(self, claim: Claim) -> bool:
-        """FAILED work that keeps its place gives it up: its message does not come again."""
+    def leave(self, claim: Claim, *, retries: int) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again.
+
+        `retries`: copies of it with a lower number are superseded; one with this number is run.
+        """
         ...
 
     def open_keys(

@@ -448,14 +448,17 @@ class SqlLedger:
         )
         return [outbox.overdue_of(each) for each in found]
 
-    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more, as this call."""
         statements = self._transactions.statements
-        return self._database.twice(lambda: statements.keep(claim, call=call, due_in_s=due_in_s))
+        return self._database.twice(
+            lambda: statements.keep(claim, retries=retries, call=call, due_in_s=due_in_s)
+        )
 
-    def leave(self, claim: Claim) -> bool:
+    def leave(self, claim: Claim, *, retries: int) -> bool:
         """FAILED work that keeps its place gives it up: its message does not come again."""
-        return self._database.twice(lambda: self._transactions.statements.leave(claim))
+        statements = self._transactions.statements
+        return self._database.twice(lambda: statements.leave(claim, retries=retries))
 
     def open_keys(
         self,

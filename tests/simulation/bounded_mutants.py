@@ -73,9 +73,9 @@ def _slot_that_is_held(world: BoundedWorld) -> None:
 def _place_given_up_at_a_retry(world: BoundedWorld) -> None:
     """What has failed leaves its line, though its retry is on its way."""
 
-    def keep(claim: Claim, **how: Any) -> bool:
+    def keep(claim: Claim, *, retries: int, **how: Any) -> bool:
         del how
-        return world.ledger.leave(claim)
+        return world.ledger.leave(claim, retries=retries)
 
     world.ledger.keep = keep  # type: ignore[method-assign]
 

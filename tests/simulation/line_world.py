@@ -340,10 +340,12 @@ class LineWorld(World):
         if claim is None:
             return
         self.boundary(worker.process, f"told of {message.id}{message.number}")
+        again = claim.request.message.retries + 1
         if isinstance(told, BoomError):
-            worker.runner.line.retried(claim, call=None, app="", in_s=0.5)
+            worker.runner.line.retried(claim, retries=again, call=None, app="", in_s=0.5)
         else:
-            worker.runner.line.gave_up(claim, PortParking(worker, message), app="")
+            parking = PortParking(worker, message)
+            worker.runner.line.gave_up(claim, parking, retries=again, app="")
 
     def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
         parks = message.task.policy.busy == "park"

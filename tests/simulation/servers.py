@@ -324,8 +324,8 @@ class PortLedger(Boundary):
     def keep(self, claim: Claim, **how: Any) -> bool:
         return self._ask("keep", lambda: self.world.ledger.keep(claim, **how))
 
-    def leave(self, claim: Claim) -> bool:
-        return self._ask("leave", lambda: self.world.ledger.leave(claim))
+    def leave(self, claim: Claim, **how: Any) -> bool:
+        return self._ask("leave", lambda: self.world.ledger.leave(claim, **how))
 
     def call_next(self, key: str, **asked: Any) -> Overdue | None:
         return self._ask("call_next", lambda: self.world.call_next(key, **asked))

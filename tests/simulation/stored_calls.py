@@ -188,12 +188,13 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def keep(self: _Rows, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    def keep(self: _Rows, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
+        again: dict[str, Any] = {} if call is None else {"call": call}
         due = self.now_us() + int(due_in_s * 1e6)
-        return _change_kept(self, claim, due=due, **({} if call is None else {"call": call}))
+        return _change_kept(self, claim, retries=retries, due=due, **again)
 
-    def leave(self: _Rows, claim: Claim) -> bool:
-        return _change_kept(self, claim, due=None, parked=None)
+    def leave(self: _Rows, claim: Claim, *, retries: int) -> bool:
+        return _change_kept(self, claim, retries=retries, due=None, parked=None)
 
     def call_next(
         self: _Rows,
@@ -376,8 +377,7 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
             mine = State.FAILED, claim.fence, str(claim.owner)
             if row is None or row.parked is None or (row.state, row.fence, row.owner) != mine:
                 return False
-            retries = claim.request.message.retries + 1
-            ledger.work_items[row.id] = replace(row, retries=retries, **values)
+            ledger.work_items[row.id] = replace(row, **values)
             return True
     finally:
         ledger.unlock(by)

@@ -255,22 +255,25 @@ def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
     return {"key": request.line, **place}
 
 
-def keep(database: Database, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
-    """FAILED stays FAILED, in its place: its message was sent once more, one retry later.
+def keep(
+    database: Database, claim: Claim, *, retries: int, call: str | None, due_in_s: float
+) -> bool:
+    """FAILED stays FAILED, in its place: its message was sent once more, with this number.
 
-    Copies of it that are older are superseded by that number, as by its claim.
+    Copies of it with a lower one are superseded, as by its claim.
     """
     again: dict[str, Any] = {} if call is None else {"call": call}
     due = database.now() + int(due_in_s * 1e6)
-    return _change_kept(database, claim, due=due, **again)
+    return _change_kept(database, claim, retries=retries, due=due, **again)
 
 
-def leave(database: Database, claim: Claim) -> bool:
+def leave(database: Database, claim: Claim, *, retries: int) -> bool:
     """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
 
-    A copy of it that comes all the same is superseded: it has failed, and its place is another's.
+    A copy of it with a lower number that comes all the same is superseded: it has failed, and its
+    place is another's. One with this number has been sent anew.
     """
-    return _change_kept(database, claim, due=None, **NO_PLACE)
+    return _change_kept(database, claim, retries=retries, due=None, **NO_PLACE)
 
 
 def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
@@ -281,9 +284,8 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         WORK.c.owner == str(claim.owner),
         WORK.c.parked.is_not(None),
     )
-    later = claim.request.message.retries + 1
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        changed = db.execute(sa.update(WORK).where(left).values(retries=later, **values))
+        changed = db.execute(sa.update(WORK).where(left).values(**values))
         return changed.rowcount == 1
 
 

@@ -159,13 +159,13 @@ class Statements:
             self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
         )
 
-    def keep(self, claim: Claim, *, call: str | None, due_in_s: float) -> bool:
+    def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more."""
-        return lines.keep(self.database, claim, call=call, due_in_s=due_in_s)
+        return lines.keep(self.database, claim, retries=retries, call=call, due_in_s=due_in_s)
 
-    def leave(self, claim: Claim) -> bool:
+    def leave(self, claim: Claim, *, retries: int) -> bool:
         """FAILED work that keeps its place gives it up."""
-        return lines.leave(self.database, claim)
+        return lines.leave(self.database, claim, retries=retries)
 
     # -- leases -------------------------------------------------------------------------------
 

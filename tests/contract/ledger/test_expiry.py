@@ -166,7 +166,7 @@ class TestTheEnd:
         holder = claimed(book, 1, strict=True)
         park(book, 2, strict=True)
         assert book.ledger.fail(holder.claim, "boom")
-        assert book.ledger.keep(holder.claim, call=None, due_in_s=600.0)
+        assert book.ledger.keep(holder.claim, retries=1, call=None, due_in_s=600.0)
         assert expire(book, 1, retries=0) is False
         assert expire(book, 1, retries=1) is True
         assert call(book) == "m2"

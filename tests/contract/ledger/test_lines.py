@@ -446,7 +446,7 @@ class TestStrict:
         head = self.fail(book)
         assert book.ledger.overdue(parked=True) == []
         newer = json.dumps({"queue": "test", "message": "m1", "args": "newer"})
-        assert book.ledger.keep(head.claim, call=newer, due_in_s=600.0) is True
+        assert book.ledger.keep(head.claim, retries=1, call=newer, due_in_s=600.0) is True
         assert book.ledger.overdue(parked=True) == []
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
@@ -457,7 +457,7 @@ class TestStrict:
         assert book.ledger.overdue(parked=True) == []
         assert isinstance(book.ledger.claim(strict(1, message_of(1))), Answer)
         assert self.begin(book, message=message_of(1, retries=1)).attempt == 2
-        assert book.ledger.keep(head.claim, call=None, due_in_s=1.0) is False
+        assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=1.0) is False
 
     def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
         """The process died that was to: its message is sent again after a while."""
@@ -483,10 +483,10 @@ class TestStrict:
     def test_failed_for_good(self, book: Any) -> None:
         """The place is free; a copy of its message does nothing, and another one has it anew."""
         head = self.fail(book)
-        assert book.ledger.leave(head.claim) is True
+        assert book.ledger.leave(head.claim, retries=1) is True
         row = book.work(1)
         assert (row.state, row.final, row.parked, row.due) == ("FAILED", 0, None, None)
-        assert book.ledger.leave(head.claim) is False
+        assert book.ledger.leave(head.claim, retries=1) is False
         assert book.ledger.open_keys() == [KEY]
         assert call(book) == "m2"
         for again in (strict(1), delivery(1, redelivered=True)):
@@ -497,6 +497,21 @@ class TestStrict:
         for number in (2, 3):
             book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
         self.begin(book, message=MessageRef("another"))
+
+    def test_whose_queue_counts_no_retries(self, book: Any) -> None:
+        """All deliveries of its message have one number: it is retried, and, once it has failed
+        for good, run again as soon as somebody sends it anew."""
+        head = self.fail(book)
+        assert book.ledger.keep(head.claim, retries=0, call=None, due_in_s=600.0)
+        retry = self.begin(book)
+        assert retry.attempt == 2
+        assert book.ledger.fail(retry.claim, "boom")
+        assert book.ledger.leave(retry.claim, retries=0)
+        assert isinstance(book.ledger.claim(strict(1)), Busy)  # two are before it
+        assert book.ledger.park(strict(1))
+        for number in (2, 3):
+            book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
+        assert self.begin(book).attempt == 3
 
     def test_another_message_of_the_work(self, book: Any) -> None:
         """The place is that of the message which is to be retried: another one does not take it."""
@@ -513,8 +528,8 @@ class TestStrict:
         head = self.fail(book)
         self.begin(book, message=message_of(1, retries=1))
         before = book.work(1)
-        assert book.ledger.leave(head.claim) is False
-        assert book.ledger.keep(head.claim, call=None, due_in_s=1.0) is False
+        assert book.ledger.leave(head.claim, retries=1) is False
+        assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=1.0) is False
         assert book.work(1) == before
 
     @pytest.mark.parametrize("ending", ["revoked", "dead", "replaced", "requeued"])
@@ -536,7 +551,7 @@ class TestStrict:
                 once = Once(lambda found: instead, replaces=True)
                 book.ledger.enqueue(db, instead, due_in_s=600, once=once)
         else:
-            book.ledger.leave(head.claim)
+            book.ledger.leave(head.claim, retries=1)
             book.ledger.requeue("ship order:1", reason="mended")
         assert book.work(1).parked is None
         assert call(book) == "m2"
