@@ -36,7 +36,13 @@ from taskguard import (
 )
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.parking import ParkedJob, RQParking, refuse_rate_limit, take_called
+from taskguard_rq.parking import (
+    ParkedJob,
+    RQParking,
+    refuse_rate_limit,
+    refuse_unkept,
+    take_called,
+)
 from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
 from taskguard_rq.relay import note_parking
@@ -216,15 +222,10 @@ def _warn_of_rq_scheduler(name: str) -> None:
 
 def _refuse_celerys_own(compiled: GuardedFunction) -> None:
     """Raise ConfigurationError for an option whose meaning RQ's jobs cannot have."""
-    keeps_none = (
-        "RQ does not say whether a job that failed comes again, so its place could not be kept "
-        "until it has ended"
-    )
     never_told = "the caller of a job of RQ's could not be told that it never runs"
     first_come = "Leave it away: who was sent first goes first"
     instead = 'Say busy="park", or "skip"'
     why = {
-        ("order", "strict"): (keeps_none, first_come),
         ("order", "priority"): ("RQ's jobs have no priority", first_come),
         ("busy", "latest"): (never_told, instead),
         ("busy", "supersede"): (never_told, instead),
@@ -248,8 +249,12 @@ def _deliver(
     called = take_called(job)
     if compiled.policy.busy == "park":
         refuse_rate_limit(job, compiled.name)
+        if compiled.policy.order == "strict":
+            refuse_unkept(job, compiled.name)
         parking = RQParking(job)
     here = runtime()
+    # What keeps its place is sent again whoever dies.
+    stored = compiled.policy.recoverable or compiled.policy.order == "strict"
     delivery = compiled.delivery(
         args,
         kwargs,
@@ -261,7 +266,7 @@ def _deliver(
         parking=parking,
         called=called,
         orders=(BaseTimeoutException,),
-        call=call_of(job) if compiled.policy.recoverable else None,
+        call=call_of(job) if stored else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     return _told(queue, outcome)

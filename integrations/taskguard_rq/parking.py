@@ -14,6 +14,7 @@ Read next: `calls.py`, `worker.py`; in taskguard `parking.py`.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ from typing import Any
 
 from redis.client import Pipeline
 from rq import Retry
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
 from taskguard import Claim, MessageRef, errors
 from taskguard_rq.calls import CALLED, LINE_META, NAME, PARKED_KEY, WAITS, RQSender, call_of
+from taskguard_rq.runtime import runtime
 
 __all__ = [
     "ParkedJob",
@@ -33,10 +35,18 @@ __all__ = [
     "allow_parking",
     "defer_in_registry",
     "refuse_rate_limit",
+    "refuse_unkept",
     "take_called",
+    "tell_line",
 ]
 
+logger = logging.getLogger("taskguard")
+
 _ALLOWED = "_taskguard_may_park"
+# An attribute of a job whose work has failed, and keeps its place in its key's line.
+_FAILED = "_taskguard_failed"
+# RQ has put the job into its queue, or into its schedule, once more.
+_COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
 # A job whose execution by this worker ends is DEFERRED, in its registry, and noted as parked. Keys
 # are its record, the registry and the set; then come its id, the worker, its meta and the time.
@@ -78,8 +88,8 @@ class RQParking:
         RQSender(self._job.connection).hand_off(dict(call), message)
 
     def failed(self, claim: Claim) -> None:
-        """Of no job: `order="strict"` is refused for RQ."""
-        raise AssertionError(f"{claim.work} has no place to keep")
+        """Wait for the worker to say whether RQ tries the job again."""
+        setattr(self._job, _FAILED, claim)
 
 
 def allow_parking(job: Job) -> None:
@@ -96,6 +106,46 @@ def refuse_rate_limit(job: Job, name: str) -> None:
             "turn has come, which holds up its key. Nothing was run. Enqueue it without "
             'rate_limit=, or say busy="retry".'
         )
+
+
+def refuse_unkept(job: Job, name: str) -> None:
+    """Raise ConfigurationError for a job whose place in a strict line could not be kept."""
+    if not getattr(job, _ALLOWED, False):
+        raise errors.ConfigurationError(
+            f'{name} has order="strict", and job {job.id} was delivered by no worker of this '
+            "package: nobody would say whether RQ tries it again once it has failed, and its line "
+            "would wait for it. Nothing was run. Let taskguard_rq.GuardedWorker, or a class with "
+            'GuardedWorkerMixin, consume from this queue, or say order="fifo".'
+        )
+    if job.ttl is not None:
+        raise errors.ConfigurationError(
+            f'{name} has order="strict", and job {job.id} a ttl: RQ would delete it without a word '
+            "while others wait behind it. Nothing was run. Enqueue it without ttl=, or say "
+            'order="fifo".'
+        )
+
+
+def tell_line(job: Job, *, in_s: float) -> None:
+    """Say what RQ has made of a job whose work has failed, and keeps its place. Never raises.
+
+    By the job as RQ has left it in this process: another one may have begun it by now. `in_s`: so
+    long after now it comes, if it does. All its deliveries have one number, as there are no copies
+    of a job: so a retry is run, and so is what somebody requeues by hand.
+    """
+    claim = vars(job).pop(_FAILED, None)
+    if claim is None:
+        return
+    try:
+        here, retries = runtime(), claim.request.message.retries
+        if job.get_status(refresh=False) in _COMES_AGAIN:
+            here.runner.line.retried(
+                claim, retries=retries, call=call_of(job), app=here.namespace, in_s=in_s
+            )
+        else:
+            parking = RQParking(job)
+            here.runner.line.gave_up(claim, parking, retries=retries, app=here.namespace)
+    except Exception:
+        logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
 
 
 def take_called(job: Job) -> bool:

@@ -28,7 +28,7 @@ from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
-from taskguard_rq.parking import ParkedJob, allow_parking, defer_in_registry
+from taskguard_rq.parking import ParkedJob, allow_parking, defer_in_registry, tell_line
 from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
@@ -104,7 +104,9 @@ class GuardedWorkerMixin(BaseWorker):
     ) -> None:
         """Schedule a job that was put off, or say that it waits, and forget this execution."""
         if not isinstance(retry, Deferral | ParkedJob):
+            in_s = retry.get_interval(job.number_of_retries or 0, retry.intervals)
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
+            tell_line(job, in_s=in_s)
             return
         with self.connection.pipeline() as pipeline:
             if isinstance(retry, ParkedJob):
@@ -116,6 +118,17 @@ class GuardedWorkerMixin(BaseWorker):
             pipeline.execute()
         if release_slot is not None:
             release_slot(job)
+
+    def handle_job_failure(self, job: Job, *args: Any, **kwargs: Any) -> None:
+        """As RQ's; and the line of its key hears whether it tries the job again."""
+        in_s = job.get_retry_interval() if job.should_retry else 0
+        super().handle_job_failure(job, *args, **kwargs)
+        tell_line(job, in_s=in_s)
+
+    def handle_job_success(self, job: Job, *args: Any, **kwargs: Any) -> None:
+        """As RQ's; a job whose own decorator has swallowed its failure does not come again."""
+        super().handle_job_success(job, *args, **kwargs)
+        tell_line(job, in_s=0)
 
     def heartbeat(self, *args: Any, **kwargs: Any) -> None:
         """As RQ's, after each job and now and then; a relay that is wanted runs from then on."""

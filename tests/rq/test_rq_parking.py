@@ -321,7 +321,7 @@ def test_the_command_relays_lines(office: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("order", "strict"), ("order", "priority"), ("busy", "latest"), ("busy", "supersede")],
+    [("order", "priority"), ("busy", "latest"), ("busy", "supersede")],
 )
 def test_what_jobs_cannot_have_is_refused(name: str, value: str) -> None:
     """Where the function is decorated, with the reason."""

@@ -201,6 +201,24 @@ def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> in
     return number
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
+def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
+    """In a line in which nobody goes before one that is to be retried; `how` it ends at first."""
+    item = f"{name} {number}"
+    step(item, "began")
+    while guard.attempt == 1 and number == 0 and not _may_go():
+        time.sleep(0.05)
+    if how == "fails" or (how == "fails once" and guard.attempt == 1):
+        raise ValueError(item)
+    if how == "returns Retry" and guard.attempt == 1:
+        return Retry(max=2, interval=1)
+    if how == "dies" and guard.attempt == 1:
+        os.kill(os.getpid(), 9)
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
 @guarded_job(key="newest:<invoice>", busy="park", ttl_s=TTL_S)
 def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
     """As `index`, in line behind who holds its key."""

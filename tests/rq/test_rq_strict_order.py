@@ -1,0 +1,81 @@
+"""`order="strict"` for RQ, with real workers: nobody goes before one that waits for its retry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rq import Retry
+from rq.job import Job
+
+from support.invoices import strictly
+from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
+
+
+def began(office: Any) -> list[int]:
+    """Whose bodies began, one after the other; attempts of one in a row count once."""
+    numbers = [int(item.split()[1]) for item, _ in office.steps("began")]
+    return [n for at, n in enumerate(numbers) if at == 0 or numbers[at - 1] != n]
+
+
+def let_go(office: Any) -> None:
+    with office.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+def places(office: Any) -> list[str]:
+    """Whose work still has a place."""
+    with office.engine.connect() as db:
+        return list(db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).scalars())
+
+
+def send_behind(office: Any, hows: dict[int, str], *, retry: Retry | None) -> list[Job]:
+    """The first is at work until it may go on, and three others are parked."""
+    first = office.queue.enqueue(strictly, "a", 0, hows.get(0, ""), retry=retry)
+    office.wait_for(lambda: office.steps("began"), "the first")
+    later = [
+        office.queue.enqueue(strictly, "a", n, hows.get(n, ""), retry=retry) for n in (1, 2, 3)
+    ]
+    wait_until(lambda: len(office.ledger.waiting()) == 3)
+    return [first, *later]
+
+
+@pytest.mark.parametrize("how", ["fails once", "returns Retry", "dies"])
+def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
+    """Of a body that raised, that asked for it, and of one whose horse was killed."""
+    office.worker()
+    office.worker()
+    jobs = send_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1))
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == 4, "all")
+    assert began(office) == [0, 1, 2, 3]
+    assert set(office.effects().values()) == {1}
+    wait_until(lambda: places(office) == [])
+    del jobs
+
+
+def test_a_killed_horse_that_rq_gave_up(office: Any) -> None:
+    """A relay sends it again when the lease has ended, and nobody goes before it."""
+    office.worker()
+    office.worker()
+    send_behind(office, {0: "dies"}, retry=None)
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == 4, "all")
+    assert began(office) == [0, 1, 2, 3]
+    wait_until(lambda: places(office) == [])
+
+
+def test_who_has_failed_for_good_lets_the_others_go(office: Any) -> None:
+    """At once; requeued by hand it runs again."""
+    office.worker()
+    office.worker()
+    jobs = send_behind(office, {0: "fails once"}, retry=None)
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == 3, "the others")
+    wait_until(lambda: jobs[0].get_status(refresh=True) == "failed")
+    jobs[0].requeue()
+    office.wait_for(lambda: len(office.effects()) == 4, "the first")
+    assert began(office) == [0, 1, 2, 3, 0]
+    wait_until(lambda: places(office) == [])
