@@ -4,7 +4,8 @@ Guarantees: what is sent again is the same job, by its record, which does not ex
 While it waits RQ says DEFERRED, and lists it in that registry of its queue. A job with a `ttl` is
 put off instead: RQ would drop it, and nobody would hear of its end in the line. So is each where
 the worker is none of this package's: such a one can be told that a job has ended, has failed or is
-to be tried again, and no more. There it overtakes nobody who waits.
+to be tried again, and no more. There it overtakes nobody who waits. With `order="strict"` both are
+refused. A strict job that has failed keeps its place until RQ has said whether it comes again.
 
 Who is called comes to the front of its queue: at the end it would stand behind all that have to be
 parked before.

@@ -20,7 +20,6 @@ from support.exploration import Exploration
 from support.faulty_rig import FAULTS, faulty_rig
 from support.waiting import wait_until
 from taskguard.states import State
-from taskguard_celery import enqueue
 from taskguard_sandbox.servers import RabbitMQ, Valkey
 
 LATER = "no relay until the test says so"
@@ -183,7 +182,12 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rig", [("celery", "strictly", LATER)], indirect=True, ids=["celery"])
+@pytest.mark.parametrize(
+    "rig",
+    [("celery", "strictly", LATER), ("rq", "strictly_by_rq", LATER)],
+    indirect=True,
+    ids=["celery", "rq"],
+)
 def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
     """The first one is retried, the second one has no retries left: nobody goes before them.
 
@@ -191,7 +195,7 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     """
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases = [(fault, *point) for fault in FAULTS for point in points]
-    cases = exploration.pick(cases, at_most=24)
+    cases = exploration.pick(cases, at_most=24 if rig.queue == "celery" else 8)
     with rig.worker(), rig.worker():
         for case in cases:
             enqueue_strictly(rig, case)
@@ -212,7 +216,7 @@ def enqueue_strictly(rig: CrashRig, case: Case) -> None:
     for each in ROLES:
         item = f"{line_of(case)}-{each}"
         args = (item, line_of(case), f"{fault}: {at}" if each == role else None)
-        enqueue(rig.jobs.strictly, args, task_id=item)
+        rig.enqueue(item, args)
 
 
 def expect_in_order(rig: CrashRig, cases: Iterable[Case]) -> None:

@@ -12,6 +12,7 @@ from rq.job import Job
 from support.invoices import strictly
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
+from taskguard_rq import enqueue
 
 
 def began(office: Any) -> list[int]:
@@ -47,13 +48,68 @@ def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
     """Of a body that raised, that asked for it, and of one whose horse was killed."""
     office.worker()
     office.worker()
-    jobs = send_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1))
+    send_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1))
     let_go(office)
     office.wait_for(lambda: len(office.effects()) == 4, "all")
     assert began(office) == [0, 1, 2, 3]
     assert set(office.effects().values()) == {1}
     wait_until(lambda: places(office) == [])
-    del jobs
+
+
+@pytest.mark.usefixtures("producer")
+def test_who_was_enqueued_before_goes_first(office: Any) -> None:
+    """`enqueue()` gives a place: whoever comes first to the ledger waits for those before him."""
+    for number in (1, 2, 3):
+        enqueue(office.queue, strictly, ("a", number))
+    first, *others = office.queue.job_ids
+    office.connection.delete(office.queue.key)
+    for job in (*reversed(others), first):
+        office.queue.push_job_id(job)
+    office.worker()
+    office.worker()
+    office.wait_for(lambda: len(office.effects()) == 3, "all")
+    assert began(office) == [1, 2, 3]
+    wait_until(lambda: places(office) == [])
+
+
+def test_who_asks_too_often(office: Any) -> None:
+    """A body that returns more retries than it may has failed for good: the next one goes on."""
+    office.worker()
+    office.worker()
+    send_behind(office, {0: "always Retry"}, retry=None)
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == 3, "the others")
+    assert began(office) == [0, 1, 2, 3]
+    wait_until(lambda: places(office) == [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "ttl", "said"),
+    [
+        ("rq.SimpleWorker", None, "was delivered by no worker of this package"),
+        ("taskguard_rq.GuardedSimpleWorker", 600, "a ttl"),
+    ],
+    ids=["stock worker", "ttl"],
+)
+def test_whose_place_could_not_be_kept(office: Any, kind: str, ttl: int | None, said: str) -> None:
+    """By a stock worker, and where RQ may drop the job: refused, with what to do about it."""
+    office.worker(kind)
+    job = office.queue.enqueue(strictly, "a", 1, ttl=ttl)
+    wait_until(lambda: job.get_status(refresh=True) == "failed")
+    assert said in job.latest_result().exc_string
+    assert office.effects() == {}
+    assert places(office) == []
+
+
+def test_in_the_worker_itself(office: Any) -> None:
+    """A worker without forks tells its line, too."""
+    office.queue.enqueue(strictly, "a", 1, "fails once", retry=Retry(max=1))
+    office.queue.enqueue(strictly, "a", 2, "fails")
+    office.queue.enqueue(strictly, "a", 3)
+    office.worker("taskguard_rq.GuardedSimpleWorker")
+    office.wait_for(lambda: len(office.effects()) == 2, "two of them")
+    assert began(office) == [1, 2, 3]
+    wait_until(lambda: places(office) == [])
 
 
 def test_a_killed_horse_that_rq_gave_up(office: Any) -> None:

@@ -15,7 +15,9 @@ import redis
 import sqlalchemy as sa
 from rq import Queue, Retry
 
+import taskguard_celery
 import taskguard_celery.decorator
+import taskguard_rq
 import taskguard_rq.decorator
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
@@ -75,6 +77,15 @@ class CrashRig:
         else:
             retry = Retry(max=5, interval=1)
             self._rq.enqueue(job, item, line, at, job_id=item, retry=retry)
+
+    def enqueue(self, item: str, args: tuple[Any, ...]) -> None:
+        """The same with a place from now on; it may fail twice, of which the second is for good."""
+        job = getattr(self.jobs, self.task.rpartition(".")[2])
+        if self.queue == "celery":
+            taskguard_celery.enqueue(job, args, task_id=item)
+        else:
+            retry = Retry(max=1, interval=1)
+            taskguard_rq.enqueue(self._rq, job, args, job_id=item, retry=retry)
 
     def state(self, item: str) -> State | None:
         view = self.ledger.view(f"{self.task} item:{item}")

@@ -214,7 +214,11 @@ def _take_turn(item: str, line: str, seconds: float, guard: Guard) -> None:
 def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Its first one fails once, the second one for good."""
     del at
-    with crashes.around("body"), _Turn(item, kind) as turn:
+    _take_strict_turn(item, kind, guard)
+
+
+def _take_strict_turn(item: str, line: str, guard: Guard) -> None:
+    with crashes.around("body"), _Turn(item, line) as turn:
         if item.endswith("second") or (item.endswith("first") and guard.attempt == 1):
             raise Boom(item)
         with guard.transaction() as db:
@@ -242,6 +246,21 @@ def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. The newest takes the key from the others."""
     del at
     _take_turn(item, kind, 0.3, guard)
+
+
+@crashing
+@taskguard_rq.guarded_job(
+    key="line:<kind>",
+    once_per="item:<item>",
+    busy="park",
+    order="strict",
+    ttl_s=TTL_S,
+    max_crashes=20,
+)
+def strictly_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """The same; RQ is told how often to retry it by each job."""
+    del at
+    _take_strict_turn(item, kind, guard)
 
 
 @crashing

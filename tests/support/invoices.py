@@ -210,7 +210,7 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
         time.sleep(0.05)
     if how == "fails" or (how == "fails once" and guard.attempt == 1):
         raise ValueError(item)
-    if how == "returns Retry" and guard.attempt == 1:
+    if how == "always Retry" or (how == "returns Retry" and guard.attempt == 1):
         return Retry(max=2, interval=1)
     if how == "dies" and guard.attempt == 1:
         os.kill(os.getpid(), 9)
