@@ -12,7 +12,7 @@ import redis_lock
 from celery import Celery
 from celery.signals import worker_process_init
 
-from benchmarks.journal import note
+from benchmarks.journal import note, work_until_commit
 from taskguard import Guard, MessageRef
 from taskguard.delivery import stored_call
 from taskguard.lease import new_owner
@@ -99,11 +99,7 @@ def strict(key: str, number: int, body_s: float) -> None:
 @guarded_task(key="committed:<key>", once_per="message", busy="park")
 def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
     """The same, and its end is that of its transaction's COMMIT."""
-    began_s = time.monotonic()
-    time.sleep(body_s)
-    with guard.transaction() as db:
-        db.exec_driver_sql("select 1")
-    note(key, number, began_s)
+    work_until_commit(key, number, body_s, guard)
 
 
 @app.task

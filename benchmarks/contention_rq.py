@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 
 import redis
 import rq
 
-from benchmarks.journal import note
+from benchmarks.journal import work_until_commit
 from taskguard import Guard
 from taskguard_rq import guarded_job
 
@@ -18,11 +17,7 @@ QUEUE = "contention"
 @guarded_job(key="committed:<key>", once_per="message", busy="park")
 def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
     """Waits in the ledger; its end is that of its transaction's COMMIT."""
-    began_s = time.monotonic()
-    time.sleep(body_s)
-    with guard.transaction() as db:
-        db.exec_driver_sql("select 1")
-    note(key, number, began_s)
+    work_until_commit(key, number, body_s, guard)
 
 
 def publish(task: str, keys: list[str], count: int, body_s: float) -> None:

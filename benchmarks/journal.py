@@ -1,4 +1,4 @@
-"""What the bodies of `contention.py` write: key, number, begin and end, by the monotonic clock."""
+"""What bodies of `contention.py` write: key, number, begin and end, by the monotonic clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import time
+
+from taskguard import Guard
 
 
 @functools.cache
@@ -18,3 +20,12 @@ def note(key: str, number: int, began_s: float) -> None:
     """A body has ended now."""
     line = [key, number, began_s, time.monotonic()]
     os.write(journal(), json.dumps(line).encode() + b"\n")
+
+
+def work_until_commit(key: str, number: int, body_s: float, guard: Guard) -> None:
+    """A body whose end is that of its transaction's COMMIT."""
+    began_s = time.monotonic()
+    time.sleep(body_s)
+    with guard.transaction() as db:
+        db.exec_driver_sql("select 1")
+    note(key, number, began_s)

@@ -92,24 +92,27 @@ def struck_of(rig: CrashRig, cases: Iterable[Case]) -> list[Case]:
 _COMES_BY_S = 240.0
 
 
-def restarts(rig: CrashRig, points: Iterable[tuple[str, str]]) -> Iterator[Case]:
-    """At each of these boundaries the broker is restarted once: a line after the other is tried.
+def restarts(rig: CrashRig, role: str, at: str) -> Iterator[Case]:
+    """Until the broker was restarted at this boundary, a line after the other is tried.
 
     Which message of a line comes first is up to the machine, and so is what the others come by.
     A line's messages are answered before the next one is asked for.
     """
-    for role, at in points:
-        until_s = time.monotonic() + _COMES_BY_S
-        for number in itertools.count(1):
-            case = ("broker", role, at, str(number))
-            before = rig.faults["broker"]
-            yield case
-            if struck_of(rig, [case]):
-                # Who asks for it may have nothing to do after that.
-                wait_until(lambda: rig.faults["broker"] > before, timeout_s=60)  # noqa: B023
-                break
-            if time.monotonic() > until_s:
-                pytest.fail(f"none of {number} lines came by {at!r} of its {role}")
+    before, until_s = rig.faults["broker"], time.monotonic() + _COMES_BY_S
+    for number in itertools.count(1):
+        case = ("broker", role, at, str(number))
+        yield case
+        if struck_of(rig, [case]):
+            # Who asks for it may have nothing to do after that.
+            wait_until(lambda: rig.faults["broker"] > before, timeout_s=60)
+            return
+        if time.monotonic() > until_s:
+            pytest.fail(f"none of {number} lines came by {at!r} of its {role}")
+
+
+def each_restart(rig: CrashRig, points: Iterable[tuple[str, str]]) -> Iterator[Case]:
+    """The same at one of these boundaries after the other."""
+    return itertools.chain.from_iterable(restarts(rig, *point) for point in points)
 
 
 def let_restart(rig: CrashRig, case: Case) -> None:
@@ -320,7 +323,7 @@ def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> Non
     for point in exploration.pick(points, at_most=2):
         # A worker of RQ's that does not get over the restart is not there for the next one.
         with rig.worker(), rig.worker():
-            for case in restarts(rig, [point]):
+            for case in restarts(rig, *point):
                 lines.append(line_of(case))
                 items += send_each(rig, [case])
                 let_restart(rig, case)
@@ -347,7 +350,7 @@ def test_the_broker_is_restarted_beside_a_strict_line(
     cases: list[Case] = []
     ended: list[str] = []
     with rig.worker(), rig.worker():
-        for case in restarts(rig, exploration.pick(points, at_most=1)):
+        for case in each_restart(rig, exploration.pick(points, at_most=1)):
             cases.append(case)
             enqueue_strictly(rig, case)
             let_restart(rig, case)
@@ -373,7 +376,7 @@ def test_the_broker_is_restarted_and_the_newest_wins(
     """The newest has its effect, once; each is answered."""
     items: list[str] = []
     with rig.worker(), rig.worker():
-        for case in restarts(rig, exploration.pick(NEWEST_COME_BY, at_most=1)):
+        for case in each_restart(rig, exploration.pick(NEWEST_COME_BY, at_most=1)):
             items += send_each(rig, [case])
             let_restart(rig, case)
             states = rig.wait_until_answered(items)

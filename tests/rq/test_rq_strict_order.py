@@ -32,25 +32,26 @@ def places(office: Any) -> list[str]:
         return list(db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).scalars())
 
 
-def send_behind(office: Any, hows: dict[int, str], *, retry: Retry | None) -> list[Job]:
-    """The first is at work until it may go on, and three others are parked."""
+def run_behind(
+    office: Any, hows: dict[int, str], *, effects: int, retry: Retry | None = None
+) -> Job:
+    """The first is at work until three others are parked, with two workers. Answers the first."""
+    office.worker()
+    office.worker()
     first = office.queue.enqueue(strictly, "a", 0, hows.get(0, ""), retry=retry)
     office.wait_for(lambda: office.steps("began"), "the first")
-    later = [
-        office.queue.enqueue(strictly, "a", n, hows.get(n, ""), retry=retry) for n in (1, 2, 3)
-    ]
+    for number in (1, 2, 3):
+        office.queue.enqueue(strictly, "a", number, hows.get(number, ""), retry=retry)
     wait_until(lambda: len(office.ledger.waiting()) == 3)
-    return [first, *later]
+    let_go(office)
+    office.wait_for(lambda: len(office.effects()) == effects, f"{effects} of them")
+    return first
 
 
 @pytest.mark.parametrize("how", ["fails once", "returns Retry", "dies"])
 def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
     """Of a body that raised, that asked for it, and of one whose horse was killed."""
-    office.worker()
-    office.worker()
-    send_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1))
-    let_go(office)
-    office.wait_for(lambda: len(office.effects()) == 4, "all")
+    run_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1), effects=4)
     assert began(office) == [0, 1, 2, 3]
     assert set(office.effects().values()) == {1}
     wait_until(lambda: places(office) == [])
@@ -74,11 +75,7 @@ def test_who_was_enqueued_before_goes_first(office: Any) -> None:
 
 def test_who_asks_too_often(office: Any) -> None:
     """A body that returns more retries than it may has failed for good: the next one goes on."""
-    office.worker()
-    office.worker()
-    send_behind(office, {0: "always Retry"}, retry=None)
-    let_go(office)
-    office.wait_for(lambda: len(office.effects()) == 3, "the others")
+    run_behind(office, {0: "always Retry"}, effects=3)
     assert began(office) == [0, 1, 2, 3]
     wait_until(lambda: places(office) == [])
 
@@ -114,24 +111,16 @@ def test_in_the_worker_itself(office: Any) -> None:
 
 def test_a_killed_horse_that_rq_gave_up(office: Any) -> None:
     """A relay sends it again when the lease has ended, and nobody goes before it."""
-    office.worker()
-    office.worker()
-    send_behind(office, {0: "dies"}, retry=None)
-    let_go(office)
-    office.wait_for(lambda: len(office.effects()) == 4, "all")
+    run_behind(office, {0: "dies"}, effects=4)
     assert began(office) == [0, 1, 2, 3]
     wait_until(lambda: places(office) == [])
 
 
 def test_who_has_failed_for_good_lets_the_others_go(office: Any) -> None:
     """At once; requeued by hand it runs again."""
-    office.worker()
-    office.worker()
-    jobs = send_behind(office, {0: "fails once"}, retry=None)
-    let_go(office)
-    office.wait_for(lambda: len(office.effects()) == 3, "the others")
-    wait_until(lambda: jobs[0].get_status(refresh=True) == "failed")
-    jobs[0].requeue()
+    first = run_behind(office, {0: "fails once"}, effects=3)
+    wait_until(lambda: first.get_status(refresh=True) == "failed")
+    first.requeue()
     office.wait_for(lambda: len(office.effects()) == 4, "the first")
     assert began(office) == [0, 1, 2, 3, 0]
     wait_until(lambda: places(office) == [])

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from typing import Self
 
 TTL_S = float(os.environ.get("CRASH_TTL_S", "1"))
+STRICTLY: dict[str, Any] = {
+    "key": "line:<kind>",
+    "once_per": "item:<item>",
+    "busy": "park",
+    "order": "strict",
+    "ttl_s": TTL_S,
+    "max_crashes": 20,
+}
 BROKER = os.environ["CRASH_BROKER"]
 FOLDER = Path(os.environ["CRASH_FOLDER"])
 
@@ -203,14 +211,7 @@ def _take_turn(item: str, line: str, seconds: float, guard: Guard) -> None:
 
 @app.task(shared=False, autoretry_for=(Boom,), default_retry_delay=1, max_retries=1)
 @crashing
-@taskguard_celery.guarded_task(
-    key="line:<kind>",
-    once_per="item:<item>",
-    busy="park",
-    order="strict",
-    ttl_s=TTL_S,
-    max_crashes=20,
-)
+@taskguard_celery.guarded_task(**STRICTLY)
 def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Its first one fails once, the second one for good."""
     del at
@@ -249,14 +250,7 @@ def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
 
 
 @crashing
-@taskguard_rq.guarded_job(
-    key="line:<kind>",
-    once_per="item:<item>",
-    busy="park",
-    order="strict",
-    ttl_s=TTL_S,
-    max_crashes=20,
-)
+@taskguard_rq.guarded_job(**STRICTLY)
 def strictly_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """The same; RQ is told how often to retry it by each job."""
     del at
