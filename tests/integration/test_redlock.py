@@ -376,6 +376,22 @@ class TestEverywhere:
             assert answer.owner == owner
             assert locks.renew([Hold((key,), owner, 30.0)]) == [Renewal.RENEWED]
 
+    def test_one_of_its_majority_says_nothing(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A lease that may stand on a majority, and does, is not said to be gone, nor given up."""
+        monkeypatch.setattr("taskguard.locks.redlock.spread._DELAY_S", 60.0)
+        locks, owner = own.connect(), new_owner("m")
+        cycle(locks, "warm")
+        assert isinstance(take(locks, "k", owner), Granted)
+        holders = [n for n, who in enumerate(own.owners("k")) if who is not None]
+        assert len(holders) == 3
+        holds = [Hold(("k",), owner, 30.0)]
+        own.servers[holders[0]].pause()
+        assert locks.renew(holds) == [Renewal.UNANSWERED]
+        own.servers[holders[0]].resume()
+        wait_until(lambda: locks.renew(holds) == [Renewal.RENEWED])
+
     def test_a_lease_that_most_forgot_is_given_up(self, five: Independent) -> None:
         """What is left on a minority is freed when its renewal finds the rest gone."""
         locks, owner = five.connect(), new_owner("m")

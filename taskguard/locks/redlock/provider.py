@@ -164,16 +164,18 @@ class RedlockLocks:
         letters = [b"".join(texts) for texts in self._pipelined(calls)]
         columns = [bytes(column) for column in zip(*letters, strict=True)]
         answers = [self._renewal(column) for column in columns]
-        lost = [
-            hold for hold, answer in zip(holds, answers, strict=True) if answer != Renewal.RENEWED
-        ]
+        over = (Renewal.TAKEN, Renewal.GONE)
+        lost = [hold for hold, answer in zip(holds, answers, strict=True) if answer in over]
         if lost:
             self._give_up(lost)
         return answers
 
     def _renewal(self, votes: bytes) -> str:
-        if votes.count(b"R") >= self._quorum:
+        stands = votes.count(b"R")
+        if stands >= self._quorum:
             return Renewal.RENEWED
+        if stands + self._servers.count - len(votes) >= self._quorum:
+            return Renewal.UNANSWERED  # it may stand where nothing was said in time
         return Renewal.TAKEN if b"T" in votes else Renewal.GONE
 
     def _give_up(self, lost: Sequence[Hold]) -> None:
