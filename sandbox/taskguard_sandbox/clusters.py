@@ -123,6 +123,12 @@ class Cluster:
         """Whether the node itself says so just now."""
         return str(self.ask(node, "ROLE")[0]) == "master"
 
+    def is_ok(self, node: Valkey) -> bool:
+        """Whether the node sees a master for each slot just now."""
+        info = self.ask(node, "CLUSTER", "INFO")
+        state = info if isinstance(info, dict) else dict(_pairs(str(info)))
+        return bool(state["cluster_state"] == "ok")
+
     def master_of(self, name: str, *, by: Valkey | None = None) -> ClusterNode:
         """The node that has this entry's slot, as `by` says, or the first node that runs."""
         asked = by or next(node for node in self.nodes if node.running)
@@ -193,11 +199,9 @@ class Cluster:
 
     def _is_ready(self, node: Valkey, ports: set[int]) -> bool:
         """It is "ok", knows each slot's master, and each replica by its master."""
-        info = self.ask(node, "CLUSTER", "INFO")
-        state = info if isinstance(info, dict) else dict(_pairs(str(info)))
         rows = self.ask(node, "CLUSTER", "SLOTS")
         listed = {each[1] for row in rows for each in row[2:]}
-        return state["cluster_state"] == "ok" and listed == ports
+        return self.is_ok(node) and listed == ports
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + READY_TIMEOUT_S

@@ -247,10 +247,9 @@ def heal(pair: Pair) -> None:
 
 
 def healthy(cluster: Cluster) -> bool:
-    states = [cluster.ask(node, "CLUSTER", "INFO") for node in cluster.nodes]
     replicas = [node for node in cluster.nodes if not cluster.is_master(node)]
     return (
-        all("cluster_state:ok" in str(each) or each["cluster_state"] == "ok" for each in states)
+        all(map(cluster.is_ok, cluster.nodes))
         and len(replicas) == 1
         and cluster.ask(replicas[0], "INFO", "replication")["master_link_status"] == "up"
         and all("fail" not in str(cluster.ask(n, "CLUSTER", "NODES")) for n in cluster.nodes)
