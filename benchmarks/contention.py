@@ -159,6 +159,22 @@ class Rig:
                 db.execute(sa.text(f"{select} and backend_type = 'client backend'")).scalar_one()
             )
 
+    @contextmanager
+    def processor_time(
+        self, workers: list[subprocess.Popen[bytes]], count: int
+    ) -> Iterator[dict[str, float]]:
+        """What workers and servers use meanwhile, for each of so many messages; known afterwards.
+
+        A machine that others share is slower at times, for all of them alike: what the servers use
+        beside what the workers use says more of it than a rate does.
+        """
+        clocks = {"worker_us": [family(each.pid) for each in workers], "servers_us": self.servers}
+        before = {name: sum(clock() for clock in each) for name, each in clocks.items()}
+        used: dict[str, float] = {}
+        yield used
+        for name, each in clocks.items():
+            used[name] = (sum(clock() for clock in each) - before[name]) / count * 1e6
+
     def analyze(self) -> None:
         """What autovacuum does within a minute."""
         engine = self.ledger.database.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -293,17 +309,12 @@ def _hot(rig: Rig, task: str, count: int) -> dict[str, float]:
         # Nobody fetches while it is published; what is on its way to a worker waits in its socket.
         with _frozen(workers):
             rig.publish(task, "a b", count)
-        clocks = [family(each.pid) for each in workers], rig.servers
-        before, flushed = [sum(clock() for clock in each) for each in clocks], rig.flushes()
-        began_s = time.monotonic()
-        bodies = rig.wait("a b", count)
-        used = [
-            sum(clock() for clock in each) - was for each, was in zip(clocks, before, strict=True)
-        ]
+        flushed, began_s = rig.flushes(), time.monotonic()
+        with rig.processor_time(workers, count) as used:
+            bodies = rig.wait("a b", count)
     return {
         "took_s": max(each.ended_s for each in bodies) - began_s,
-        "worker_us": used[0] / count * 1e6,
-        "servers_us": used[1] / count * 1e6,
+        **used,
         "flushes": (rig.flushes() - flushed) / count,
         **_order(bodies),
     }
@@ -377,7 +388,7 @@ def beside(rig: Rig, *, parked: int, count: int, body_s: float, rounds: int) -> 
                     rig.analyze()
                     for key in "ab":
                         rig.wait(key, 1)
-                rates.append({"rate": _rate_of_free(rig, workers, count, BODY_S)})
+                rates.append(_free(rig, workers, count, BODY_S))
     title = f"{count:,} messages of other keys beside {parked:,} parked of two keys, which run"
     _show_rates(title, found, TWO_CHILDREN)
 
@@ -397,7 +408,7 @@ def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
                     for key in "ab":
                         rig.park(key, parked // 2, BODY_S)
                     rig.analyze()
-                rates.append({"rate": _rate_of_free(rig, workers, count, 0.0)})
+                rates.append(_free(rig, workers, count, 0.0))
     title = (
         f"{count:,} messages of other keys beside {parked:,} parked of two keys, which do not run"
     )
@@ -409,22 +420,26 @@ def _held(key: str) -> dict[str, Any]:
     return {"key": key, "fence": until_us, "owner": "elsewhere", "lease_until": until_us}
 
 
-def _rate_of_free(
+def _free(
     rig: Rig, workers: list[subprocess.Popen[bytes]], count: int, body_s: float
-) -> float:
-    """Messages a second, from a tenth of them to the last."""
+) -> dict[str, float]:
+    """Messages a second, from a tenth of them to the last, and what they cost."""
     with _frozen(workers):
         rig.publish("free", "x", count, body_s)
-    ends = sorted(each.ended_s for each in rig.wait("x", count))
+    with rig.processor_time(workers, count) as used:
+        ends = sorted(each.ended_s for each in rig.wait("x", count))
     first = count // 10
-    return (count - first) / (ends[-1] - ends[first])
+    return {"rate": (count - first) / (ends[-1] - ends[first]), **used}
 
 
 def _show_rates(title: str, found: dict[str, list[dict[str, float]]], reference: str) -> None:
     for each in found.values():
         for one, other in zip(each, found[reference], strict=True):
             one["ratio"] = one["rate"] / other["rate"]
-    _show(title, found, {"rate": "messages/s", "ratio": "ratio"})
+    columns = {
+        "rate": "messages/s", "ratio": "ratio", "worker_us": "worker µs", "servers_us": "servers µs",
+    }  # fmt: skip
+    _show(title, found, columns)
 
 
 def _show(title: str, found: Mapping[str, list[dict[str, float]]], columns: dict[str, str]) -> None:

@@ -25,26 +25,18 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard_celery.hand_off import to_hand_off
 from taskguard_celery.message import DEFERRALS_HEADER, EXPIRES_HEADER
 
 __all__ = [
-    "CALLED_HEADER",
     "NAME",
     "CelerySender",
     "call_in_hand",
     "call_of",
-    "hand_off_of",
     "id_in",
 ]
 
 NAME = "celery"
-CALLED_HEADER = "taskguard_called"
-"""The queue of a message that comes through the one beside it: see `parking.py`."""
-
-
-def hand_off_of(queue: str) -> str:
-    """The queue beside a queue, through which those come who were called."""
-    return f"{queue}.taskguard"
 
 
 def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> dict[str, Any]:
@@ -111,12 +103,8 @@ class CelerySender:
         signature = self._read(call)
         after_s = float(call.get(NOT_BEFORE, 0.0)) - time.time()
         later: dict[str, Any] = {"countdown": after_s} if after_s > 0.0 else {}
-        queue = signature.options.get("queue")
-        beside = hand_off_of(queue) if isinstance(queue, str) else ""
-        if beside in self._app.amqp.queues:
-            later["queue"] = beside
-        # Also in its own queue: its key may be kept for who says that he was called.
-        self._send(signature, message, {CALLED_HEADER: queue}, **later)
+        options, headers = to_hand_off(self._app, signature.options)
+        self._send(signature, message, headers, **options, **later)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
         """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.

@@ -35,8 +35,9 @@ from taskguard import (
     TaskGuard,
     errors,
 )
-from taskguard_celery.calls import CALLED_HEADER, call_in_hand
+from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
+from taskguard_celery.hand_off import take_called
 from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
@@ -47,7 +48,7 @@ from taskguard_celery.message import (
     put_off_unread,
     rank_of,
 )
-from taskguard_celery.parking import CeleryParking, gave_up, mark_superseded, take_called
+from taskguard_celery.parking import CeleryParking, gave_up, mark_superseded
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -199,7 +200,7 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
-    called = CALLED_HEADER in (request.headers or ()) and take_called(request)
+    called = take_called(request)
     while True:
         try:
             return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)

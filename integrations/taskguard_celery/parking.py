@@ -9,12 +9,7 @@ the relay; it ends with its worker. In a prefork pool that is a thread of its fi
 parent forks at any moment, and what another thread has locked then (SQLite's own mutexes, for
 example) stays locked in the child for ever.
 
-Who is called comes through a queue beside that of his message, `<queue>.taskguard`, from which the
-same workers consume: at the end of the message's own queue he would stand behind all that have to
-be parked before. There he is a message of his own queue again, for retries and whatever else is
-sent with his route. If nobody consumes from it, a relay sends him again, to his own queue.
-
-Read next: `calls.py`; in taskguard `parking.py` and `relay.py`.
+Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `parking.py` and `relay.py`.
 """
 
 from __future__ import annotations
@@ -36,17 +31,9 @@ from celery.signals import (
     worker_shutting_down,
 )
 from celery.states import REVOKED
-from kombu.common import Broadcast
 
 from taskguard import MessageRef, Relay
-from taskguard_celery.calls import (
-    CALLED_HEADER,
-    NAME,
-    CelerySender,
-    call_in_hand,
-    call_of,
-    hand_off_of,
-)
+from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
 from taskguard_celery.message import NotPublishedError
 from taskguard_celery.runtime import runtime_of
 
@@ -55,12 +42,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CeleryParking",
-    "consume_hand_offs",
     "gave_up",
     "is_first_child",
     "mark_superseded",
     "start_relay",
-    "take_called",
 ]
 
 logger = logging.getLogger("taskguard")
@@ -130,17 +115,6 @@ def _seconds_until(when: Any) -> float:
     return max(0.0, float(when or 0.0))
 
 
-def take_called(request: Any) -> bool:
-    """Whether the message was called from the line of its key; it is one of its own queue then."""
-    queue = (request.headers or {}).get(CALLED_HEADER)
-    if queue is None:
-        return False
-    request.headers = {k: v for k, v in request.headers.items() if k != CALLED_HEADER}
-    own = {"exchange": "", "routing_key": queue}
-    request.delivery_info = {**(request.delivery_info or {}), **own}
-    return True
-
-
 def mark_superseded(task: Task, *, key: str) -> None:
     """Tell the caller of the message in hand that it never runs: REVOKED, also to chord and chain.
 
@@ -160,16 +134,6 @@ def mark_superseded(task: Task, *, key: str) -> None:
         )
     except Exception as failed:
         raise NotPublishedError(f"{type(failed).__name__}: {failed}") from failed
-
-
-def consume_hand_offs(app: Celery) -> None:
-    """Let a worker that is set up consume from the queue beside each of its own, too."""
-    queues = app.amqp.queues
-    if not queues.create_missing:
-        return
-    for name, queue in list(queues.consume_from.items()):
-        if not isinstance(queue, Broadcast):
-            queues.select_add(queues.new_missing(hand_off_of(name)))
 
 
 def is_first_child() -> bool:

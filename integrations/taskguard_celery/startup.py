@@ -18,11 +18,11 @@ from celery._state import get_current_app
 from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
-from taskguard_celery.calls import CALLED_HEADER
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
+from taskguard_celery.hand_off import consume_hand_offs, was_called
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
-from taskguard_celery.parking import CeleryParking, consume_hand_offs, is_first_child, start_relay
+from taskguard_celery.parking import CeleryParking, is_first_child, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -257,8 +257,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    was_called = CALLED_HEADER in (context.headers or ())
-    if compiled.policy.parks and (any(ended) or was_called):
+    if compiled.policy.parks and (any(ended) or was_called(context)):
         runtime.runner.line.left(replace(delivery, parking=CeleryParking(task)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 
 from support.celery_shop import Shop, shops
@@ -38,6 +39,15 @@ def any_rabbitmq(request: pytest.FixtureRequest) -> RabbitMQ:
 def rabbit_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
     """A shop whose broker is RabbitMQ, with a queue of its own."""
     return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=f"shop-{time.time_ns()}")
+
+
+@pytest.fixture
+def quorum_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
+    """A shop whose queue is declared as a quorum queue, and throws away what came back twice."""
+    if celery.VERSION < (5, 5):
+        pytest.skip("Celery consumes from quorum queues since 5.5")
+    name = f"quorum-{time.time_ns()}"
+    return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=name, SHOP_DELIVERY_LIMIT="2")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from celery import Celery
 from support.waiting import wait_until
 from taskguard import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
-from taskguard_sandbox.servers import RabbitMQ
 
 pytestmark = pytest.mark.debian
 
@@ -103,18 +102,9 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
     assert shop.effects() == Counter({"5": 1})
 
 
-@pytest.fixture
-def strict_shop(make_shop: Any, any_rabbitmq: RabbitMQ) -> Any:
-    """A shop whose queue is declared as a quorum queue, and throws away what came back twice."""
-    if celery.VERSION < (5, 5):
-        pytest.skip("Celery consumes from quorum queues since 5.5")
-    name = f"strict-{time.time_ns()}"
-    return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=name, SHOP_DELIVERY_LIMIT="2")
-
-
-def test_a_quorum_queue_that_is_declared_is_found_out(strict_shop: Any) -> None:
+def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
     """By Celery's detection: RabbitMQ delays by whole seconds, and every delivery is answered."""
-    shop = strict_shop
+    shop = quorum_shop
     with shop.worker(concurrency=4) as worker:
         results = [shop.tasks.ship.delay(6, 3.0)]
         shop.wait_for_steps("began")
@@ -124,12 +114,12 @@ def test_a_quorum_queue_that_is_declared_is_found_out(strict_shop: Any) -> None:
     assert shop.effects() == Counter({"6": 1})
 
 
-def test_a_delivery_limit_outlasts_an_outage_of_publishing(strict_shop: Any) -> None:
+def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> None:
     """What cannot be put off waits in its delivery, instead of coming back until it is thrown away.
 
     Once nothing is in its way any more, it goes on without having been put off.
     """
-    shop = strict_shop
+    shop = quorum_shop
     outage = shop.folder / "outage"
     with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
         first = shop.tasks.ship.delay(8, 10.0)

@@ -80,9 +80,23 @@ def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
 
 def test_on_rabbitmq(rabbit_shop: Any) -> None:
     """The same there, on its own kind of queues: in order, each once, and nobody is left."""
-    shop = rabbit_shop
+    take_turns(rabbit_shop)
+
+
+def test_on_a_quorum_queue(quorum_shop: Any) -> None:
+    """The same there, where a message that comes back twice is thrown away: none comes back."""
+    take_turns(quorum_shop)
+
+
+def test_by_an_exchange(make_shop: Any) -> None:
+    """The same of messages that a topic exchange has brought to their queue."""
+    take_turns(make_shop(SHOP_SETTINGS=json.dumps({"task_default_exchange_type": "topic"})))
+
+
+def take_turns(shop: Any) -> None:
+    """A line of 25 messages, which goes on by itself: there is no relay."""
     results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
-    with shop.worker(concurrency=2):
+    with shop.worker({"SHOP_RELAY": "none"}, concurrency=2):
         assert [each.get(timeout=120) for each in results] == list(range(25))
     assert set(shop.effects().values()) == {1}
     assert overlaps(shop, "a") == 0

@@ -57,6 +57,16 @@ def send_behind(shop: Any, hows: dict[int, str], count: int = 9) -> list[Any]:
 def test_retries_keep_their_place(shop: Any) -> None:
     """By autoretry_for, by self.retry(), and one that has no retries left: the order of all is
     that in which they were sent, and those that are behind it go on."""
+    keep_their_place(shop)
+
+
+def test_they_keep_it_on_a_quorum_queue(quorum_shop: Any) -> None:
+    """The same where RabbitMQ delays a retry, and throws away what comes back twice."""
+    keep_their_place(quorum_shop)
+
+
+def keep_their_place(shop: Any) -> None:
+    """Nine in a line, of which four fail, one of them for good."""
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "fails twice", 3: "retries", 5: "fails", 7: "fails twice"})
         let_go(shop)

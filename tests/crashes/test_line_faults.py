@@ -25,6 +25,7 @@ from taskguard_sandbox.servers import RabbitMQ, Valkey
 LATER = "no relay until the test says so"
 BROKER = "whose broker is restarted"
 RABBIT = "on RabbitMQ"
+MARIADB = "with a ledger on MariaDB"
 ROLES = ("first", "second", "third")
 PARKING = [
     *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
@@ -39,12 +40,12 @@ def rig(
     request: pytest.FixtureRequest,
     valkey: Any,
     redis_url: str,
-    pg_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CrashRig]:
     del redis_url  # empties the server
     queue, task, *more = request.param
+    database = request.getfixturevalue("mariadb_url" if MARIADB in more else "pg_url")
     if RABBIT in more and not request.getfixturevalue("exploration").whole:
         pytest.skip("RabbitMQ takes half a minute for each restart; `make explore` does it")
     variables = {"CRASH_RELAY": "later"} if LATER in more else {}
@@ -52,7 +53,7 @@ def rig(
         # What a worker has in hand when Redis dies comes again by that alone.
         variables["CRASH_VISIBILITY_S"] = "10"
     with RabbitMQ() if RABBIT in more else Valkey(appendonly="yes", appendfsync="always") as broker:
-        made = faulty_rig(queue, broker, valkey, pg_url, tmp_path, monkeypatch, **variables)
+        made = faulty_rig(queue, broker, valkey, database, tmp_path, monkeypatch, **variables)
         with made as (rig, injector):
             rig.task = f"support.crashing.{task}"
             yield rig
@@ -151,7 +152,10 @@ def lines_called(rig: CrashRig) -> set[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "rig", [("celery", "in_line"), ("rq", "in_line_by_rq")], indirect=True, ids=["celery", "rq"]
+    "rig",
+    [("celery", "in_line"), ("rq", "in_line_by_rq"), ("celery", "in_line", MARIADB)],
+    indirect=True,
+    ids=["celery", "rq", "mariadb"],
 )
 def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploration) -> None:
     """First undisturbed, for the boundaries that they come by; then each fault at each of them."""
@@ -167,7 +171,7 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
         else:
             points = [(role_for(at, seen), at) for at in PARKING]
         cases = [(fault, *point) for fault in FAULTS for point in points]
-        if rig.queue == "rq":
+        if rig.queue == "rq" or rig.engine.name == "mariadb":
             cases = exploration.pick(cases, at_most=12)
         items += send_each(rig, cases)
         rig.wait_until_done(items)
@@ -187,9 +191,13 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "rig",
-    [("celery", "strictly", LATER), ("rq", "strictly_by_rq", LATER)],
+    [
+        ("celery", "strictly", LATER),
+        ("rq", "strictly_by_rq", LATER),
+        ("celery", "strictly", LATER, MARIADB),
+    ],
     indirect=True,
-    ids=["celery", "rq"],
+    ids=["celery", "rq", "mariadb"],
 )
 def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
     """The first one is retried, the second one has no retries left: nobody goes before them.
@@ -198,7 +206,8 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
     """
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases = [(fault, *point) for fault in FAULTS for point in points]
-    cases = exploration.pick(cases, at_most=24 if rig.queue == "celery" else 8)
+    by_default = rig.queue == "celery" and rig.engine.name == "postgresql"
+    cases = exploration.pick(cases, at_most=24 if by_default else 8)
     with rig.worker(), rig.worker():
         for case in cases:
             enqueue_strictly(rig, case)

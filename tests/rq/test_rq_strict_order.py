@@ -124,3 +124,13 @@ def test_who_has_failed_for_good_lets_the_others_go(office: Any) -> None:
     office.wait_for(lambda: len(office.effects()) == 4, "the first")
     assert began(office) == [0, 1, 2, 3, 0]
     wait_until(lambda: places(office) == [])
+
+
+def test_who_kills_his_horse_too_often(office: Any) -> None:
+    """Beyond `max_crashes` his work is DEAD, and has no place: the next one goes on."""
+    run_behind(office, {0: "always dies"}, retry=Retry(max=9, interval=1), effects=3)
+    assert began(office) == [0, 1, 2, 3]
+    wait_until(lambda: places(office) == [])
+    with office.engine.connect() as db:
+        dead = db.execute(sa.select(WORK.c.crashes).where(WORK.c.state == "DEAD")).scalars().all()
+    assert dead == [3]  # by default

@@ -10,13 +10,14 @@
 | broker | the broker is killed, and started again with what it has acknowledged |
 
 The broker dies once the test has sent the whole line. Each loss breaks the connection. The servers
-of queue and locks are behind a proxy, and so is the database, a PostgreSQL.
+of queue and locks are behind a proxy, and so is the database: a PostgreSQL or a MariaDB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import sqlalchemy as sa
 from support.crash_rig import CrashRig, crash_rig
 from support.fault_injection import FaultInjector
 from support.proxy import Proxy
+from support.replies import asks, ends_transaction
 from support.waiting import wait_until
 
 __all__ = ["FAULTS", "faulty_rig"]
@@ -35,7 +37,6 @@ FAULTS = ("flush", "locks", "commit", "publish")
 """The faults that come alone: all of them may be asked for by one set of workers."""
 
 _TTL_S = "5"  # nobody is late by so much: a lease that ran out would hide a fault
-_READY_FOR_QUERY = b"Z\0\0\0\5I"  # PostgreSQL's, outside of any transaction
 _BASIC_PUBLISH = b"\0\x3c\0\x28"
 
 
@@ -51,6 +52,7 @@ def faulty_rig(
 ) -> Iterator[tuple[CrashRig, FaultInjector]]:
     """Of "celery" or "rq" on `broker`, a server of the test's own; locks on `valkey`."""
     there = sa.make_url(database)
+    backend = there.get_backend_name()
     with ExitStack() as stack:
         to_broker, to_locks, to_ledger = (
             stack.enter_context(Proxy(port)) for port in (broker.port, valkey.port, there.port)
@@ -87,7 +89,7 @@ def faulty_rig(
                 pid, asked=lambda data: b"EVALSHA" in data
             ),
             "commit": lambda pid, _: to_ledger.lose_reply_of(
-                pid, asked=_is_no_startup, answered=_READY_FOR_QUERY
+                pid, asked=partial(asks, backend), answered=partial(ends_transaction, backend)
             ),
             "publish": lambda pid, _: to_broker.lose_reply_of(
                 pid, asked=lambda data: (b"PUSH" if by_redis else _BASIC_PUBLISH) in data
@@ -110,11 +112,6 @@ def faulty_rig(
         proxies = {"locks": to_locks, "commit": to_ledger, "publish": to_broker}
         for fault, proxy in proxies.items():
             print(f"{fault}: {injector.counts[fault]} asked for, {proxy.hit} happened")
-
-
-def _is_no_startup(data: bytes) -> bool:
-    """PostgreSQL's first messages have no letter."""
-    return not data.startswith(b"\0")
 
 
 def _wait_until_fetched(url: str) -> None:

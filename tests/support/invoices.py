@@ -212,7 +212,7 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
         raise ValueError(item)
     if how == "always Retry" or (how == "returns Retry" and guard.attempt == 1):
         return Retry(max=2, interval=1)
-    if how == "dies" and guard.attempt == 1:
+    if how == "always dies" or (how == "dies" and guard.attempt == 1):
         os.kill(os.getpid(), 9)
     with guard.transaction() as db:
         effect(db, item, guard)

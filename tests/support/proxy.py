@@ -5,7 +5,7 @@
         proxy.lose_reply_to(b"COMMIT")      # the server commits, the client never hears of it
         proxy.mode = Mode.BLACK_HOLE        # nothing goes through any more, nothing is closed
         proxy.mode = Mode.PASS              # connections made from now on work
-    proxy.lose_reply_of(pid, answered=b"+OK")   # the same to one of several clients
+    proxy.lose_reply_of(pid, asked=is_update)   # the same to one of several clients
 
 Guarantees: a request whose reply is lost has been sent to the server in full. Does not guarantee
 that a connection that lost bytes is of any use afterwards, nor that a pattern is found which lies
@@ -44,7 +44,7 @@ class _Loss:
 
     pid: int
     asked: Callable[[bytes], bool]
-    answered: bytes
+    answered: Callable[[bytes], bool]
 
 
 class Proxy:
@@ -101,11 +101,11 @@ class Proxy:
         pid: int,
         *,
         asked: Callable[[bytes], bool] = lambda _: True,
-        answered: bytes = b"",
+        answered: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
         """Of this process's next requests that `asked` is true of one reply does not arrive.
 
-        That is the first in which `answered` is; its connection breaks.
+        That is the first that `answered` is true of; its connection breaks.
         """
         self._losses.append(_Loss(pid, asked, answered))
 
@@ -209,7 +209,7 @@ class Proxy:
     def _takes_place(self, loss: _Loss | None, data: bytes) -> bool:
         """Whether this is the reply; of two connections of its client one loses it."""
         with self._mutex:
-            if loss is None or loss.answered not in data or loss not in self._losses:
+            if loss is None or not loss.answered(data) or loss not in self._losses:
                 return False
             self._losses.remove(loss)
             self.hit += 1

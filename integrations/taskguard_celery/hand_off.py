@@ -1,0 +1,104 @@
+"""How who is called from a line comes to a worker: by the queue beside that of his message.
+
+At the end of the message's own queue he would stand behind all that have to be parked before. So
+workers consume from `<queue>.taskguard` as well. There he is a message of his own queue, or of his
+own exchange, for retries and whatever else is sent with his route.
+
+Guarantees: whoever is called says so, however his message was sent. Does not guarantee that the
+queue of a message is found that came by an exchange: not where several queues of this app have it,
+nor by a headers exchange. Then he comes by that exchange, behind all others. If nobody consumes
+from the queue beside, a relay sends him again, to his own one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from kombu.common import Broadcast
+from kombu.transport.virtual.exchange import TopicExchange
+
+__all__ = ["consume_hand_offs", "hand_off_of", "take_called", "to_hand_off", "was_called"]
+
+_CALLED_HEADER = "taskguard_called"  # the queue of the message; None: it came by an exchange
+_ROUTE_HEADER = "taskguard_route"  # that exchange, and the routing key
+
+
+def hand_off_of(queue: str) -> str:
+    """The queue beside a queue, through which those come who were called."""
+    return f"{queue}.taskguard"
+
+
+def consume_hand_offs(app: Celery) -> None:
+    """Let a worker that is set up consume from the queue beside each of its own, too."""
+    queues = app.amqp.queues
+    if not queues.create_missing:
+        return
+    for name, queue in list(queues.consume_from.items()):
+        if not isinstance(queue, Broadcast):
+            queues.select_add(queues.new_missing(hand_off_of(name)))
+
+
+def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options and headers for a call that was stored with these options.
+
+    It goes through the queue beside its own, where this app has that. The headers are added in any
+    case: the key may be kept for who says that he was called.
+    """
+    queue, route = options.get("queue"), [options.get("exchange"), options.get("routing_key")]
+    headers = {_CALLED_HEADER: queue}
+    if queue is None:
+        headers[_ROUTE_HEADER] = route
+        queue = _queue_of(app, *route)
+    beside = hand_off_of(queue) if isinstance(queue, str) else ""
+    if beside not in app.amqp.queues:
+        return {}, headers
+    return {"queue": beside, "exchange": None, "routing_key": None}, headers
+
+
+def was_called(request: Any) -> bool:
+    """Whether the message was called from the line of its key."""
+    return _CALLED_HEADER in (request.headers or ())
+
+
+def take_called(request: Any) -> bool:
+    """Whether the message was called; it is one of its own queue or exchange then."""
+    if not was_called(request):
+        return False
+    headers = dict(request.headers)
+    queue, route = headers.pop(_CALLED_HEADER), headers.pop(_ROUTE_HEADER, None)
+    request.headers = headers
+    own: dict[str, Any] = {}
+    if queue is not None:
+        own = {"exchange": "", "routing_key": queue}
+    elif route is not None:
+        own = dict(zip(("exchange", "routing_key"), route, strict=True))
+    request.delivery_info = {**(request.delivery_info or {}), **own}
+    return True
+
+
+def _queue_of(app: Celery, exchange: Any, key: Any) -> str | None:
+    """The one queue of this app that an exchange brings such messages to."""
+    found = [
+        str(name)
+        for name, queue in app.amqp.queues.items()
+        if any(_leads(*binding, exchange, key) for binding in _bindings(queue))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _bindings(queue: Any) -> Iterator[tuple[Any, Any]]:
+    yield queue.exchange, queue.routing_key
+    for each in queue.bindings or ():
+        yield each.exchange, each.routing_key
+
+
+def _leads(bound: Any, pattern: Any, exchange: Any, key: Any) -> bool:
+    if bound is None or not exchange or bound.name != exchange:
+        return False
+    if bound.type == "topic":
+        expression = TopicExchange(None).key_to_pattern(pattern or "")  # type: ignore[no-untyped-call]  # kombu has no types
+        return re.match(expression, key or "") is not None
+    return bool(bound.type == "direct" and pattern == key)
