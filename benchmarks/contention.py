@@ -437,8 +437,11 @@ def _show_rates(title: str, found: dict[str, list[dict[str, float]]], reference:
         for one, other in zip(each, found[reference], strict=True):
             one["ratio"] = one["rate"] / other["rate"]
     columns = {
-        "rate": "messages/s", "ratio": "ratio", "worker_us": "worker µs", "servers_us": "servers µs",
-    }  # fmt: skip
+        "rate": "messages/s",
+        "ratio": "ratio",
+        "worker_us": "worker µs",
+        "servers_us": "servers µs",
+    }
     _show(title, found, columns)
 
 

@@ -206,13 +206,20 @@ class Line:
     def left(self, delivery: Delivery) -> None:
         """Call the next in line after a message that never runs: revoked, or expired. Never raises.
 
-        Its call has used up the hint. Where somebody holds the key by now, who took it without
+        Its call has used up the hint, and if it came by that the key is kept for it: whoever is
+        parked meanwhile relies on that. Where somebody holds the key by now, who took it without
         looking at the line, that one is told again that others wait.
         """
+        known = hint = False
         if self._leaves_hint(delivery):
+            locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
             with contextlib.suppress(LockServerUnavailableError):
-                cast("HintingLocks", self._locks).leave_hint(delivery.keys[0])
-        self.call_next(delivery)
+                if delivery.called:
+                    known, hint = locks.release_and_take_hint(key, CALLED)
+                if not known:
+                    locks.leave_hint(key)
+        if not self.call_next(delivery) and known and hint:
+            self._give_back(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:
         """Call the first in line if its key is free. False if nobody was; never raises.

@@ -9,7 +9,8 @@ the relay; it ends with its worker. In a prefork pool that is a thread of its fi
 parent forks at any moment, and what another thread has locked then (SQLite's own mutexes, for
 example) stays locked in the child for ever.
 
-Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `parking.py` and `relay.py`.
+Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `parking.py` and
+`relay.py`.
 """
 
 from __future__ import annotations

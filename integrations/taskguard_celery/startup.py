@@ -257,8 +257,10 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    if compiled.policy.parks and (any(ended) or was_called(context)):
-        runtime.runner.line.left(replace(delivery, parking=CeleryParking(task)))
+    called = was_called(context)
+    if compiled.policy.parks and (any(ended) or called):
+        delivery = replace(delivery, parking=CeleryParking(task), called=called)
+        runtime.runner.line.left(delivery)
 
 
 celeryd_after_setup.connect(_on_worker_setup, weak=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 import uuid
 from collections import Counter
 from typing import Any
 
-import celery
 import pytest
 from celery import Celery
 

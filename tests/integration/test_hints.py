@@ -62,19 +62,23 @@ class Office:
         with ThreadPoolExecutor(1) as worker:
             return worker.submit(self._deliver, number, body, **values).result()
 
-    def _deliver(self, number: int, body: Any, *, busy: Busy = "park", **values: Any) -> Outcome:
-        values = {"message": MessageRef(f"m{number}"), **values}
-        return self.runner.deliver(
-            Delivery(
-                keys=(KEY,),
-                work=f"book {number}",
-                task="book",
-                policy=Policy(busy=busy),
-                queue=self.queue,
-                parking=self.calls if busy == "park" else None,
-                **values,
-            ),
-            body or (lambda guard: None),
+    def _deliver(self, number: int, body: Any, **values: Any) -> Outcome:
+        return self.runner.deliver(self._delivery(number, **values), body or (lambda guard: None))
+
+    def expire(self, number: int) -> None:
+        """A message that was called is dropped: it has expired."""
+        assert self.ledger.expire(f"book {number}", message=MessageRef(f"m{number}"))
+        self.runner.line.left(self._delivery(number, called=True))
+
+    def _delivery(self, number: int, *, busy: Busy = "park", **values: Any) -> Delivery:
+        return Delivery(
+            keys=(KEY,),
+            work=f"book {number}",
+            task="book",
+            policy=Policy(busy=busy),
+            queue=self.queue,
+            parking=self.calls if busy == "park" else None,
+            **{"message": MessageRef(f"m{number}"), **values},
         )
 
     def flush(self) -> None:
@@ -248,6 +252,42 @@ def test_what_was_kept_is_forgotten(office: Office, monkeypatch: pytest.MonkeyPa
 
     office.deliver(1, body)
     assert office.calls.sent == ["m2"]
+
+
+@pytest.mark.parametrize("when", ["before it parks", "after that"])
+def test_who_was_called_has_expired(
+    office: Office, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The key that was kept for him is kept for the next, who may rely on that, and is called."""
+    park = office.ledger.park
+
+    def expire_and_park(*arguments: Any, **options: Any) -> bool:
+        office.expire(2)
+        return park(*arguments, **options)
+
+    office.deliver(1, lambda guard: office.deliver(2))
+    assert office.calls.sent == ["m2"]
+    if when == "before it parks":
+        monkeypatch.setattr(office.ledger, "park", expire_and_park)
+        assert isinstance(office.deliver(3), Parked)  # the lock server has told it that it is taken
+    else:
+        assert isinstance(office.deliver(3), Parked)
+        office.expire(2)
+    assert office.calls.sent == ["m2", "m3"]
+    assert isinstance(office.deliver(3, called=True), Completed)
+
+
+def test_who_was_called_has_expired_while_another_has_the_key(office: Office) -> None:
+    """Who was parked behind that one is called by him."""
+    office.deliver(1, lambda guard: office.deliver(2))
+    held = new_owner("other")
+    office.flush()
+    office.locks.acquire((KEY,), held, ttl_s=30.0, with_fence=False, wait_s=0.0)
+    assert isinstance(office.deliver(3), Parked)
+    office.expire(2)
+    known, hint = office.locks.release_and_take_hint(KEY, held)
+    assert known
+    assert hint or office.calls.sent == ["m2", "m3"]
 
 
 def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,14 @@
 (*     a moment.  Beside such a server there are no slots.                 *)
 (*   The broker: copies of each message that nobody has in hand; what a    *)
 (*     dead worker had in hand is delivered again.                         *)
+(*   Of a key with a rate each start shuts it for a while.  In a while it  *)
+(*     opens soon: from then on somebody is called, to come then, who may  *)
+(*     come too early.                                                     *)
+(*   Messages that expire, at any moment: a worker that gets one says so,  *)
+(*     and runs it not; its work is done in vain, and the next is called.  *)
 (*   The relay, where there is one: it calls for a key that is free, and   *)
-(*     sends again what was called and did not come.                       *)
+(*     sends again what was called and did not come, and what has expired  *)
+(*     while it waited.                                                    *)
 (*   Faults, MaxFaults of them: a worker or a relay dies; the lock server  *)
 (*     forgets everything; a message that was sent is lost, in the broker  *)
 (*     or before it; a message is delivered twice; the database crashes.   *)
@@ -37,8 +43,9 @@
 (* What is left out                                                        *)
 (*                                                                         *)
 (*   Bodies that fail, retries, messages that are put off; several         *)
-(*   messages of one work; who was called waits no second for the lock     *)
-(*   server, but is parked at once; no answer of the lock server.          *)
+(*   messages of one work, of which one attaches, or takes the place of    *)
+(*   another; who was called waits no second for the lock server, but is   *)
+(*   parked at once; no answer of the lock server.                         *)
 (*   A lease ends when its holder is dead, never before.                   *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
@@ -50,6 +57,8 @@ CONSTANTS
     Slots,      \* how many may hold a key at once
     Ranked,     \* whether the even messages go first
     Hints,      \* whether the lock server keeps them
+    Rated,      \* whether a start shuts its key for a while
+    Mortal,     \* the messages that may expire
     Relay,      \* whether there is one
     Fates,      \* which faults there are
     MaxFaults,
@@ -59,7 +68,7 @@ CONSTANTS
     Kept        \* whoever is called
 
 ASSUME Fates \subseteq {"crash", "flush", "loss", "twice", "database"}
-ASSUME Hints => Slots = 1
+ASSUME Hints => Slots = 1 /\ ~Rated
 
 ASSUME Mutant \in {
     "none",
@@ -78,6 +87,10 @@ ASSUME Mutant \in {
     "ended trusted",          \* a lock that is handed to who has ended is left to its lease's end
     "kept for nobody",        \* a key that is kept is not given back if nobody was called
     "kept from all",          \* nor taken by who was called
+    "too early charged",      \* who comes before the key has opened shuts it again
+    "expired and gone",       \* who says that his message has expired looks for nobody
+    "kept for the expired",   \* or for the key that was kept for him
+    "expired and called",     \* and leaves it to others to note it
     "early ack",              \* acknowledged before the record is committed
     "unflushed park"}         \* and before it is flushed
 
@@ -91,9 +104,10 @@ VARIABLES
     worker,  \* what each is at: a step, a message, whom it is to send
     relay,   \* whom the relay is to send, or 0
     faults,
-    history
+    history,
+    time     \* whose message has expired, and which key is shut: "no", "soon" to open, or "long"
 
-vars == <<copies, lock, hint, held, row, disk, worker, relay, faults, history>>
+vars == <<copies, lock, hint, held, row, disk, worker, relay, faults, history, time>>
 
 Messages == 1..Last
 KeyOf(m) == m % Keys
@@ -128,6 +142,7 @@ Init ==
     /\ relay = 0
     /\ faults = 0
     /\ history = [overtaken |-> FALSE]
+    /\ time = [expired |-> {}, shut |-> [k \in AllKeys |-> "no"]]
 
 (***************************************************************************)
 (* Small parts.                                                            *)
@@ -166,6 +181,7 @@ Behind(m) ==
 
 Called(k) == {m \in Messages : KeyOf(m) = k /\ Expected(m)}
 Callable(k) ==
+    /\ time.shut[k] # "long"
     /\ Cardinality(Taken(k, held)) < Slots
     /\ \/ Mutant = "all called"
        \/ Cardinality(Called(k)) + Cardinality(Taken(k, held)) < Slots
@@ -183,9 +199,10 @@ Receive(w, m, kind) ==
     /\ worker[w].at = "idle"
     /\ copies[<<m, kind>>] > 0
     /\ copies' = [copies EXCEPT ![<<m, kind>>] = @ - 1]
-    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT !.at = "admit", !.m = m, !.kind = kind]]
+    /\ worker' = [worker EXCEPT ![w] = [Idle EXCEPT
+           !.at = IF m \in time.expired THEN "expired" ELSE "admit", !.m = m, !.kind = kind]]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, hint, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
 
 \* Who was called waits a moment for those who only look, or claim.
 IsLooking(w) == worker[w].at \in {"claim", "warn", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
@@ -194,6 +211,35 @@ Patient(w) ==
     /\ \A i \in 1..Slots :
         LET k == <<KeyOf(worker[w].m), i>> IN
         lock[k] \in Workers /\ K(lock[k]) = k /\ IsLooking(lock[k])
+
+\* Its work, unless somebody is at it, is done in vain, and out of the line; the next is called.
+Expired(w) ==
+    LET m == worker[w].m IN
+    /\ worker[w].at = "expired"
+    /\ IF row[m] = "begun" \/ (row[m] = "called" /\ Mutant = "expired and called")
+       THEN Read
+       ELSE row' = [row EXCEPT ![m] = "done"] /\ UNCHANGED held /\ Flushed
+    /\ Goto(w, CASE Mutant = "expired and gone" -> "ack"
+                 [] ~Hints -> "look"
+                 [] worker[w].kind = "called" /\ Mutant # "kept for the expired" -> "free kept"
+                 [] OTHER -> "hint and look")
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
+
+\* The key that is kept for who was called, as after a body; if somebody has it by now the hint that
+\* was taken is that one's, and left again.
+FreeKept(w) ==
+    LET key == KeyOf(worker[w].m)
+        slot == K(w)
+        known == lock[slot] = Kept
+    IN
+    /\ worker[w].at = "free kept"
+    /\ hint' = [hint EXCEPT ![key] = FALSE]
+    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].looks = IF known /\ hint[key] THEN Looks ELSE 0,
+                                ![w].at = IF known THEN "look" ELSE "hint and look"]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, relay, history, time>>
 
 MayTake(w, k) ==
     \/ lock[k] = Nobody
@@ -213,7 +259,7 @@ Admit(w) ==
                          [] Slots > 1 -> "park"
                          [] OTHER -> "park held")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 \* The ledger's answer; who gets nothing lets the lock go, or hands it over to its true owner.
 Claim(w) ==
@@ -222,17 +268,25 @@ Claim(w) ==
     /\ \/ /\ row[m] = "done"
           /\ Goto(w, "unlock")
           /\ Read
-          /\ UNCHANGED history
+          /\ UNCHANGED <<history, time>>
        \/ /\ row[m] # "done" /\ held[k] # Nobody
           /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "warn" ELSE "hand over",
                                       ![w].owner = held[k]]
           /\ Read
-          /\ UNCHANGED history
+          /\ UNCHANGED <<history, time>>
        \/ /\ row[m] # "done" /\ held[k] = Nobody /\ row[m] # "begun" /\ Behind(m)
           /\ Goto(w, "turn away")
           /\ Read
+          /\ UNCHANGED <<history, time>>
+       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ (row[m] = "begun" \/ ~Behind(m))
+          /\ time.shut[k[1]] # "no"
+          /\ Goto(w, "turn away")
+          /\ time' = IF Mutant = "too early charged" THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
+          /\ Read
           /\ UNCHANGED history
        \/ /\ row[m] # "done" /\ held[k] = Nobody /\ (row[m] = "begun" \/ ~Behind(m))
+          /\ time.shut[k[1]] = "no"
+          /\ time' = IF Rated THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
           /\ held' = [held EXCEPT ![k] = w]
           /\ row' = [row EXCEPT ![m] = "begun"]
           /\ Unflushed
@@ -249,7 +303,7 @@ Warn(w) ==
     /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
     /\ Goto(w, "hand over")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, relay, history, time>>
 
 \* The true owner, as the refusal named him. He may have ended since, and not have known of it.
 HandOver(w) ==
@@ -260,7 +314,7 @@ HandOver(w) ==
            ![w].at = IF owner = Gone /\ Mutant # "ended trusted" THEN "take back" ELSE "park",
            ![w].owner = Nobody]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 \* The ledger says that he has ended.
 TakeBack(w) ==
@@ -268,14 +322,14 @@ TakeBack(w) ==
     /\ lock' = IF lock[K(w)] = Gone THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ Goto(w, "park")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 TurnAway(w) ==
     /\ worker[w].at = "turn away"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ Goto(w, "park")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 \* DONE, and the end of the ledger's lease.
 Complete(w) ==
@@ -286,7 +340,7 @@ Complete(w) ==
     /\ Flushed
     /\ Goto(w, IF Hints THEN "unlock hinted" ELSE "unlock done")
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
 \* Release the key and take its hint, at once. If there was one the key is kept for who is called.
 TakeHint(w) ==
@@ -304,7 +358,7 @@ UnlockHinted(w) ==
     /\ worker[w].at = "unlock hinted"
     /\ TakeHint(w)
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, relay, history, time>>
 
 \* Nobody was called for whom the key is kept: who was parked meanwhile relied on that. Where it is
 \* not known to be kept any more a hint may have been forgotten with it.
@@ -320,7 +374,7 @@ GiveBack(w) ==
     /\ worker' = [worker EXCEPT ![w].looks = IF hint[key] THEN @ - 1 ELSE 0,
                                 ![w].at = IF nobody THEN "ack" ELSE "look"]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, relay, history>>
+    /\ UNCHANGED <<copies, relay, history, time>>
 
 \* The claim was lost in a crash of the database: the delivery comes again.
 Stale(w) ==
@@ -333,7 +387,7 @@ Stale(w) ==
             /\ Goto(w, "look")
             /\ UNCHANGED hint
     /\ Read /\ NoFault
-    /\ UNCHANGED <<relay, history>>
+    /\ UNCHANGED <<relay, history, time>>
 
 Unlock(w) ==
     /\ worker[w].at \in {"unlock", "unlock done"}
@@ -342,7 +396,7 @@ Unlock(w) ==
                   \/ Mutant = "no look after answer" /\ worker[w].at = "unlock"
                THEN "ack" ELSE "look")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 \* What runs or is done is not parked; its copy goes back, and comes again.
 Park(w) ==
@@ -364,7 +418,7 @@ Park(w) ==
                          [] probes -> "probe"
                          [] OTHER -> "look")
     /\ NoFault
-    /\ UNCHANGED <<lock, hint, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
 
 \* At once: whether it is free. Whom the ledger refused looks in any case.
 LeaveHint(w) ==
@@ -375,14 +429,14 @@ LeaveHint(w) ==
        ELSE /\ Goto(w, IF lock[K(w)] = Nobody \/ worker[w].at = "hint and look" THEN "look" ELSE "ack")
             /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, relay, history, time>>
 
 LateHint(w) ==
     /\ worker[w].at = "late hint"
     /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
     /\ Goto(w, "ack")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, relay, history>>
+    /\ UNCHANGED <<copies, lock, relay, history, time>>
 
 Probe(w) ==
     /\ worker[w].at = "probe"
@@ -391,14 +445,14 @@ Probe(w) ==
             /\ Goto(w, IF Mutant = "probe kept" THEN "look" ELSE "unprobe")
        ELSE UNCHANGED lock /\ Goto(w, "ack")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 Unprobe(w) ==
     /\ worker[w].at = "unprobe"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
     /\ Goto(w, "look")
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history>>
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
 
 \* Whether somebody waits for the key that is free now; of several slots as many as there is room.
 AfterSending(w) == Goto(w, IF Slots > 1 THEN "look" ELSE "ack")
@@ -413,30 +467,30 @@ Look(w) ==
        ELSE /\ Read
             /\ Goto(w, IF worker[w].looks > 0 /\ Mutant # "kept for nobody" THEN "give back" ELSE "ack")
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
 Send(w) ==
     /\ worker[w].at = "send"
     /\ copies' = Added(worker[w].send, "called")
     /\ AfterSending(w)
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, hint, relay, history>>
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
 
 SendLost(w) ==
     /\ worker[w].at = "send"
     /\ AfterSending(w)
     /\ Fault("loss")
     /\ Read
-    /\ UNCHANGED <<copies, lock, hint, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
 Acknowledge(w) ==
     /\ worker[w].at = "ack"
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
 Step(w) ==
-    \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
+    \/ Expired(w) \/ FreeKept(w) \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
     \/ Warn(w) \/ UnlockHinted(w) \/ GiveBack(w) \/ TakeBack(w) \/ LeaveHint(w) \/ LateHint(w)
     \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w) \/ Acknowledge(w)
 
@@ -456,7 +510,7 @@ Crash(w) ==
     /\ lock' = Buried(w, lock)
     /\ held' = Buried(w, held)
     /\ disk' = [disk EXCEPT !.held = Buried(w, @)]
-    /\ UNCHANGED <<hint, row, relay, history>>
+    /\ UNCHANGED <<hint, row, relay, history, time>>
 
 \* The lease of the dead ends.
 Expire ==
@@ -464,28 +518,28 @@ Expire ==
     /\ held' = [k \in AllSlots |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
     /\ disk' = [disk EXCEPT !.held = [k \in AllSlots |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, row, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, row, worker, relay, history, time>>
 
 \* The same at the lock server.
 Forget ==
     /\ \E k \in AllSlots : lock[k] = Gone
     /\ lock' = [k \in AllSlots |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, worker, relay, history>>
+    /\ UNCHANGED <<copies, hint, worker, relay, history, time>>
 
 \* Nobody came for whom it was kept.
 KeptEnds(k) ==
     /\ lock[k] = Kept
     /\ lock' = [lock EXCEPT ![k] = Nobody]
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, worker, relay, history>>
+    /\ UNCHANGED <<copies, hint, worker, relay, history, time>>
 
 Flush ==
     /\ Fault("flush")
     /\ lock' = [k \in AllSlots |-> Nobody]
     /\ hint' = [k \in AllKeys |-> FALSE]
     /\ Read
-    /\ UNCHANGED <<copies, worker, relay, history>>
+    /\ UNCHANGED <<copies, worker, relay, history, time>>
 
 \* The broker forgets a copy of one who stands in the ledger.
 Lose(m) ==
@@ -495,20 +549,34 @@ Lose(m) ==
         /\ copies[<<m, kind>>] > 0
         /\ copies' = [copies EXCEPT ![<<m, kind>>] = @ - 1]
     /\ Read
-    /\ UNCHANGED <<lock, hint, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history, time>>
 
 Duplicate(m) ==
     /\ \E w \in Workers : worker[w].m = m
     /\ Fault("twice")
     /\ copies' = Added(m, "new")
     /\ Read
-    /\ UNCHANGED <<lock, hint, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history, time>>
 
 DatabaseCrash ==
     /\ disk # [held |-> held, row |-> row]
     /\ Fault("database")
     /\ held' = disk.held /\ row' = disk.row
-    /\ UNCHANGED <<copies, lock, hint, disk, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, disk, worker, relay, history, time>>
+
+\* A message's time is over.
+Ends(m) ==
+    /\ m \in Mortal \ time.expired
+    /\ time' = [time EXCEPT !.expired = @ \cup {m}]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history>>
+
+\* The next start of a key comes nearer.
+Opens(k) ==
+    /\ time.shut[k] # "no"
+    /\ time' = [time EXCEPT !.shut[k] = IF @ = "long" THEN "soon" ELSE "no"]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history>>
 
 \* Who was called and is on no way any more does not come in time.
 Due(m) ==
@@ -518,7 +586,7 @@ Due(m) ==
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, worker, relay, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history, time>>
 
 RelayCalls(k) ==
     LET first == First(k) IN
@@ -529,7 +597,7 @@ RelayCalls(k) ==
     /\ UNCHANGED held
     /\ Unflushed
     /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, worker, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, history, time>>
 
 \* It is noted as sent only when it was; until then it is late.
 RelayRecalls(m) ==
@@ -542,27 +610,38 @@ RelayRecalls(m) ==
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
-    /\ UNCHANGED <<lock, hint, worker, relay, history>>
+    /\ UNCHANGED <<lock, hint, worker, relay, history, time>>
+
+\* It is overdue from then on.
+RelayFindsExpired(m) ==
+    /\ Relay /\ relay = 0
+    /\ row[m] = "waits" /\ m \in time.expired
+    /\ row' = [row EXCEPT ![m] = "late"]
+    /\ UNCHANGED held
+    /\ Flushed
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history, time>>
 
 RelaySends ==
     /\ relay # 0
     /\ copies' = Added(relay, "called")
     /\ relay' = 0
     /\ Read /\ NoFault
-    /\ UNCHANGED <<lock, hint, worker, history>>
+    /\ UNCHANGED <<lock, hint, worker, history, time>>
 
 RelayDies ==
     /\ relay # 0
     /\ Fault("crash")
     /\ relay' = 0
     /\ Read
-    /\ UNCHANGED <<copies, lock, hint, worker, history>>
+    /\ UNCHANGED <<copies, lock, hint, worker, history, time>>
 
 Next ==
     \/ \E w \in Workers :
         Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, kind \in Kinds : Receive(w, m, kind)
     \/ \E m \in Messages : Lose(m) \/ Duplicate(m) \/ Due(m) \/ RelayRecalls(m)
-    \/ \E k \in AllKeys : RelayCalls(k)
+    \/ \E m \in Messages : Ends(m) \/ RelayFindsExpired(m)
+    \/ \E k \in AllKeys : RelayCalls(k) \/ Opens(k)
     \/ RelaySends \/ RelayDies \/ (\E k \in AllSlots : KeptEnds(k)) \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
 
 Spec == Init /\ [][Next]_vars
@@ -572,7 +651,8 @@ Fairness ==
     /\ \A m \in Messages, kind \in Kinds : SF_vars(\E w \in Workers : Receive(w, m, kind))
     /\ \A k \in AllSlots : WF_vars(KeptEnds(k))
     /\ \A m \in Messages : WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
-    /\ \A k \in AllKeys : SF_vars(RelayCalls(k))
+    /\ \A m \in Messages : SF_vars(RelayFindsExpired(m))
+    /\ \A k \in AllKeys : SF_vars(RelayCalls(k)) /\ WF_vars(Opens(k))
     /\ WF_vars(RelaySends) /\ WF_vars(Expire) /\ WF_vars(Forget)
 
 FairSpec == Spec /\ Fairness
