@@ -37,7 +37,7 @@ from taskguard import (
 )
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.hand_off import take_called
+from taskguard_celery.hand_off import CALLED_HEADER, take_called
 from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
@@ -200,7 +200,7 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
-    called = take_called(request)
+    called = CALLED_HEADER in (request.headers or ()) and take_called(request)
     while True:
         try:
             return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)

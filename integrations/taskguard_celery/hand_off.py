@@ -20,9 +20,11 @@ from celery import Celery
 from kombu.common import Broadcast
 from kombu.transport.virtual.exchange import TopicExchange
 
-__all__ = ["consume_hand_offs", "hand_off_of", "take_called", "to_hand_off", "was_called"]
+__all__ = ["CALLED_HEADER", "consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
 
-_CALLED_HEADER = "taskguard_called"  # the queue of the message; None: it came by an exchange
+CALLED_HEADER = "taskguard_called"
+"""Of who was called. The queue of the message; None: it came by an exchange."""
+
 _ROUTE_HEADER = "taskguard_route"  # that exchange, and the routing key
 
 
@@ -48,7 +50,7 @@ def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     case: the key may be kept for who says that he was called.
     """
     queue, route = options.get("queue"), [options.get("exchange"), options.get("routing_key")]
-    headers = {_CALLED_HEADER: queue}
+    headers = {CALLED_HEADER: queue}
     if queue is None:
         headers[_ROUTE_HEADER] = route
         queue = _queue_of(app, *route)
@@ -58,17 +60,12 @@ def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     return {"queue": beside, "exchange": None, "routing_key": None}, headers
 
 
-def was_called(request: Any) -> bool:
-    """Whether the message was called from the line of its key."""
-    return _CALLED_HEADER in (request.headers or ())
-
-
 def take_called(request: Any) -> bool:
     """Whether the message was called; it is one of its own queue or exchange then."""
-    if not was_called(request):
+    if CALLED_HEADER not in (request.headers or ()):
         return False
     headers = dict(request.headers)
-    queue, route = headers.pop(_CALLED_HEADER), headers.pop(_ROUTE_HEADER, None)
+    queue, route = headers.pop(CALLED_HEADER), headers.pop(_ROUTE_HEADER, None)
     request.headers = headers
     own: dict[str, Any] = {}
     if queue is not None:

@@ -20,7 +20,7 @@ from celery.signals import celeryd_after_setup, task_revoked, worker_process_ini
 from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
-from taskguard_celery.hand_off import consume_hand_offs, was_called
+from taskguard_celery.hand_off import CALLED_HEADER, consume_hand_offs
 from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
 from taskguard_celery.parking import CeleryParking, is_first_child, start_relay
 from taskguard_celery.recognition import (
@@ -257,7 +257,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    called = was_called(context)
+    called = CALLED_HEADER in (context.headers or ())
     if compiled.policy.parks and (any(ended) or called):
         delivery = replace(delivery, parking=CeleryParking(task), called=called)
         runtime.runner.line.left(delivery)

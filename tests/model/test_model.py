@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 DESIGN = [name for name in CONFIGURATIONS if expected_of(name) == "holds"]
 # Each takes as long as all the rest of lines.
-LONG = ("line_liveness", "line_slots")
+LONG = ("line_liveness", "line_rates_liveness", "line_slots")
 MUTANTS = [name for name in CONFIGURATIONS if expected_of(name) != "holds"]
 
 
