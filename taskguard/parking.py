@@ -213,10 +213,11 @@ class Line:
         known = hint = False
         if self._leaves_hint(delivery):
             locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
-            with contextlib.suppress(LockServerUnavailableError):
-                if delivery.called:
+            if delivery.called:
+                with contextlib.suppress(LockServerUnavailableError):
                     known, hint = locks.release_and_take_hint(key, CALLED)
-                if not known:
+            if not known:  # also where it took the hint of another holder, and no answer came
+                with contextlib.suppress(LockServerUnavailableError):
                     locks.leave_hint(key)
         if not self.call_next(delivery) and known and hint:
             self._give_back(delivery)

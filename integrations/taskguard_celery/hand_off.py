@@ -18,7 +18,6 @@ from typing import Any
 
 from celery import Celery
 from kombu.common import Broadcast
-from kombu.transport.virtual.exchange import TopicExchange
 
 __all__ = ["CALLED_HEADER", "consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
 
@@ -96,6 +95,9 @@ def _leads(bound: Any, pattern: Any, exchange: Any, key: Any) -> bool:
     if bound is None or not exchange or bound.name != exchange:
         return False
     if bound.type == "topic":
+        # 11 ms, which a worker on RabbitMQ, or whoever only sends, need not wait for.
+        from kombu.transport.virtual.exchange import TopicExchange
+
         expression = TopicExchange(None).key_to_pattern(pattern or "")  # type: ignore[no-untyped-call]  # kombu has no types
         return re.match(expression, key or "") is not None
     return bool(bound.type == "direct" and pattern == key)

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery, chord, group
+from celery.app.task import Context
 from celery.exceptions import ChordError, TaskRevokedError
-from celery.signals import before_task_publish
+from celery.signals import before_task_publish, task_revoked
 
 from support.ear import Ear
 from support.waiting import wait_until
@@ -25,6 +26,7 @@ from taskguard import MessageRef
 from taskguard.ledger.endings import EXPIRED
 from taskguard.ledger.tables import WORK
 from taskguard_celery.calls import CelerySender, call_of
+from taskguard_celery.hand_off import CALLED_HEADER
 from taskguard_celery.message import CeleryQueue
 from taskguard_celery.runtime import runtime_of
 
@@ -104,6 +106,18 @@ def expire_in_line(shop: Any) -> None:
     [revoked] = [each for each in ear.heard if each["type"] == "task-revoked"]
     assert (revoked["expired"], revoked["terminated"]) == (True, False)
     assert shop.ledger.waiting() == []
+
+
+def test_who_drops_a_message_says_that_it_was_called(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key is kept for it: the line is told so, and gives it back."""
+    task, left = shop.tasks.queue_up, []
+    monkeypatch.setattr(runtime_of(task.app).runner.line, "left", left.append)
+    for headers in ({}, {CALLED_HEADER: "shop"}):
+        request = Context(id="m", args=["a", 1], kwargs={}, headers=headers)
+        task_revoked.send(sender=task, request=request, expired=True)
+    assert [each.called for each in left] == [True]
 
 
 @pytest.mark.parametrize("sent", ["called", "again", "put off"])

@@ -277,17 +277,26 @@ def test_who_was_called_has_expired(
     assert isinstance(office.deliver(3, called=True), Completed)
 
 
+def test_who_was_called_has_expired_and_so_has_who_left_a_hint(office: Office) -> None:
+    """The key is kept for the hint, and given back, for nobody is there to be called."""
+    office.deliver(1, lambda guard: office.deliver(2))
+    assert isinstance(office.deliver(3), Parked)
+    assert office.ledger.expire("book 3", message=MessageRef("m3"))
+    office.expire(2)
+    assert office.calls.sent == ["m2"]
+    assert isinstance(office.deliver(4), Completed)
+
+
 def test_who_was_called_has_expired_while_another_has_the_key(office: Office) -> None:
-    """Who was parked behind that one is called by him."""
+    """Whoever releases that key is told that somebody may wait, as he would have been before."""
     office.deliver(1, lambda guard: office.deliver(2))
     held = new_owner("other")
     office.flush()
     office.locks.acquire((KEY,), held, ttl_s=30.0, with_fence=False, wait_s=0.0)
     assert isinstance(office.deliver(3), Parked)
     office.expire(2)
-    known, hint = office.locks.release_and_take_hint(KEY, held)
-    assert known
-    assert hint or office.calls.sent == ["m2", "m3"]
+    assert office.calls.sent == ["m2", "m3"]
+    assert office.locks.release_and_take_hint(KEY, held) == (True, True)
 
 
 def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
