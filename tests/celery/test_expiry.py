@@ -6,10 +6,7 @@ Each is announced as Celery announces what expires in a queue, and those behind 
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,11 +28,6 @@ from taskguard_celery.message import CeleryQueue
 from taskguard_celery.runtime import runtime_of
 
 EVENTS = '{"worker_send_task_events": true}'
-
-
-def let_go(shop: Any) -> None:
-    with shop.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
 
 
 def began(shop: Any) -> list[str]:
@@ -60,27 +52,6 @@ def record(shop: Any, result: Any) -> tuple[str, int, str | None]:
         return tuple(row)
 
 
-@contextmanager
-def without_relay(shop: Any) -> Iterator[None]:
-    """No worker is elected: this process has the relay's lease, and calls nobody."""
-    over, leads = threading.Event(), threading.Event()
-
-    def lead(_: Any) -> None:
-        leads.set()
-        over.wait()
-
-    leader = runtime_of(shop.tasks.app).leader("taskguard-relay:celery", ttl_s=5.0)
-    thread = threading.Thread(target=leader.run, args=(lead,))
-    thread.start()
-    try:
-        assert leads.wait(60)
-        yield
-    finally:
-        over.set()
-        leader.step_down()
-        thread.join()
-
-
 def expire_in_line(shop: Any) -> None:
     """One that waits, in a chord: those around it run in their order, and the chord hears of it."""
     task, add_up = shop.tasks.queue_up, shop.tasks.add_up
@@ -97,7 +68,7 @@ def expire_in_line(shop: Any) -> None:
         assert not first.ready()
         wait_for_line(shop, 2)
         assert record(shop, expired) == ("FAILED", 0, EXPIRED)
-        let_go(shop)
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, before, after)] == [0, 1, 3]
         with pytest.raises((ChordError, TaskRevokedError)):
             told.get(timeout=60)
@@ -170,7 +141,7 @@ def expire_on_the_way(shop: Any) -> None:
         after = task.delay("a", 2)
         wait_for_line(shop, 2)
         worker.signal(signal.SIGSTOP)  # which fetches no more; its children go on
-        let_go(shop)
+        shop.let_go()
         wait_until(lambda: shop.ledger.waiting()[0].expected_until_s is not None, timeout_s=60)
         assert datetime.now(UTC) < expires
         wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
@@ -196,7 +167,7 @@ def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
     has expired at its turn."""
     shop = rabbit_shop
     task = shop.tasks.queue_up
-    with without_relay(shop), shop.worker(concurrency=2):
+    with shop.without_relay(), shop.worker(concurrency=2):
         first = holds(shop, task)
         revoked = task.delay("a", 1)
         expires = datetime.fromtimestamp(time.time() + 6, UTC)
@@ -205,7 +176,7 @@ def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
         wait_for_line(shop, 3)
         revoked.revoke()
         wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
-        let_go(shop)
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, last)] == [0, 3]
         assert (revoked.state, expired.state) == ("REVOKED", "REVOKED")
         assert record(shop, revoked) == ("FAILED", 1, "revoked")

@@ -1,4 +1,4 @@
-"""What Flower and other monitors hear of messages that are put off: Celery's events."""
+"""What Flower and other monitors hear of messages that wait for their key: Celery's events."""
 
 from __future__ import annotations
 
@@ -35,3 +35,21 @@ def test_a_deferral_is_one_more_reception_and_start_of_the_same_task(make_shop: 
         "task-succeeded": 1,
     }
     assert {event["uuid"] for event in ear.heard if "uuid" in event} == {message.id}
+
+
+def test_while_it_is_parked_it_has_begun_and_not_ended(make_shop: Any) -> None:
+    """Of a message that waits in the ledger neither an end nor a retry; then one success."""
+    shop = make_shop(SHOP_SETTINGS='{"worker_send_task_events": true}')
+    task = shop.tasks.queue_up
+    with shop.worker(), Ear(shop.tasks.app) as ear:
+        first = task.delay("a", 0, shop.tasks.UNTIL_GO)
+        shop.wait_for_steps("began")
+        parked = task.delay("a", 1)
+        wait_until(lambda: len(shop.ledger.waiting()) == 1, timeout_s=60, message="it waits")
+        wait_until(lambda: "task-started" in ear.of(parked.id), timeout_s=60, message="started")
+        assert ear.of(parked.id) == ["task-received", "task-started"]
+        shop.let_go()
+        assert [each.get(timeout=60) for each in (first, parked)] == [0, 1]
+        wait_until(lambda: "task-succeeded" in ear.of(parked.id), timeout_s=60, message="succeeded")
+    kinds = Counter(ear.of(parked.id))
+    assert kinds == {"task-received": 2, "task-started": 2, "task-succeeded": 1}

@@ -96,7 +96,7 @@ def test_by_an_exchange(make_shop: Any) -> None:
 def take_turns(shop: Any) -> None:
     """A line of 25 messages, which goes on by itself: there is no relay."""
     results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
-    with shop.worker({"SHOP_RELAY": "none"}, concurrency=2):
+    with shop.without_relay(), shop.worker(concurrency=2):
         assert [each.get(timeout=120) for each in results] == list(range(25))
     assert set(shop.effects().values()) == {1}
     assert overlaps(shop, "a") == 0

@@ -33,11 +33,6 @@ def heads(shop: Any) -> list[Any]:
         return list(db.execute(sa.select(WORK).where(*failed)))
 
 
-def let_go(shop: Any) -> None:
-    with shop.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
-
-
 def places(shop: Any) -> list[str]:
     """Whose work still has a place."""
     with shop.engine.connect() as db:
@@ -69,7 +64,7 @@ def keep_their_place(shop: Any) -> None:
     """Nine in a line, of which four fail, one of them for good."""
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "fails twice", 3: "retries", 5: "fails", 7: "fails twice"})
-        let_go(shop)
+        shop.let_go()
         for number, result in enumerate(results):
             if number == 5:
                 with pytest.raises(ValueError, match="a 5"):
@@ -89,7 +84,7 @@ def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
     shop = make_shop(SHOP_VISIBILITY_S="3")
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "dies", 2: "dies"}, count=5)
-        let_go(shop)
+        shop.let_go()
         assert [each.get(timeout=60) for each in results] == list(range(5))
     assert began(shop) == list(range(5))
     assert set(shop.effects().values()) == {1}
@@ -101,7 +96,7 @@ def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
     with shop.worker(concurrency=2) as killed:
         results = send_behind(shop, {0: "retries"}, count=3)
-        let_go(shop)
+        shop.let_go()
         wait_until(lambda: [each.retries for each in heads(shop)] == [1])
         killed.kill()
     with shop.broker() as broker:
@@ -116,7 +111,7 @@ def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
     """It leaves its place, is announced, and the next ones go on."""
     with shop.worker(concurrency=2):
         results = send_behind(shop, {0: "retries"}, count=3)
-        let_go(shop)
+        shop.let_go()
         wait_until(lambda: [each.retries for each in heads(shop)] == [1])
         results[0].revoke()
         assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
@@ -130,7 +125,7 @@ def test_enqueued_in_order(shop: Any) -> None:
     """By `enqueue()` each has its place before it is sent: several workers with nothing else to do
     take them in no other order."""
     with shop.worker(concurrency=3), shop.worker(concurrency=3):
-        let_go(shop)
+        shop.let_go()
         results = [
             enqueue(shop.tasks.strictly, ("a", number, "retries" if number == 4 else "")).result
             for number in range(20)

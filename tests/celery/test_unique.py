@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy import orm
 
 from support.due import make_due
@@ -21,12 +20,6 @@ from taskguard_celery import enqueue, sweep
 def sent(shop: Any) -> int:
     with shop.broker() as broker:
         return int(shop.messages(broker))
-
-
-def let_go(shop: Any) -> None:
-    """The body that waits goes on."""
-    with shop.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
 
 
 @pytest.mark.parametrize("transaction", ["the user's", "the ledger's"])
@@ -63,7 +56,7 @@ def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:
         attached = enqueue(tasks.index, (1, "late"), duplicate="attach")
         assert attached.outcome == "attached"
         assert attached.result.id == running.id
-        let_go(shop)
+        shop.let_go()
         assert attached.result.get(timeout=60) == "running"
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 running": 1})
@@ -144,7 +137,7 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
         with pytest.raises(AlreadyEnqueuedError, match=r"is in progress.*when it has ended") as why:
             enqueue(index, (1, "second"), duplicate="replace")
         assert why.value.begun
-        let_go(shop)
+        shop.let_go()
         assert first.result.get(timeout=60) == "first"
     assert shop.effects() == Counter({"1 first": 1})
 

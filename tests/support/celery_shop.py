@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,32 @@ class Shop:
         self._workers += 1
         log = self.folder / f"worker-{self._workers}.log"
         return CeleryWorker({**self.environment, **(environment or {})}, log=log, **options)
+
+    def let_go(self) -> None:
+        """Bodies that are at work until they may go on go on."""
+        with self.engine.begin() as db:
+            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+    @contextmanager
+    def without_relay(self) -> Iterator[None]:
+        """No worker is elected: this process has the relay's lease, and calls nobody."""
+        over, leads = threading.Event(), threading.Event()
+
+        def lead(_: Any) -> None:
+            leads.set()
+            over.wait()
+
+        runtime = taskguard_celery.runtime.runtime_of(self.tasks.app)
+        leader = runtime.leader("taskguard-relay:celery", ttl_s=5.0)
+        thread = threading.Thread(target=leader.run, args=(lead,))
+        thread.start()
+        try:
+            assert leads.wait(60)
+            yield
+        finally:
+            over.set()
+            leader.step_down()
+            thread.join()
 
     def logs(self) -> str:
         """What all workers said."""

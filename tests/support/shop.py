@@ -27,7 +27,7 @@ from support import deploys, shop_shared
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
-from taskguard_celery import enqueue, guarded_task, safe_defaults, startup
+from taskguard_celery import enqueue, guarded_task, safe_defaults
 
 URL = os.environ["SHOP_DATABASE"]
 LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
@@ -74,8 +74,6 @@ if "SHOP_DELIVERY_LIMIT" in os.environ:
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": limit}
     exchange = Exchange(name, type="topic")
     app.conf.task_queues = [Queue(name, exchange, routing_key=name, queue_arguments=arguments)]
-if os.environ.get("SHOP_RELAY") == "none":
-    startup.start_relay = lambda _: None  # type: ignore[assignment]
 if "SHOP_SAFE" in os.environ:
     safe_defaults(app)
 
