@@ -163,6 +163,13 @@ TAKEN = [
 ]
 
 
+def test_ports_that_are_asked_for_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a cluster are told all of them before the first one listens."""
+    first = process.free_port()
+    monkeypatch.setenv(process.PORTS_VARIABLE, f"{first}-{first + 99}")
+    assert len({process.free_port() for _ in range(25)}) == 25
+
+
 @pytest.mark.parametrize(("kind", "number"), TAKEN)
 def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
     kind: type[Server], number: int, monkeypatch: pytest.MonkeyPatch

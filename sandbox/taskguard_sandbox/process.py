@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ PORTS = range(15_000, 32_000)
 # server that is down for a moment would find the other run's.
 PORTS_VARIABLE = "TASKGUARD_TEST_PORTS"
 PORT_TRIES = 5
+# So many as the servers of one cluster may want together.
+_told_lately: deque[int] = deque(maxlen=30)
 # As servers say it; the last is what RabbitMQ says where epmd has no port.
 _PORT_IS_TAKEN = ("address already in use", "port_already_used", "nodistribution")
 
@@ -62,13 +65,19 @@ def _ports() -> range:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on just now."""
+    """A port of the loopback interface that nobody listens on just now, nor was told lately.
+
+    Who asks for several has them before he listens on any.
+    """
     ports = _ports()
     while True:
         port = random.choice(ports)
+        if port in _told_lately:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+            _told_lately.append(port)
             return port
 
 

@@ -315,7 +315,7 @@ class TestConnections:
         """Each step is asked again, and says the same."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
-            locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}")
+            locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=5.0)
             owner = new_owner("m")
             for pattern in (b"/v3/lease/grant", b"/v3/kv/txn"):
                 proxy.lose_reply_to(pattern, then=Mode.CUT)

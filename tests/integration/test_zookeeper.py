@@ -327,7 +327,7 @@ class TestEnsemble:
         ):
             servers = [first, second, third]
             hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-            wait_until(lambda: all("Mode: " in each.say("srvr") for each in servers))
+            wait_until(lambda: all("Mode: " in each.say("srvr") for each in servers), timeout_s=60)
             with locks_on(f"zookeeper://{hosts}") as locks:
                 assert locks.check() == []
                 before = token(locks)
@@ -336,9 +336,10 @@ class TestEnsemble:
                 session = locks._session()
                 (leader,) = [each for each in servers if "Mode: leader" in each.say("srvr")]
                 leader.kill()
-                wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED)
+                # An election takes seconds, on a machine that is busy a quarter of a minute.
+                wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED, timeout_s=60)
                 assert locks._session() is session
-                assert wait_until(lambda: answered(locks)) > before
+                assert wait_until(lambda: answered(locks), timeout_s=60) > before
                 assert isinstance(take(locks, ("held",)), Held)
                 (finding,) = locks.check()
                 assert finding.name == "zookeeper_server"
