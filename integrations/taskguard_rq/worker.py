@@ -61,7 +61,7 @@ def _load(connection: Any) -> None:
     found = [finding for report in reports for finding in report.findings]
     try:
         if "ledger_away" not in {finding.name for finding in found}:
-            load()
+            load(connection)
     except LedgerUnavailableError as error:
         logger.warning("the ledger is away; jobs will be put off: %s", error)
     except ConfigurationError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import rq
 import sqlalchemy as sa
 from rq import Retry
@@ -18,7 +19,7 @@ import taskguard_rq
 from support.invoices import book_by_two, charge, charge_patiently, decorated, die, is_driver_loaded
 from support.office import Office
 from taskguard.lock_table import TableLocks
-from taskguard_rq import GuardedSimpleWorker, GuardedWorker
+from taskguard_rq import GuardedSimpleWorker, GuardedWorker, preloading
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,33 @@ def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office:
     office.worker()
     office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
     assert job.return_value() == ["sqlalchemy", "psycopg", "redis"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("taskguard_rq.GuardedWorker", ()),
+        ("rq.Worker", ("--with-scheduler", "-c", "support.invoices")),
+    ],
+)
+def test_work_horses_know_the_version_of_their_client(
+    office: Any, kind: str, options: tuple[str, ...]
+) -> None:
+    """redis-py would look for it in the file system, for each connection of each job."""
+    office.worker(kind, *options)
+    job = office.queue.enqueue("support.horse.looks_for_version")
+    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "looked")
+    assert job.return_value() is False
+
+
+@pytest.mark.parametrize("said", [{"lib_name": "ours"}, {"lib_version": "1"}, {"lib_name": None}])
+def test_what_a_user_says_of_the_client_stays(said: dict[str, str | None]) -> None:
+    """Whoever names his client, or gives it no name, keeps that."""
+    client = redis.Redis.from_url("redis://127.0.0.1:1", **said)
+    preloading.tell_version(client)
+    assert client.connection_pool.connection_kwargs.items() >= said.items()
+    assert "driver_info" not in client.connection_pool.connection_kwargs
 
 
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:

@@ -1,10 +1,21 @@
-"""A job that loads nothing by itself and says what its work horse has loaded."""
+"""Jobs that load nothing by themselves and say what their work horse has loaded, and looks for."""
 
 from __future__ import annotations
 
 import sys
+from unittest import mock
+
+import rq
 
 
 def loaded(*names: str) -> list[str]:
     """Those of the modules `names` that were loaded before the job began."""
     return [name for name in names if name in sys.modules]
+
+
+def looks_for_version() -> bool:
+    """Whether redis-py looks for its own version when RQ's client opens one more connection."""
+    client = rq.get_current_job().connection
+    with mock.patch("redis.utils.get_lib_version", return_value="0") as asked:
+        client.connection_pool.make_connection()
+    return asked.called
