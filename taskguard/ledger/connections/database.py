@@ -177,28 +177,41 @@ class Database:
         deadline: Deadline = db.info[_DEADLINE]
         return deadline.put_off()
 
-    def begin(self, engine: sa.Engine, *, idle_s: float) -> sa.Connection:
+    def begin(
+        self, engine: sa.Engine, *, idle_s: float, meanwhile: Callable[[sa.Connection], _T]
+    ) -> tuple[sa.Connection, _T]:
         """A connection of `engine` in a body's transaction, which may idle for so long.
+
+        Args:
+            engine: where the connection comes from.
+            idle_s: for how long its transaction may idle, in seconds.
+            meanwhile: makes what goes with the connection, while BEGIN is on its way: it must not
+                ask the server.
 
         Raises ConfigurationError where the Engine commits each statement.
         """
         with self.translated():
             db = engine.connect()
             try:
-                db.begin()  # also where that sends nothing: a Session on it would begin, and commit
                 driver = driver_of(db)
                 if self.begins_itself:
                     # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
                     deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place, watched=False)
                     with deadline, _DriverCall(self, db, driver):
-                        self._libpq.run(driver, _opening(idle_s), deadline)
+                        self._libpq.send(driver, _opening(idle_s))
+                        # Or a Session on it would begin, and commit.
+                        db.begin()
+                        made = meanwhile(db)
+                        self._libpq.receive(driver, deadline)
                 else:
+                    db.begin()
                     refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
+                    made = meanwhile(db)
             except BaseException:
                 db.close()
                 raise
-        return db
+        return db, made
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
@@ -235,9 +248,8 @@ class Database:
         with (
             self.pools.ledgers as engine,
             _Taken(self, engine, _LONGEST_ANSWER_S + limit_s) as taken,
-            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
-            info = taken.pooled.info
+            connection, info = taken.driver, taken.pooled.info
             self.dialect.limit_waiting(connection, info, limit_s)
             try:
                 return self._executed.ask(connection, info, statement, values)
@@ -254,9 +266,8 @@ class Database:
         with (
             self.pools.locks as engine,
             _Taken(self, engine, longest_s) as taken,
-            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
-            yield connection, taken.pooled.info
+            yield taken.driver, taken.pooled.info
 
     def lone_connection(self) -> Any:
         """A connection of the driver's that is in no pool, commits each statement, and stays open.
@@ -312,20 +323,20 @@ class Database:
         with (
             share as engine,
             _Taken(self, engine, longest_s, watched=False) as taken,
-            _DriverCall(self, taken.pooled, taken.pooled.dbapi_connection) as connection,
         ):
             if self.begins_itself:
-                return self._alone(taken, connection, statement, values)
+                return self._alone(taken, statement, values)
+            connection = taken.driver
             before, connection.autocommit = connection.autocommit, True
             try:
-                return self._alone(taken, connection, statement, values)
+                return self._alone(taken, statement, values)
             finally:
                 if not connection.closed:
                     connection.autocommit = before
 
-    def _alone(self, taken: _Taken, connection: Any, statement: str, values: Any) -> list[Any]:
+    def _alone(self, taken: _Taken, statement: str, values: Any) -> list[Any]:
         """The rows of a statement that sees the newest rows, whatever the role's default is."""
-        info, deadline = taken.pooled.info, taken.deadline
+        connection, info, deadline = taken.driver, taken.pooled.info, taken.deadline
         if LEVEL not in info:  # an Engine of the user's: asked once for each connection
             [[info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {}, deadline)
         if info[LEVEL] == READ_COMMITTED:
@@ -417,6 +428,36 @@ class Database:
         """A block in which what drivers raise comes out in taskguard's words."""
         return _Translated(self)
 
+    def translate(self, error: BaseException) -> None:
+        """Raise what it is in taskguard's words, if it has any."""
+        if isinstance(error, sa.exc.TimeoutError):
+            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
+        mapped = self.map(error)
+        if mapped is not None:
+            raise mapped from error
+
+    def explain(self, error: BaseException, pooled: Any, driver: Any) -> BaseException:
+        """What an error of a call past SQLAlchemy is to be raised as: in words, or as it is.
+
+        Does with the connection what SQLAlchemy would do: one that broke is `pooled.invalidate()`d.
+        """
+        engine = self.engine
+        if not isinstance(error, engine.dialect.loaded_dbapi.Error):
+            pooled.invalidate(error)  # interrupted halfway: its state is not known
+            return error
+        if getattr(error, "sqlstate", None) in FORGOTTEN:
+            said = f"The session of {self.place} has not what was prepared in it: {error}"
+            explained: BaseException | None = TransactionRetryError(said)
+        else:
+            if engine.dialect.is_disconnect(error, driver, None):
+                pooled.invalidate(error)
+                self.close()  # the idle ones broke as well
+            explained = self.map(error)
+        if explained is None:
+            return error
+        explained.__cause__ = error
+        return explained
+
     def as_sqlalchemys(self, error: Exception) -> BaseException:
         """A driver's error as SQLAlchemy would have raised it."""
         dialect = self.engine.dialect
@@ -494,20 +535,22 @@ class _Translated(AbstractContextManager[None]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
-        if isinstance(error, sa.exc.TimeoutError):
-            said = f"No connection to {self._database.place}: {error}"
-            raise NoConnectionError(said) from error
-        mapped = self._database.map(error)
-        if mapped is not None:
-            raise mapped from error
+        if error is not None:
+            self._database.translate(error)
 
 
 class _Taken:
-    """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy."""
+    """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy.
 
-    __slots__ = ("_database", "_engine", "_longest_s", "_pool", "_watched", "deadline", "pooled")
+    Attributes:
+        pooled: its entry in the pool.
+        driver: the driver's own connection.
+        deadline: by when it has to have answered.
+    """
+
+    __slots__ = (
+        "_database", "_engine", "_longest_s", "_pool", "_watched", "deadline", "driver", "pooled",
+    )  # fmt: skip
 
     def __init__(
         self, database: Database, engine: sa.Engine, longest_s: float, *, watched: bool = True
@@ -520,21 +563,21 @@ class _Taken:
 
     def __enter__(self) -> Self:
         pool, database = self._pool, self._database
-        with database.translated():
-            pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
         try:
+            pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
+        except Exception as error:
+            database.translate(error)
+            raise
+        try:
+            driver = pooled.dbapi_connection
             deadline = Deadline(
-                pooled.dbapi_connection,
-                self._longest_s,
-                place=database.place,
-                watched=self._watched,
+                driver, self._longest_s, place=database.place, watched=self._watched
             )
             deadline.__enter__()
         except BaseException:
             self._return(pooled, known=False)  # its deadline may stand
             raise
-        self.pooled: Any = pooled
-        self.deadline = deadline
+        self.pooled, self.driver, self.deadline = pooled, driver, deadline
         return self
 
     def __exit__(
@@ -543,11 +586,16 @@ class _Taken:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        known = False
+        database, known = self._database, False
         try:
-            drivers_error = self._database.engine.dialect.loaded_dbapi.Error
-            self.deadline.__exit__(kind, error, trace)
-            known = error is None or isinstance(error, (TaskguardError, drivers_error))
+            explained = None
+            if error is not None:
+                explained = database.explain(error, self.pooled, self.driver)
+            self.deadline.__exit__(kind, explained, trace)
+            drivers_error = database.engine.dialect.loaded_dbapi.Error
+            known = explained is None or isinstance(explained, (TaskguardError, drivers_error))
+            if explained is not None and explained is not error:
+                raise explained from error
         finally:
             self._return(self.pooled, known=known and not self.deadline.passed)
 
@@ -563,14 +611,9 @@ class _Taken:
 
 
 class _DriverCall:
-    """A block for calls of the driver itself: on an error it does what SQLAlchemy would do."""
+    """A block for calls of the driver itself on a connection that somebody else takes and ends."""
 
-    def __init__(
-        self,
-        database: Database,
-        pooled: sa.Connection | sa.PoolProxiedConnection | Lone,
-        driver: Any,
-    ) -> None:
+    def __init__(self, database: Database, pooled: sa.Connection | Lone, driver: Any) -> None:
         self._database = database
         self._pooled = pooled
         self._driver = driver
@@ -584,21 +627,10 @@ class _DriverCall:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
-        engine = self._database.engine
-        if not isinstance(error, engine.dialect.loaded_dbapi.Error):
-            self._pooled.invalidate(error)  # interrupted halfway: its state is not known
-            return
-        if getattr(error, "sqlstate", None) in FORGOTTEN:
-            said = f"The session of {self._database.place} has not what was prepared in it: {error}"
-            raise TransactionRetryError(said) from error
-        if engine.dialect.is_disconnect(error, self._driver, None):
-            self._pooled.invalidate(error)
-            self._database.close()  # the idle ones broke as well
-        mapped = self._database.map(error)
-        if mapped is not None:
-            raise mapped from error
+        if error is not None:
+            explained = self._database.explain(error, self._pooled, self._driver)
+            if explained is not error:
+                raise explained from error
 
 
 def _fetch(connection: Any, statement: str, values: Any) -> list[Any]:

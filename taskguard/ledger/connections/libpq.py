@@ -40,21 +40,11 @@ _NAME = re.compile(r"%\((\w+)\)s")
 _CHANGED = "0A000"
 
 
-class _NotEncodableError(Exception):
-    """A text that the driver refuses: libpq would send what is before its NUL."""
-
-
-def _encoded(text: str) -> bytes:
-    if "\0" in text:
-        raise _NotEncodableError
-    return text.encode()
-
-
 _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
-    str: _encoded,
-    int: lambda value: b"%d" % value,
-    bool: lambda value: b"t" if value else b"f",
-    type(None): lambda _: None,
+    str: str.encode,
+    int: b"%d".__mod__,
+    bool: {True: b"t", False: b"f"}.__getitem__,
+    type(None): {None: None}.__getitem__,
 }
 # By the numbers of types in pg_type; those that are not here are texts.
 _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
@@ -210,10 +200,17 @@ class Libpq:
             failed = committed.status != _COMMAND_OK
             return Commit(sent=True, error=self._error_of(committed) if failed else None)
 
-    def run(self, connection: Any, statements: str, deadline: Deadline) -> None:
-        """Statements without values and without rows, in one message. Raises as `ask()` does."""
+    def send(self, connection: Any, statements: str) -> None:
+        """Send statements without values, in one message; `receive()` waits for their answers.
+
+        In between nothing else may be asked on this connection.
+        """
         with connection.lock:
             connection.pgconn.send_query(statements.encode())
+
+    def receive(self, connection: Any, deadline: Deadline) -> None:
+        """Wait for the ends of what was sent, which have no rows. Raises as `ask()` does."""
+        with connection.lock:
             for result in self._answers(connection, deadline):
                 if result.status != _COMMAND_OK:
                     raise self._error_of(result)
@@ -227,8 +224,10 @@ class Libpq:
             return None
         try:
             sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
-        except (KeyError, _NotEncodableError):
+        except KeyError:
             return None
+        if b"\0" in b"".join(filter(None, sent)):
+            return None  # the driver refuses it, where libpq would send what is before it
         piped = self._has_pipelines and pgconn.pipeline_status
         if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
             return None

@@ -120,13 +120,13 @@ class BodySession:
         return True
 
 
-def _mode(driver: Any) -> list[Any]:
+def _mode(driver: Any) -> tuple[Any, ...]:
     """How the driver's connection begins, sends and commits, as it knows without asking."""
     ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
     if ask is not None:
-        return [ask()]
+        return (ask(),)
     piped = getattr(getattr(driver, "pgconn", None), "pipeline_status", None)  # psycopg's
-    return [piped, *(getattr(driver, name, None) for name in ("autocommit", "isolation_level"))]
+    return piped, getattr(driver, "autocommit", None), getattr(driver, "isolation_level", None)
 
 
 def autocommits(driver: Any) -> bool:

@@ -36,21 +36,22 @@ class OwnConnection(TransactionAdapter):
     def begin(self, connect: Connect) -> sa.Connection:
         del connect
         begin = functools.partial(
-            self._database.begin, self._share.__enter__(), idle_s=self._idle_s
+            self._database.begin,
+            self._share.__enter__(),
+            idle_s=self._idle_s,
+            meanwhile=self._watched,
         )
         try:
             # A completion without a body is tried again as a whole.
-            self._db = self._database.twice(begin) if self._of_body else begin()
-            try:
-                own = self._database.dialect.own
-                self._session = BodySession(self._db, own=own) if self._of_body else None
-            except BaseException:
-                self._db.close()
-                raise
+            made = self._database.twice(begin) if self._of_body else begin()
+            self._db, self._session = made
         except BaseException:
             self._share.__exit__()
             raise
         return self._db
+
+    def _watched(self, db: sa.Connection) -> BodySession | None:
+        return BodySession(db, own=self._database.dialect.own) if self._of_body else None
 
     def commit(self) -> None:
         self._db.commit()
