@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, write
 from taskguard.guard import Guard
 from taskguard.ledger.connections import deadlines
-from taskguard.ledger.connections.database import Database, _DriverCall
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.statements import postgresql
+from taskguard.ledger.transactions import own
 
 VALUES = {"text": "ü%'\\ 🙂", "number": -(2**62), "yes": True, "no": False, "none": None}
 STATEMENT = (
@@ -229,12 +230,42 @@ def test_a_second_interrupt_leaves_no_answer_to_others(
 
     with monkeypatch.context() as patched:
         patched.setattr(Libpq, "_rows", interrupt)
-        patched.setattr(_DriverCall, "__exit__", interrupt)
+        patched.setattr(Database, "explain", interrupt)
         with pytest.raises(KeyboardInterrupt):
             database.ask("select pg_sleep(0.1)", {})
     for _ in range(3):
         assert database.ask(STATEMENT, VALUES) == [ROW]
     assert database.pools.ledgers.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_an_interrupt_while_begin_is_on_its_way_leaves_no_answer_to_others(
+    make_shop: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch, second: bool
+) -> None:
+    """BEGIN is sent, and its answer is not read: the next body gets another connection.
+
+    Also where a second interrupt hits as the first is dealt with.
+    """
+    shop = make_shop(pg_url)
+
+    @shop.tg.guarded(key="order:<order>")
+    def ship(order: int, guard: Guard) -> None:
+        with guard.transaction() as db:
+            write(db, f"order {order}")
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    ship(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(own, "BodySession", interrupt)
+        if second:
+            patched.setattr(Database, "explain", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ship(1)
+    for order in range(2, 5):
+        ship(order)
+    assert shop.effects == [f"order {order}" for order in (0, 2, 3, 4)]
 
 
 def test_without_a_thread_for_deadlines_no_connection_is_lost(

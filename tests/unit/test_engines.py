@@ -1,15 +1,19 @@
-"""Engines: what is listened to on them."""
+"""Engines: what is listened to on them, and the pool of those that are made here."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.listeners import listen_once
+from taskguard.ledger.connections.pools import Lifo
 from taskguard.ledger.sql import SqlLedger
 
 
@@ -69,3 +73,64 @@ def test_another_way_to_the_same_database_leaves_no_listeners(tmp_path: Path) ->
     for _ in range(3):
         assert database.elsewhere(engine).pools is database.pools
     assert len(engine.dispatch.engine_disposed) == 0
+
+
+class _Connection:
+    """A driver's connection, which knows whether it is open."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def rollback(self) -> None: ...
+
+
+def test_the_pool_gives_what_came_back_last_and_keeps_as_many_as_it_is_for() -> None:
+    """Who wants one when none is idle gets another; what is too much is closed as it comes back."""
+    pool = Lifo(_Connection, pool_size=2)
+    taken = [pool.take() for _ in range(3)]
+    connections = [entry.dbapi_connection for entry in taken]
+    for entry in taken:
+        pool.put(entry)
+    assert [each.is_open for each in connections] == [True, True, False]
+    assert pool.take() is taken[1]
+    with pool.connect() as by_engine:
+        assert by_engine.dbapi_connection is connections[0]
+    pool.dispose()
+    assert [each.is_open for each in connections] == [False, True, False]
+    pool.put(taken[1])
+    assert not connections[1].is_open, "it came back after the pool's end"
+
+
+def test_a_pool_that_is_made_anew_has_a_limit_no_more_than_the_first() -> None:
+    """Its users count what they take: it never lets anybody wait."""
+    pool = Lifo(_Connection, pool_size=1, max_overflow=0).recreate()
+    taken = [pool.take() for _ in range(3)]
+    assert len({id(entry.dbapi_connection) for entry in taken}) == 3
+
+
+@pytest.mark.parametrize("by_engine", [False, True])
+def test_no_two_have_the_same_connection(by_engine: bool) -> None:
+    """Eight threads take and give back without a pause, by the pool or as an Engine does."""
+    pool, doubles = Lifo(_Connection, pool_size=3), []
+    holders: dict[int, int] = {}
+
+    def use() -> None:
+        me = threading.get_ident()
+        for _ in itertools.repeat(None, 2_000):
+            entry: Any = pool.connect() if by_engine else pool.take()
+            number = id(entry.dbapi_connection)
+            if holders.setdefault(number, me) != me:
+                doubles.append(number)
+            del holders[number]
+            entry.close() if by_engine else pool.put(entry)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not doubles
+    assert pool.checkedin() <= 3 + len(threads)

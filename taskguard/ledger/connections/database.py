@@ -208,7 +208,9 @@ class Database:
                     refuse_autocommit(driver)
                     self.dialect.begun(db, idle_s=idle_s)
                     made = meanwhile(db)
-            except BaseException:
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    db.invalidate()  # interrupted: BEGIN may be without its answer
                 db.close()
                 raise
         return db, made
