@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -236,6 +237,7 @@ class Leader:
     def _campaign(self, work: Callable[[Leadership], _Result]) -> _Term[_Result]:
         """Ask for the lease for a while; if it is granted, lead until the end of the work."""
         runner = self._runtime.runner
+        next_s = time.monotonic() + _CAMPAIGN_S
         term: _Term[_Result] = _Term()
         given: list[tuple[Guard, TrackedLease]] = []
         try:
@@ -244,6 +246,8 @@ class Leader:
                 self._lead(term, *given[0], work)
         except KeyBusyError:
             self._said_away = False
+            # It is said at once where somebody's hand set the record to DONE.
+            self._stepping_down.wait(max(0.0, next_s - time.monotonic()))
         except LeaseLostError:
             term.stopped = True  # the event `lost` has said why
         except _AWAY as error:

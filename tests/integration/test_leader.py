@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,32 @@ def test_a_candidate_that_steps_down_ends_without_having_led(tg: TaskGuard) -> N
     leader.run(holds)
     leader.step_down()
     assert leader.run(work) is None
+
+
+def test_a_record_that_is_done_is_not_asked_for_without_a_pause(
+    redis_url: str, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of taskguard's sets a leader's to DONE; who does it by hand has no storm of claims."""
+    ledger = SqlLedger(pg_url)
+    ledger.create_schema()
+    asked: list[float] = []
+    claim = ledger.claim
+
+    def noted(request: Any) -> Any:
+        asked.append(time.monotonic())
+        return claim(request)
+
+    with closing(taskguard.connect(locks=redis_url, ledger=ledger)) as runtime:
+        runtime.leader("one").run(lambda leadership: leadership.remember("led"))
+        with ledger.database.transaction() as db:
+            db.exec_driver_sql("update taskguard_work set state = 'DONE'")
+        monkeypatch.setattr(ledger, "claim", noted)
+        candidate = runtime.leader("one")
+        with in_thread(lambda: candidate.run(lambda _: pytest.fail("it led"))) as ended:
+            wait_until(lambda: len(asked) >= 3, message="asked")
+            candidate.step_down()
+            wait_until(lambda: ended, message="ended")
+        assert asked[2] - asked[0] > 1.5
 
 
 def test_a_leader_finds_what_the_last_one_remembered(tg: TaskGuard) -> None:
