@@ -3,8 +3,8 @@
 `GuardedWorker` does so when it starts. A stock worker is caught at its first fork, if it has loaded
 a guarded job's module by then: without that each job loads drivers for a quarter of a second.
 
-A newer redis-py looks in the file system for its own version whenever it makes a connection: a tenth
-of the processor time of a short job, which makes two for RQ. The worker's client is told once.
+A newer redis-py looks in the file system for its own version whenever it makes a connection: a
+tenth of the processor time of a short job, which makes two for RQ. The worker's client is told it.
 
 Guarantees: nothing is loaded in a process that does not fork as an RQ worker does, and no
 connection is open at the fork. Does not help where the worker has not loaded the jobs' module: then

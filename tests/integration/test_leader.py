@@ -300,7 +300,7 @@ def test_a_candidate_that_steps_down_ends_without_having_led(tg: TaskGuard) -> N
 def test_a_record_that_is_done_is_not_asked_for_without_a_pause(
     redis_url: str, pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of taskguard's sets a leader's to DONE; who does it by hand has no storm of claims."""
+    """Nothing of taskguard's sets a leader's to DONE; who does it by hand gets no storm."""
     ledger = SqlLedger(pg_url)
     ledger.create_schema()
     asked: list[float] = []
