@@ -55,8 +55,10 @@ def tell_version(queue_server: Any) -> None:
         from redis import DriverInfo
     except ImportError:  # an older one, which looked when it was imported
         return
-    options: dict[str, Any] = queue_server.connection_pool.connection_kwargs
-    if not _SAID & options.keys():
+    pool = queue_server.connection_pool
+    options: dict[str, Any] = pool.connection_kwargs
+    by_redis_py = pool.connection_class.__module__.startswith("redis.")  # others may not take it
+    if by_redis_py and not _SAID & options.keys():
         options["driver_info"] = DriverInfo()
 
 

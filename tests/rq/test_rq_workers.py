@@ -213,6 +213,19 @@ def test_what_a_user_says_of_the_client_stays(said: dict[str, str | None]) -> No
     assert "driver_info" not in client.connection_pool.connection_kwargs
 
 
+def test_connections_of_a_users_own_are_left_alone() -> None:
+    """They may take no such option."""
+
+    class Ours(redis.Connection):
+        def __init__(self, **options: Any) -> None:
+            assert "driver_info" not in options
+            super().__init__(**options)
+
+    pool = redis.ConnectionPool(Ours, host="127.0.0.1", port=1)
+    preloading.tell_version(redis.Redis(connection_pool=pool))
+    assert pool.make_connection()
+
+
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
     """The stock worker without --with-scheduler: an error in the log, and still it is done."""
     office.worker("rq.Worker")

@@ -21,6 +21,8 @@ import functools
 import re
 from collections.abc import Callable, Generator, Mapping
 from hashlib import blake2b
+from itertools import repeat
+from operator import contains
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -46,6 +48,7 @@ _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
     bool: {True: b"t", False: b"f"}.__getitem__,
     type(None): {None: None}.__getitem__,
 }
+_NUL = repeat(0)
 # By the numbers of types in pg_type; those that are not here are texts.
 _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
 # psycopg.pq.ExecStatus
@@ -226,7 +229,7 @@ class Libpq:
             sent = [_ENCODE[type(value := values[name])](value) for name in asked.names]
         except KeyError:
             return None
-        if b"\0" in b"".join(filter(None, sent)):
+        if any(map(contains, filter(None, sent), _NUL)):
             return None  # the driver refuses it, where libpq would send what is before it
         piped = self._has_pipelines and pgconn.pipeline_status
         if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
