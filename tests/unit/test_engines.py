@@ -6,6 +6,7 @@ import gc
 import itertools
 import threading
 import weakref
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_the_pool_gives_what_came_back_last_and_keeps_as_many_as_it_is_for() -> 
         pool.put(entry)
     assert [each.is_open for each in connections] == [True, True, False]
     assert pool.take() is taken[1]
-    with pool.connect() as by_engine:
+    with closing(pool.connect()) as by_engine:
         assert by_engine.dbapi_connection is connections[0]
     pool.dispose()
     assert [each.is_open for each in connections] == [False, True, False]
