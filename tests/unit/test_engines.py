@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
+import types
 import weakref
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.connections.pools import Lifo
 from taskguard.ledger.sql import SqlLedger
@@ -110,6 +113,21 @@ def test_a_pool_that_is_made_anew_has_a_limit_no_more_than_the_first() -> None:
     pool = Lifo(_Connection, pool_size=1, max_overflow=0).recreate()
     taken = [pool.take() for _ in range(3)]
     assert len({id(entry.dbapi_connection) for entry in taken}) == 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql+psycopg://h/d", "postgresql+psycopg2://h/d", "mysql+pymysql://h/d"],
+)
+def test_no_engine_for_a_url_lets_anybody_wait(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its driver: who may have how many connections is counted before."""
+    unknown: Any = types.ModuleType("psycopg2")
+    unknown.__version__, unknown.paramstyle, unknown.Error = "2.9.9", "pyformat", Exception
+    unknown.extensions = unknown.extras = unknown
+    monkeypatch.setitem(sys.modules, "psycopg2", unknown)
+    with closing(Database(url, lock_timeout_s=1.0)) as database:
+        pool: Any = database.engine.pool
+        assert pool._max_overflow == -1
 
 
 @pytest.mark.parametrize("by_engine", [False, True])

@@ -441,6 +441,8 @@ class Database:
     def explain(self, error: BaseException, pooled: Any, driver: Any) -> BaseException:
         """What an error of a call past SQLAlchemy is to be raised as: in words, or as it is.
 
+        In words it has the error as its cause.
+
         Does with the connection what SQLAlchemy would do: one that broke is `pooled.invalidate()`d.
         """
         engine = self.engine
@@ -588,16 +590,18 @@ class _Taken:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        database, known = self._database, False
+        known = False
         try:
-            explained = None
-            if error is not None:
-                explained = database.explain(error, self.pooled, self.driver)
+            if error is None:
+                self.deadline.__exit__(None, None, None)
+                known = True
+                return
+            explained = self._database.explain(error, self.pooled, self.driver)
             self.deadline.__exit__(kind, explained, trace)
-            drivers_error = database.engine.dialect.loaded_dbapi.Error
-            known = explained is None or isinstance(explained, (TaskguardError, drivers_error))
-            if explained is not None and explained is not error:
-                raise explained from error
+            drivers_error = self._database.engine.dialect.loaded_dbapi.Error
+            known = isinstance(explained, (TaskguardError, drivers_error))
+            if explained is not error:
+                raise explained
         finally:
             self._return(self.pooled, known=known and not self.deadline.passed)
 
@@ -632,7 +636,7 @@ class _DriverCall:
         if error is not None:
             explained = self._database.explain(error, self._pooled, self._driver)
             if explained is not error:
-                raise explained from error
+                raise explained
 
 
 def _fetch(connection: Any, statement: str, values: Any) -> list[Any]:

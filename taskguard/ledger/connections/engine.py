@@ -35,7 +35,7 @@ LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lo
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 CONNECT_TIMEOUT_S = 5
-_POOL = {"pool_size": 10}
+_POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
     "keepalives": 1,
     "keepalives_idle": 5,
