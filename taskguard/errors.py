@@ -333,7 +333,8 @@ class WorkRevokedError(TaskguardError):
 class SupersededError(TaskguardError):
     """A newer message of its task and key took this one's place (`busy="latest"`, `"supersede"`).
 
-    Nothing of it is committed, and it never runs. Celery's callers see REVOKED instead.
+    Nothing of it is committed, and it never runs. Celery's callers see REVOKED instead, and RQ's
+    CANCELED, where the worker is of this package.
     """
 
 

@@ -130,7 +130,7 @@ class Line:
     def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
         """Send messages again whose place this delivery took: their callers hear of it by that.
 
-        A relay sends those that cannot be sent from here.
+        A relay sends those that cannot be sent from here; nobody those that were taken back.
         """
         if delivery.parking is None:
             return
@@ -138,15 +138,20 @@ class Line:
         for work in replaced:
             try:
                 send_stored(work, senders)
+            except CallWithdrawnError:
+                self._note_told(work.work)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 
     def hear(self, delivery: Delivery) -> None:
         """Its caller hears now that it never runs: it is sent no more for that. Never raises."""
+        self._note_told(str(delivery.work))
+
+    def _note_told(self, work: str) -> None:
         try:
-            self._ledger.told(str(delivery.work))
+            self._ledger.told(work)
         except TaskguardError as error:
-            logger.debug("%s: that it was told got no answer: %s", delivery.key, error)
+            logger.debug("%s: that it was told got no answer: %s", work, error)
 
     def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would give the key now; True if it gives no answer.

@@ -30,15 +30,25 @@ from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegi
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 
-__all__ = ["CALLED", "LINE_META", "NAME", "PARKED_KEY", "WAITS", "RQSender", "call_of", "job_in"]
+__all__ = [
+    "CALLED",
+    "LINE_META",
+    "NAME",
+    "PARKED_KEY",
+    "SUPERSEDED",
+    "WAITS",
+    "RQSender",
+    "call_of",
+    "job_in",
+]
 
 logger = logging.getLogger("taskguard")
 
 NAME = "rq"
 
 LINE_META = "taskguard_line"
-"""In `job.meta`: the job waits in the line of its key, or was called from there."""
-WAITS, CALLED = "waits", "called"
+"""In `job.meta`: the job waits in the line of its key, was called from there, or never runs."""
+WAITS, CALLED, SUPERSEDED = "waits", "called", "superseded"
 PARKED_KEY = "taskguard:parked"
 """The set of the ids of jobs that wait for their key, in the queues' Redis."""
 
@@ -163,6 +173,7 @@ class RQSender:
             return self._restored(call, serializer)
         status = job.get_status(refresh=False)
         if status in (JobStatus.CANCELED, JobStatus.STOPPED):
+            self.connection.srem(PARKED_KEY, job.id)
             raise errors.CallWithdrawnError(f"its job {job.id} is {status.value}")
         return job
 

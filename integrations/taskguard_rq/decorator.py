@@ -4,7 +4,8 @@ Guarantees: module, name and signature (less `guard`) stay, so that `queue.enque
 finds the function. An `async def` is run as RQ would run it, and to be awaited where anybody else
 calls it (`coroutines.py`). A job that is put off is in the schedule before its execution ends. A
 body that returns `Retry` has asked RQ for another execution: that is no result, so its work is not
-DONE.
+DONE. A job that a newer one has superseded is CANCELED in the workers of this package, and FAILED
+in others.
 
 Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
 `retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
@@ -41,10 +42,11 @@ from taskguard_rq.parking import (
     RQParking,
     refuse_rate_limit,
     refuse_unkept,
+    superseded,
     take_called,
 )
 from taskguard_rq.queue import DEFERRALS, RQQueue
-from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered
+from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
@@ -112,7 +114,7 @@ def guarded_job(
         _refuse_celerys_own(compiled)
         if once_per == "tick":
             name_ticks()
-        if compiled.policy.busy == "park":
+        if compiled.policy.parks:
             note_parking()
 
         is_async = inspect.iscoroutinefunction(function)
@@ -222,20 +224,11 @@ def _warn_of_rq_scheduler(name: str) -> None:
 
 def _refuse_celerys_own(compiled: GuardedFunction) -> None:
     """Raise ConfigurationError for an option whose meaning RQ's jobs cannot have."""
-    never_told = "the caller of a job of RQ's could not be told that it never runs"
-    first_come = "Leave it away: who was sent first goes first"
-    instead = 'Say busy="park", or "skip"'
-    why = {
-        ("order", "priority"): ("RQ's jobs have no priority", first_come),
-        ("busy", "latest"): (never_told, instead),
-        ("busy", "supersede"): (never_told, instead),
-    }
-    for name, value in (("order", compiled.policy.order), ("busy", compiled.policy.busy)):
-        if (name, value) in why:
-            reason, what = why[name, value]
-            raise errors.ConfigurationError(
-                f"{compiled.name}: {name}={value!r} is for Celery's tasks: {reason}. {what}."
-            )
+    if compiled.policy.order == "priority":
+        raise errors.ConfigurationError(
+            f"{compiled.name}: order='priority' is for Celery's tasks: RQ's jobs have no priority. "
+            "Leave it away: who was sent first goes first."
+        )
 
 
 def _deliver(
@@ -247,8 +240,8 @@ def _deliver(
 ) -> Any:
     queue, parking = RQQueue(job), None
     called = take_called(job)
-    if compiled.policy.busy == "park":
-        refuse_rate_limit(job, compiled.name)
+    if compiled.policy.parks:
+        refuse_rate_limit(job, compiled)
         if compiled.policy.order == "strict":
             refuse_unkept(job, compiled.name)
         parking = RQParking(job)
@@ -260,7 +253,7 @@ def _deliver(
         kwargs,
         namespace=here.namespace,
         message=message,
-        published_at_s=job.created_at.timestamp(),
+        published_at_s=sent_at(job).timestamp(),
         redelivered=not called and is_redelivered(job),
         queue=queue,
         parking=parking,
@@ -269,6 +262,8 @@ def _deliver(
         call=call_of(job) if stored else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    if outcome == Dropped("outdated"):
+        return superseded(job, delivery.key)
     return _told(queue, outcome)
 
 

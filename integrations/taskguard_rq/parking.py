@@ -7,6 +7,10 @@ the worker is none of this package's: such a one can be told that a job has ende
 to be tried again, and no more. There it overtakes nobody who waits. With `order="strict"` both are
 refused. A strict job that has failed keeps its place until RQ has said whether it comes again.
 
+With `busy="latest"` and `"supersede"` a job whose place a newer one took ends as CANCELED, and its
+record says why for as long as that of a finished one. RQ's registry of cancelled jobs, which it
+never cleans, does not list it. A worker that is none of this package's says FAILED.
+
 Who is called comes to the front of its queue: at the end it would stand behind all that have to be
 parked before.
 
@@ -26,17 +30,29 @@ from rq import Retry
 from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
-from taskguard import Claim, MessageRef, errors
-from taskguard_rq.calls import CALLED, LINE_META, NAME, PARKED_KEY, WAITS, RQSender, call_of
+from taskguard import Claim, GuardedFunction, MessageRef, errors
+from taskguard_rq.calls import (
+    CALLED,
+    LINE_META,
+    NAME,
+    PARKED_KEY,
+    SUPERSEDED,
+    WAITS,
+    RQSender,
+    call_of,
+)
 from taskguard_rq.runtime import runtime
 
 __all__ = [
     "ParkedJob",
     "RQParking",
+    "SupersededJob",
     "allow_parking",
+    "cancel_superseded",
     "defer_in_registry",
     "refuse_rate_limit",
     "refuse_unkept",
+    "superseded",
     "take_called",
     "tell_line",
 ]
@@ -70,6 +86,10 @@ class ParkedJob(Retry):
         super().__init__(max=sys.maxsize)
 
 
+class SupersededJob(ParkedJob):
+    """What a job that never runs returns to a worker of this package: a newer one is its key's."""
+
+
 class RQParking:
     """How the job in hand is parked."""
 
@@ -98,14 +118,35 @@ def allow_parking(job: Job) -> None:
     setattr(job, _ALLOWED, True)
 
 
-def refuse_rate_limit(job: Job, name: str) -> None:
+def superseded(job: Job, key: str) -> SupersededJob:
+    """What a job returns whose place a newer one took. Raises SupersededError to other workers."""
+    if getattr(job, _ALLOWED, False):
+        return SupersededJob()
+    raise errors.SupersededError(
+        f"{job.func_name}: a newer job of {key} took the place of job {job.id}. It never runs.",
+        key=key,
+    )
+
+
+def cancel_superseded(job: Job, *, ttl_s: int, pipeline: Pipeline) -> None:
+    """Let RQ show for so long that a job never runs. Jobs that depend on it go on waiting.
+
+    `ttl_s`: as RQ has it: 0 for no time, and -1 for ever.
+    """
+    job.meta[LINE_META] = SUPERSEDED
+    job.set_status(JobStatus.CANCELED, pipeline=pipeline)
+    pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
+    job.cleanup(ttl_s, pipeline=pipeline, remove_from_queue=False)
+
+
+def refuse_rate_limit(job: Job, function: GuardedFunction) -> None:
     """Raise ConfigurationError for a job that RQ itself lets wait."""
     if getattr(job, "has_rate_limit", False):
         raise errors.ConfigurationError(
-            f'{name} has busy="park", and job {job.id} a rate_limit of RQ: while it waits for its '
-            "key it would have to give up its slot, and would stand in RQ's line again when its "
-            "turn has come, which holds up its key. Nothing was run. Enqueue it without "
-            'rate_limit=, or say busy="retry".'
+            f'{function.name} has busy="{function.policy.busy}", and job {job.id} a rate_limit of '
+            "RQ: while it waits for its key it would have to give up its slot, and would stand in "
+            "RQ's line again when its turn has come, which holds up its key. Nothing was run. "
+            'Enqueue it without rate_limit=, or say busy="retry".'
         )
 
 

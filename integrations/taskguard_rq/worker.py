@@ -5,7 +5,7 @@ entry. The stock workers do the same by a retry, whose result record stays; it i
 `GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
 scheduler is on unless `with_scheduler=False` is said in Python. A job that waits for its key
 (`busy="park"`) is DEFERRED, in that registry, and beside a worker that knows of such jobs runs a
-relay (`relay.py`).
+relay (`relay.py`). One that a newer job has superseded is CANCELED.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.
@@ -28,7 +28,14 @@ from rq.worker import BaseWorker, SpawnWorker
 
 from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
-from taskguard_rq.parking import ParkedJob, allow_parking, defer_in_registry, tell_line
+from taskguard_rq.parking import (
+    ParkedJob,
+    SupersededJob,
+    allow_parking,
+    cancel_superseded,
+    defer_in_registry,
+    tell_line,
+)
 from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
@@ -102,14 +109,20 @@ class GuardedWorkerMixin(BaseWorker):
     def handle_job_retry(
         self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Schedule a job that was put off, or say that it waits, and forget this execution."""
+        """Schedule a job that was put off, or say that it waits, or never runs.
+
+        This execution is forgotten.
+        """
         if not isinstance(retry, Deferral | ParkedJob):
             in_s = retry.get_interval(job.number_of_retries or 0, retry.intervals)
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
             tell_line(job, in_s=in_s)
             return
         with self.connection.pipeline() as pipeline:
-            if isinstance(retry, ParkedJob):
+            if isinstance(retry, SupersededJob):
+                ttl_s = job.get_result_ttl(self.default_result_ttl)
+                cancel_superseded(job, ttl_s=ttl_s, pipeline=pipeline)
+            elif isinstance(retry, ParkedJob):
                 defer_in_registry(job, self.name, pipeline)
             else:
                 _put_off(job, queue, retry, pipeline)

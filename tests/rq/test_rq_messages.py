@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,6 +28,20 @@ def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
     office.worker()
     office.wait_for(lambda: office.effects()["1"] >= 3, "three effects")
     assert office.effects() == Counter({"1": 3})
+
+
+@pytest.mark.parametrize("options", [{"repeat": Repeat(times=1)}, {"meta": {"interval": 60}}, {}])
+def test_a_job_that_is_used_again_is_not_too_old(office: Any, options: Any) -> None:
+    """`Repeat` and rq-scheduler make one job for months: a message of it is as old as when that was
+    enqueued. Any other job is as old as itself."""
+    job = office.queue.create_job(book, (1,), **options)
+    job.created_at -= timedelta(days=40)
+    office.queue.enqueue_job(job)
+    office.worker("taskguard_rq.GuardedSimpleWorker")
+    office.wait_for(lambda: finished(job) or failed(job), "ended")
+    assert finished(job) is bool(options)
+    assert office.effects()["1"] == (0 if not options else 2 if "repeat" in options else 1)
+    assert failed(job) is ("MessageTooOldError" in str(job.latest_result().exc_string))
 
 
 def test_a_requeue_is_the_same_message(office: Any) -> None:

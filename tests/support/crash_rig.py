@@ -14,6 +14,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 from rq import Queue, Retry
+from rq.job import Job, JobStatus
 
 import taskguard_celery
 import taskguard_celery.decorator
@@ -28,6 +29,11 @@ from taskguard_sandbox.workers import CeleryWorker, RQWorker
 __all__ = ["CrashRig", "crash_rig"]
 
 HERE = Path(__file__).resolve().parent.parent
+_ANSWERS: dict[JobStatus, str] = {
+    JobStatus.FINISHED: "SUCCESS",
+    JobStatus.CANCELED: "REVOKED",
+    JobStatus.FAILED: "FAILURE",
+}
 
 
 class CrashRig:
@@ -76,7 +82,7 @@ class CrashRig:
             job.apply_async((item, line, at), task_id=item)
         else:
             retry = Retry(max=5, interval=1)
-            self._rq.enqueue(job, item, line, at, job_id=item, retry=retry)
+            self._rq.enqueue(job, item, line, at, job_id=item, retry=retry, result_ttl=-1)
 
     def enqueue(self, item: str, args: tuple[Any, ...]) -> None:
         """The same with a place from now on; it may fail twice, of which the second is for good."""
@@ -108,11 +114,18 @@ class CrashRig:
             interval_s=0.5,
             message=lambda: f"{self.unanswered(items)[:9]}",
         )
-        return {item: self.jobs.app.AsyncResult(item).state for item in items}
+        return {item: str(self._answer(item)) for item in items}
 
     def unanswered(self, items: list[str]) -> list[str]:
         """Those of these messages whose callers are told nothing so far."""
-        return [item for item in items if not self.jobs.app.AsyncResult(item).ready()]
+        return [item for item in items if self._answer(item) is None]
+
+    def _answer(self, item: str) -> str | None:
+        """What the caller of a message is told, in Celery's words; None: nothing so far."""
+        if self.queue == "rq":
+            return _ANSWERS.get(Job.fetch(item, self.broker).get_status())
+        result = self.jobs.app.AsyncResult(item)
+        return result.state if result.ready() else None
 
     def messages_due(self) -> list[str]:
         """The names of messages that were sent, or are to be sent, and will be sent again."""

@@ -250,6 +250,26 @@ def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
 
 
 @crashing
+@taskguard_rq.guarded_job(
+    key="line:<kind>", once_per="message", busy="latest", ttl_s=TTL_S, max_crashes=20
+)
+def latest_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """The same; a work horse takes longer to come."""
+    del at
+    _take_turn(item, kind, 1.0, guard)
+
+
+@crashing
+@taskguard_rq.guarded_job(
+    key="line:<kind>", once_per="message", busy="supersede", ttl_s=TTL_S, max_crashes=20
+)
+def supersede_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
+    """The same."""
+    del at
+    _take_turn(item, kind, 1.0, guard)
+
+
+@crashing
 @taskguard_rq.guarded_job(**STRICTLY)
 def strictly_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """The same; RQ is told how often to retry it by each job."""

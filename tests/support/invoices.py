@@ -219,6 +219,47 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
     return number
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
+def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest of those that wait runs next."""
+    return _newest(name, number, seconds, guard)
+
+
+@guarded_job(key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
+def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest takes the key from whoever of them is at work."""
+    return _newest(name, number, seconds, guard)
+
+
+@guarded_job(
+    key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S, on_lost="interrupt"
+)
+def supersede_at_once(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The same, and the body is interrupted: it does not ask."""
+    step(f"{name} {number}", "began")
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        time.sleep(0.02)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+    return number
+
+
+def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
+    """Takes `seconds`, or until a step "go", or it hears that its lease is lost; a later attempt
+    takes no time."""
+    item = f"{name} {number}"
+    step(item, "began")
+    until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
+    while time.monotonic() < until_s and not _may_go():
+        if guard.lost.wait(0.05):
+            step(item, "told")
+            break
+    with guard.transaction() as db:
+        effect(db, item, guard)
+    return number
+
+
 @guarded_job(key="newest:<invoice>", busy="park", ttl_s=TTL_S)
 def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
     """As `index`, in line behind who holds its key."""

@@ -1,0 +1,245 @@
+"""`busy="latest"` and `"supersede"` for RQ, on real workers: the newest job of a key wins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import rq
+import sqlalchemy as sa
+from rq import Retry
+from rq.job import Job
+
+from support.invoices import latest, supersede, supersede_at_once
+from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
+from taskguard.states import OUTDATED
+
+HOLDS_S = 600.0  # or until it may go, or is told
+
+
+def put(office: Any, function: Any, number: int, seconds: float = 0.0, **options: Any) -> Job:
+    job = office.queue.enqueue(function, "a", number, seconds, **options)
+    assert isinstance(job, Job)
+    return job
+
+
+def put_older(office: Any, function: Any, number: int, than: Job) -> Job:
+    """A job that was sent before another one, and comes after it."""
+    job = office.queue.create_job(function, ("a", number))
+    job.created_at = than.created_at - timedelta(seconds=1)
+    return office.queue.enqueue_job(job)  # type: ignore[no-any-return]
+
+
+def let_go(office: Any) -> None:
+    with office.engine.begin() as db:
+        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
+
+def began(office: Any, number: int) -> None:
+    wait_until(lambda: f"a {number}" in dict(office.steps("began")), timeout_s=60)
+
+
+def states_of(office: Any) -> dict[str, tuple[str, bool]]:
+    """The state of each work, by its job's id, and whether it was superseded."""
+    with office.engine.connect() as db:
+        return {
+            row.message.partition("@")[0]: (row.state, (row.error or "").startswith(OUTDATED))
+            for row in db.execute(sa.select(WORK))
+        }
+
+
+def waits(office: Any, job: Job) -> None:
+    wait_until(lambda: job.get_status(refresh=True) == "deferred", timeout_s=60)
+
+
+def superseded(office: Any, job: Job) -> bool:
+    """Whether RQ says that it never runs, and the record why."""
+    office.wait_for(lambda: job.get_status(refresh=True) == "canceled", "cancelled")
+    return states_of(office)[job.id] == ("FAILED", True)
+
+
+def expect(office: Any, *jobs: Job) -> None:
+    """Each of these has its effect once and a result, and no others have any; nothing is left."""
+    office.wait_for(
+        lambda: {job.get_status(refresh=True) for job in jobs} == {"finished"}, "finished"
+    )
+    assert office.effects() == {f"a {job.return_value()}": 1 for job in jobs}
+    assert office.queue.count == 0
+    assert office.queue.deferred_job_registry.get_job_ids() == []
+    assert office.connection.scard("taskguard:parked") == 0
+    wait_until(lambda: len(office.queue.started_job_registry) == 0)
+
+
+def test_the_newest_waits(office: Any) -> None:
+    """Of three the first and the last run; who waited in between is CANCELED, for a while."""
+    office.worker()
+    office.worker()
+    first = put(office, latest, 1, HOLDS_S)
+    began(office, 1)
+    second = put(office, latest, 2, retry=Retry(max=3), result_ttl=600)
+    waits(office, second)
+    after = office.queue.enqueue(latest, "b", 0, depends_on=second)
+    third = put(office, latest, 3)
+    assert superseded(office, second)
+    assert second.get_meta()["taskguard_line"] == "superseded"
+    assert 0 < office.connection.ttl(second.key) <= 600
+    waits(office, third)
+    # RQ never cleans that registry.
+    assert len(office.queue.canceled_job_registry) == 0
+    assert len(office.queue.failed_job_registry) == 0
+    assert first.get_status() == "started"
+    assert second.id not in office.queue.deferred_job_registry
+    let_go(office)
+    wait_until(lambda: third.get_status(refresh=True) == "finished", timeout_s=60)
+    assert after.get_status() == "deferred"  # what depends on it does not run, as after a cancel()
+    after.delete()
+    expect(office, first, third)
+
+
+def test_an_older_one_that_comes_late(office: Any) -> None:
+    """After the newer one has run, and while it is at work: that is left alone."""
+    office.worker()
+    office.worker()
+    newer = put(office, latest, 2)
+    expect(office, newer)
+    assert superseded(office, put_older(office, latest, 1, than=newer))
+    newest = put(office, supersede, 4, HOLDS_S)
+    began(office, 4)
+    assert superseded(office, put_older(office, supersede, 3, than=newest))
+    assert newest.get_status(refresh=True) == "started"
+    let_go(office)
+    expect(office, newer, newest)
+
+
+@pytest.mark.once
+def test_a_flood(office: Any) -> None:
+    """Some run, the last of them, none twice; RQ says of each how it ended."""
+    office.worker()
+    office.worker("taskguard_rq.GuardedSimpleWorker")
+    jobs = [put(office, latest, number, 0.05) for number in range(25)]
+    ended = {"finished", "canceled"}
+    office.wait_for(lambda: {job.get_status(refresh=True) for job in jobs} <= ended, "all ended")
+    ran = [job for job in jobs if job.get_status() == "finished"]
+    assert ran[-1] is jobs[-1]
+    expect(office, *ran)
+    states = states_of(office)
+    assert [job for job in jobs if states[job.id][0] == "DONE"] == ran
+
+
+@pytest.mark.once
+def test_whoever_waits_is_told_though_its_caller_died(office: Any) -> None:
+    """The job is not enqueued for that: a relay does it."""
+    office.worker()
+    office.worker()
+    first = put(office, latest, 1, HOLDS_S)
+    began(office, 1)
+    second = put(office, latest, 2)
+    waits(office, second)
+    # As if a worker had replaced it, and died before it could enqueue it.
+    with office.engine.begin() as db:
+        row = db.execute(sa.select(WORK).where(WORK.c.message.startswith(second.id))).one()
+        ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
+    assert superseded(office, second)
+    let_go(office)
+    expect(office, first)
+    with office.engine.connect() as db:
+        assert db.execute(sa.select(WORK.c.due).where(WORK.c.id == row.id)).scalar() is None
+
+
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_whoever_was_taken_back_needs_no_telling(office: Any, how: str) -> None:
+    """A job that was cancelled, or deleted, while it waited: a newer one takes its place."""
+    office.worker()
+    office.worker()
+    first = put(office, latest, 1, HOLDS_S)
+    began(office, 1)
+    second = put(office, latest, 2)
+    waits(office, second)
+    getattr(second, how)()
+    third = put(office, latest, 3)
+    waits(office, third)
+    with office.engine.connect() as db:
+        due = sa.select(WORK.c.id).where(WORK.c.due.is_not(None))
+        assert db.execute(due).first() is None
+    let_go(office)
+    expect(office, first, third)
+    assert (how == "cancel") is Job.exists(second.id, office.connection)
+
+
+def test_a_living_holder_is_superseded(office: Any) -> None:
+    """Its commit is refused, its body is told, RQ does not retry it; the newest commits."""
+    for _ in range(3):
+        office.worker()
+    first = put(office, supersede, 1, HOLDS_S, retry=Retry(max=3))
+    began(office, 1)
+    second = put(office, supersede, 2, HOLDS_S)
+    began(office, 2)
+    third = put(office, supersede, 3)
+    assert superseded(office, first)
+    assert superseded(office, second)
+    expect(office, third)
+    assert {item for item, _ in office.steps("told")} == {"a 1", "a 2"}
+    assert len(office.steps("began")) == 3
+
+
+def test_a_body_is_interrupted(office: Any) -> None:
+    """With on_lost="interrupt" that of the older one ends within a renewal."""
+    office.worker()
+    office.worker()
+    first = put(office, supersede_at_once, 1, HOLDS_S)
+    began(office, 1)
+    second = put(office, supersede_at_once, 2)
+    assert superseded(office, first)
+    expect(office, second)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_holder_that_does_not_hear(office: Any, how: str) -> None:
+    """Nobody waits for it; its next delivery is answered, and what it wakes up to is refused."""
+    office.worker()
+    office.worker()
+    first = put(office, supersede, 1, HOLDS_S, retry=Retry(max=3))
+    began(office, 1)
+    [(_, horse)] = office.steps("began")
+    os.kill(horse, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    second = put(office, supersede, 2)
+    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "the newer one")
+    if how == "frozen":
+        os.kill(horse, signal.SIGCONT)
+    assert superseded(office, first)
+    expect(office, second)
+
+
+def test_a_stock_worker(office: Any) -> None:
+    """It puts off who would wait, and says FAILED of who never runs, with the reason."""
+    for _ in range(2):
+        office.worker("rq.Worker", "--with-scheduler")
+    first = put(office, latest, 1, HOLDS_S)
+    began(office, 1)
+    newer = put(office, latest, 2)
+    office.wait_for(lambda: newer.get_status(refresh=True) == "scheduled", "put off")
+    let_go(office)
+    office.wait_for(lambda: newer.get_status(refresh=True) == "finished", "the newer one")
+    older = put_older(office, latest, 0, than=newer)
+    office.wait_for(lambda: older.get_status(refresh=True) == "failed", "the older one")
+    said = older.latest_result().exc_string
+    assert "SupersededError" in said
+    assert "a newer job of queue:a took the place of job" in said
+    expect(office, first, newer)
+
+
+@pytest.mark.skipif(not hasattr(rq, "RateLimit"), reason="RQ 3 has rate limits")
+def test_a_rate_limit_is_refused(office: Any) -> None:
+    """With the reason, before anything runs."""
+    limit = rq.RateLimit(key="accounts", concurrency=1)
+    job = put(office, latest, 1, rate_limit=limit)
+    office.worker()
+    office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")
+    assert 'busy="latest", and job' in job.latest_result().exc_string
+    assert office.steps("began") == []
