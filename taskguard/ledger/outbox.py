@@ -78,7 +78,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {**NO_PLACE, **fresh, "final": 1, "fingerprint": request.fingerprint}
+        values = {**NO_PLACE, **fresh, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:

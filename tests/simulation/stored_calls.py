@@ -494,9 +494,9 @@ class _Enqueue:
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row
-            values = {"final": True, "fingerprint": request.fingerprint, "parked": None}
+            values = {"fingerprint": request.fingerprint, "parked": None}
             if not replaces:
-                values = {"final": False, "fingerprint": known or request.fingerprint}
+                values = {"fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:
                 self._supersede(row.message)
             self._put(waits_again(row, request, due=self.due_us, **values))
@@ -519,7 +519,7 @@ class _Enqueue:
         instead = self.once.found(standing)
         if instead is None:
             return
-        values = {"fingerprint": instead.fingerprint, "final": True, "parked": None}
+        values = {"fingerprint": instead.fingerprint, "parked": None}
         kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
         self._put(waits_again(row, instead, due=self.due_us, **values, **kept))
         if message != instead.message.name:

@@ -161,11 +161,16 @@ def _read_one(
         db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.peek, values)
-    if lock and row.state == State.NEW.value and row.final:
-        # Its call was replaced, perhaps while this waited for the row: the numbers are then older.
+    if lock and database.dialect.locks_joined and _is_of_another(row, request):
+        # Which may have replaced this one's call while this waited: the numbers are then older.
         [row] = database.read(db, statements.peek, values)
     number = (row.known_retries or 0, row.known_deferrals or 0)
     return (None if row.id is None else row), number, row.now_us
+
+
+def _is_of_another(row: Any, request: ClaimRequest) -> bool:
+    """Whether the work is another message's."""
+    return row.id is not None and row.message != request.message.name
 
 
 class _Statements(NamedTuple):

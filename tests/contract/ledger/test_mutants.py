@@ -37,7 +37,7 @@ from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import lines, mariadb, newest, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
-from taskguard.states import Decision
+from taskguard.states import Decision, State
 
 pytestmark = pytest.mark.once
 
@@ -452,7 +452,16 @@ def of_any_application(made: Mutation) -> None:
 
 def without_a_second_look(made: Mutation) -> None:
     """A claim goes by what it read before it waited for a call to be replaced."""
-    made.edit(postgresql, "_CLAIM", ("when w.state = 'NEW' and w.final = 1 then false", ""))
+    made.edit(
+        postgresql,
+        "_CLAIM",
+        ("when w.message is distinct from (select message from found) then false", ""),
+    )
+
+
+def without_a_second_reading(made: Mutation) -> None:
+    """The same, of claims in steps."""
+    made.replace(portable_claims, "_is_of_another", lambda *_: False)
 
 
 def without_superseding(made: Mutation) -> None:
@@ -527,6 +536,11 @@ def claim_behind_a_retry(book: Any) -> None:
         book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
     found = book.ledger.claim(in_line.delivery(4, redelivered=True))
     assert not isinstance(found, Claimed)
+
+
+def claim_behind_a_replacement(then: State) -> Callable[[Any], None]:
+    test = uniqueness.test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call
+    return functools.partial(test, then=then)
 
 
 def claim_by_rank(book: Any) -> None:
@@ -646,24 +660,38 @@ MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], N
     (without_leaving_the_line, in_line.TestClaim().test_ends_the_waiting),
     (with_the_last_first, in_line.TestCall().test_in_the_order_in_which_they_came),
     (of_any_application, call_in_namespaces),
-    (
-        without_a_second_look,
-        uniqueness.test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call,
-    ),
+    (without_a_second_look, claim_behind_a_replacement(State.NEW)),
+    (without_a_second_look, claim_behind_a_replacement(State.FAILED)),
+]
+MUTANTS_OF_STEPS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
+    (without_a_second_reading, claim_behind_a_replacement(State.NEW)),
+    (without_a_second_reading, claim_behind_a_replacement(State.FAILED)),
 ]
 
 
-@pytest.mark.parametrize(("mutate", "test"), MUTANTS_OF_ONE_MESSAGE)
+@pytest.mark.parametrize(
+    ("kind", "mutate", "test"),
+    [
+        *(("postgresql", *each) for each in MUTANTS_OF_ONE_MESSAGE),
+        *(
+            pytest.param("mariadb in steps", *each, marks=pytest.mark.debian)
+            for each in MUTANTS_OF_STEPS
+        ),
+    ],
+)
 def test_a_message_without_a_check_does_not_pass(
-    pg_url: str,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
+    kind: str,
     mutate: Callable[[Mutation], None],
     test: Callable[[Any], None],
 ) -> None:
     """The test of the suite that is about it fails."""
-    with closing(SqlLedger(pg_url, lock_timeout_s=30.0)) as ledger:
+    in_steps = kind.endswith("in steps")
+    url = request.getfixturevalue("mariadb_url" if in_steps else "pg_url")
+    with closing(SqlLedger(url, lock_timeout_s=30.0, one_statement=not in_steps)) as ledger:
         ledger.create_schema()
-        book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
+        book = Book(ledger, url, kind, sa.create_engine(url))
         with book.engine.begin() as db:
             db.execute(sa.text("create table effects (item text, fence bigint)"))
         made = Mutation(monkeypatch, book.kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +16,7 @@ from contract.ledger.test_claims import ClaimByThread
 from contract.ledger.test_concurrency import at_once
 
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, Once, Standing
-from taskguard.ledger.tables import MESSAGES
+from taskguard.ledger.tables import MESSAGES, WORK
 from taskguard.states import Decision, State
 
 ROUNDS = 25
@@ -287,8 +288,12 @@ def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
         book.forget()
 
 
-def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(book: Any) -> None:
-    """It began before the replacement was committed: the newest record counts."""
+@pytest.mark.parametrize("then", [State.NEW, State.FAILED])
+def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(
+    book: Any, then: State
+) -> None:
+    """It began before the replacement was committed: the newest record counts. So it does where the
+    newer message was delivered in that time, and is to be retried, or was given back."""
     if not book.locks_rows or book.kind == "memory":
         pytest.skip("one writer at a time, or no server to ask who waits")
     with closing(book.again(lock_timeout_s=30.0)) as patient:
@@ -297,6 +302,10 @@ def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(book:
         with ClaimByThread(book) as answers, book.transaction() as db:
             assert put_instead(book, "b", db).replaced
             answers.begin()
+            if then is State.FAILED:
+                claimed_since = {"state": then.value, "final": 0, "attempts": 1}
+                now = {"fence": int(time.time() * 1e6), "owner": ""}
+                db.execute(sa.update(WORK).values(**claimed_since, **now))
         assert decision(answers.found) is Decision.SUPERSEDED
         assert book.key() is None or book.key().owner == ""
         book.claim(message="b")

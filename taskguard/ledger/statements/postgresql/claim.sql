@@ -3,8 +3,8 @@
 --
 -- What `found` reads is the snapshot from before any wait for a row lock. Only the WHERE of a
 -- DO UPDATE sees the newest row, so it decides; a key that is granted while its work is not was
--- such a race, and the caller looks again. So it does where a work's call was replaced (NEW and
--- final): which messages that has superseded is read anew once the row is locked.
+-- such a race, and the caller looks again. So it does where the work has become another message's
+-- meanwhile: whether that has superseded this one is read anew once the row is locked.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -26,7 +26,6 @@ found as materialized (
             when (%(retries)s::integer, %(deferrals)s::integer)
                 < (coalesce(m.retries, 0), coalesce(m.deferrals, 0)) then false
             when w.id is null then %(may_create)s::boolean
-            when w.state = 'NEW' and w.final = 1 then false
             when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
             when w.state <> 'PROCESSING' then true
             else w.lease_until <= asked.now_us and w.crashes + 1 < %(max_crashes)s::integer
@@ -90,9 +89,9 @@ claimed as (
         error = null
     where case
         when w.state = 'PROCESSING' and w.owner = excluded.owner then true
+        when w.message is distinct from (select message from found) then false
         when w.message <> excluded.message and w.fingerprint <> excluded.fingerprint then false
         when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false
-        when w.state = 'NEW' and w.final = 1 then false
         when w.message = excluded.message and excluded.retries < w.retries then false
         when w.state <> 'PROCESSING' then true
         else w.lease_until <= excluded.created and w.crashes + 1 < %(max_crashes)s::integer
