@@ -27,8 +27,8 @@ STORM_ARGS ?=
 INPUT ?=
 SUITE ?=
 MODEL_ARGS ?=
-# Tests wait much: twice as many processes as there are processors, eight at most.
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 4 && echo 8 || echo $$((2 * n)))
+# Tests wait much: three times as many processes as there are processors, eight at most.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 2 && echo 8 || echo $$((3 * n)))
 # Drawn once, and printed by what goes by it.
 ifndef SEED
 SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
