@@ -42,11 +42,12 @@ from taskguard_rq.parking import (
     RQParking,
     refuse_rate_limit,
     refuse_unkept,
+    refuse_used_again,
     superseded,
     take_called,
 )
 from taskguard_rq.queue import DEFERRALS, RQQueue
-from taskguard_rq.redelivery import RQ_SCHEDULER_META, is_redelivered, sent_at
+from taskguard_rq.redelivery import is_of_rq_scheduler, is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
@@ -111,7 +112,7 @@ def guarded_job(
             options=options,
             busy="retry",
         )
-        _refuse_celerys_own(compiled)
+        _refuse_priority(compiled)
         if once_per == "tick":
             name_ticks()
         if compiled.policy.parks:
@@ -127,6 +128,7 @@ def guarded_job(
                 try:
                     if job is None or not _is_of(job, wrapper):
                         return runtime().run(compiled, args, kwargs)
+                    refuse_used_again(job, compiled, named=message_id is not None)
                     message = message_of(job, message_id=message_id)
                     return _deliver(job, compiled, message, args, kwargs)
                 except RetryReturnedError as asked:
@@ -200,7 +202,7 @@ def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> M
 
 
 def _default_id(job: Job) -> str:
-    if RQ_SCHEDULER_META.intersection(job.meta):
+    if is_of_rq_scheduler(job):
         # rq-scheduler enqueues the same job each time: all that changes is when.
         _warn_of_rq_scheduler(job.func_name)
         return f"{job.id}@{_seconds(job.enqueued_at or job.created_at)}"
@@ -222,8 +224,8 @@ def _warn_of_rq_scheduler(name: str) -> None:
     )
 
 
-def _refuse_celerys_own(compiled: GuardedFunction) -> None:
-    """Raise ConfigurationError for an option whose meaning RQ's jobs cannot have."""
+def _refuse_priority(compiled: GuardedFunction) -> None:
+    """Raise ConfigurationError for an order that RQ's jobs cannot have."""
     if compiled.policy.order == "priority":
         raise errors.ConfigurationError(
             f"{compiled.name}: order='priority' is for Celery's tasks: RQ's jobs have no priority. "

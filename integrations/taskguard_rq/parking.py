@@ -41,6 +41,7 @@ from taskguard_rq.calls import (
     RQSender,
     call_of,
 )
+from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "defer_in_registry",
     "refuse_rate_limit",
     "refuse_unkept",
+    "refuse_used_again",
     "superseded",
     "take_called",
     "tell_line",
@@ -77,6 +79,19 @@ redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
 redis.call('sadd', KEYS[3], ARGV[1])
 return 1
 """
+# The same of one that never runs: it is CANCELED, and forgotten later. Keys are all that RQ keeps
+# of it; then come the worker, its meta, and for how many seconds it is kept: -1 for ever.
+_CANCEL = """
+if redis.call('hget', KEYS[1], 'status') ~= 'started'
+    or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[1] then
+  return 0
+end
+redis.call('hset', KEYS[1], 'status', 'canceled', 'meta', ARGV[2])
+for _, key in ipairs(KEYS) do
+  if tonumber(ARGV[3]) >= 0 then redis.call('expire', key, ARGV[3]) end
+end
+return 1
+"""
 
 
 class ParkedJob(Retry):
@@ -86,8 +101,11 @@ class ParkedJob(Retry):
         super().__init__(max=sys.maxsize)
 
 
-class SupersededJob(ParkedJob):
+class SupersededJob(Retry):
     """What a job that never runs returns to a worker of this package: a newer one is its key's."""
+
+    def __init__(self) -> None:
+        super().__init__(max=sys.maxsize)
 
 
 class RQParking:
@@ -128,15 +146,33 @@ def superseded(job: Job, key: str) -> SupersededJob:
     )
 
 
-def cancel_superseded(job: Job, *, ttl_s: int, pipeline: Pipeline) -> None:
-    """Let RQ show for so long that a job never runs. Jobs that depend on it go on waiting.
+def cancel_superseded(job: Job, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
+    """Let RQ show for so long that a job never runs, unless it was deleted or cancelled meanwhile.
 
-    `ttl_s`: as RQ has it: 0 for no time, and -1 for ever.
+    `ttl_s`: as RQ has it: 0 for no time, and -1 for ever. Jobs that depend on it go on waiting.
     """
-    job.meta[LINE_META] = SUPERSEDED
-    job.set_status(JobStatus.CANCELED, pipeline=pipeline)
-    pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
-    job.cleanup(ttl_s, pipeline=pipeline, remove_from_queue=False)
+    meta = job.serializer.dumps({**job.meta, LINE_META: SUPERSEDED})
+    keys = (job.key, job.dependents_key, job.dependencies_key)
+    pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s)
+
+
+def refuse_used_again(job: Job, function: GuardedFunction, *, named: bool) -> None:
+    """Raise ConfigurationError for a job whose messages would not be told apart in a line.
+
+    `named`: they are by `message_id=`.
+    """
+    policy = function.policy
+    if policy.newest is not None and is_used_again(job):
+        reason = "nobody knows when each of them was sent, nor what becomes of the others"
+    elif policy.parks and is_of_rq_scheduler(job) and not named:
+        reason = "one that waits for its key looks like another one when it is called"
+    else:
+        return
+    raise errors.ConfigurationError(
+        f'{function.name} has busy="{policy.busy}", and job {job.id} is used for several messages '
+        f"(Repeat, rq-scheduler): {reason}. Nothing was run. Let each be a job of its own, as "
+        '`rq cron` does, or say busy="retry".'
+    )
 
 
 def refuse_rate_limit(job: Job, function: GuardedFunction) -> None:

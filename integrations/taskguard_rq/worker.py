@@ -109,11 +109,9 @@ class GuardedWorkerMixin(BaseWorker):
     def handle_job_retry(
         self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Schedule a job that was put off, or say that it waits, or never runs.
-
-        This execution is forgotten.
-        """
-        if not isinstance(retry, Deferral | ParkedJob):
+        """Schedule a job that was put off, or say that it waits or never runs, and forget this
+        execution."""
+        if not isinstance(retry, Deferral | ParkedJob | SupersededJob):
             in_s = retry.get_interval(job.number_of_retries or 0, retry.intervals)
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
             tell_line(job, in_s=in_s)
@@ -121,7 +119,7 @@ class GuardedWorkerMixin(BaseWorker):
         with self.connection.pipeline() as pipeline:
             if isinstance(retry, SupersededJob):
                 ttl_s = job.get_result_ttl(self.default_result_ttl)
-                cancel_superseded(job, ttl_s=ttl_s, pipeline=pipeline)
+                cancel_superseded(job, self.name, pipeline, ttl_s=ttl_s)
             elif isinstance(retry, ParkedJob):
                 defer_in_registry(job, self.name, pipeline)
             else:

@@ -112,7 +112,7 @@ WORK = sa.Table(
     # One of `states.State`. No CHECK says so: each statement would read it anew, and a tenth of a
     # completion goes there; the contract suite looks at what every statement writes.
     sa.Column("state", _TEXT, nullable=False),
-    # FAILED: it was revoked. NEW: its call was replaced; see `ledger/unique.py`.
+    # FAILED: for good, as it was revoked, or a newer message took its place.
     sa.Column("final", sa.SmallInteger, nullable=False),
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),

@@ -25,7 +25,7 @@ from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
-from taskguard.locks.redis import RedisLocks
+from taskguard.locks.redis import RedisLocks, link
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard.locks.redis.cluster.nodes import slot_of
 from taskguard.policy import Policy
@@ -69,14 +69,20 @@ def asked(cluster: Cluster, command: str = "cluster|slots") -> int:
 def trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
     """One element for each write to a server, which one reply or many come back for."""
     made: list[None] = []
-    send = redis.Connection.send_packed_command
+    by_redis_py, by_socket = redis.Connection.send_packed_command, link.send
 
     def sending(self: Any, command: Any, check_health: bool = True) -> Any:
         made.append(None)
-        return send(self, command, check_health)
+        return by_redis_py(self, command, check_health)
+
+    def sending_itself(connection: Any, command: bytes) -> bool:
+        sent = by_socket(connection, command)
+        made.extend([None] * sent)
+        return sent
 
     with monkeypatch.context() as patch:
         patch.setattr(redis.Connection, "send_packed_command", sending)
+        patch.setattr(link, "send", sending_itself)
         yield made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import rq
 import sqlalchemy as sa
-from rq import Retry
+from rq import Repeat, Retry
 from rq.job import Job
 
 from support.invoices import latest, supersede, supersede_at_once
@@ -232,6 +232,37 @@ def test_a_stock_worker(office: Any) -> None:
     assert "SupersededError" in said
     assert "a newer job of queue:a took the place of job" in said
     expect(office, first, newer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"repeat": Repeat(times=3)}, {"meta": {"interval": 60}}],
+    ids=["Repeat", "rq-scheduler"],
+)
+def test_a_job_that_is_used_again_is_refused(office: Any, options: Any) -> None:
+    """Nobody knows when each of its messages was sent, and superseded it would lose the others."""
+    job = put(office, latest, 1, **options)
+    office.worker("taskguard_rq.GuardedSimpleWorker")
+    office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")
+    assert "nobody knows when each of them was sent" in job.latest_result().exc_string
+    assert office.steps("began") == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["cancel", "delete"])
+def test_what_is_taken_back_at_work_stays_so(office: Any, how: str) -> None:
+    """A job that was cancelled, or deleted, and then superseded: its record is left alone."""
+    office.worker()
+    office.worker()
+    first = put(office, supersede, 1, HOLDS_S)
+    began(office, 1)
+    getattr(first, how)()
+    second = put(office, supersede, 2)
+    wait_until(lambda: dict(office.steps("told")), timeout_s=60)
+    expect(office, second)
+    wait_until(lambda: len(office.queue.started_job_registry) == 0)
+    assert office.connection.hget(first.key, "meta") in (None, b"", first.serializer.dumps({}))
+    assert (how == "cancel") is (first.id in office.queue.canceled_job_registry)
 
 
 @pytest.mark.skipif(not hasattr(rq, "RateLimit"), reason="RQ 3 has rate limits")

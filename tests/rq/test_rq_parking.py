@@ -264,6 +264,15 @@ def test_a_rate_limit_is_refused(office: Any) -> None:
     assert office.steps("began") == []
 
 
+def test_a_job_of_rq_scheduler_is_refused(office: Any) -> None:
+    """Its messages are told apart by when they were enqueued, as who is called is once more."""
+    [job] = put(office, "a", [0], meta={"interval": 60})
+    office.worker("taskguard_rq.GuardedSimpleWorker")
+    office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")
+    assert "looks like another one" in job.latest_result().exc_string
+    assert office.steps("began") == []
+
+
 def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
     """Its dependents, its repetition and its retries; RQ's `unique` refuses it a second time."""
     office.worker()

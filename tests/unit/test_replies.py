@@ -1,8 +1,10 @@
-"""Short replies, read past redis-py's parser: the same values, or all stays for the parser."""
+"""Commands and short replies past redis-py: the same bytes and values, or all is left to it."""
 
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskguard.locks.redis.protocol import UNUSUAL, read_short
+from taskguard.locks.redis.protocol import UNUSUAL, read_short, send
 
 SIMPLE = st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=40)
 
@@ -49,6 +51,47 @@ def written(value: Any) -> bytes:
     if isinstance(value, int):
         return b":%d\r\n" % value
     return b"$-1\r\n" if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def test_a_command_of_any_length_is_sent_whole(connection: Connection) -> None:
+    """Also one that the socket does not take at once, from whoever reads slowly."""
+    command, found = bytes(range(256)) * 20_000, bytearray()
+
+    def read() -> None:
+        while len(found) < len(command):
+            found.extend(connection.server.recv(100_000))
+
+    reader = threading.Thread(target=read)
+    timer = threading.Timer(0.1, reader.start)
+    timer.start()
+    assert send(connection, command)
+    timer.join()
+    reader.join()
+    assert found == command
+
+
+def test_who_takes_nothing_is_waited_for_as_long_as_the_time_out_says(
+    connection: Connection,
+) -> None:
+    """No longer; and who has gone is an error at once. Both are what the link calls lost."""
+    connection._sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        send(connection, b"x" * 10_000_000)
+    connection.server.close()
+    with pytest.raises(OSError, match="Broken pipe"):
+        send(connection, b"x")
+
+
+def test_by_tls_and_without_a_connection_redis_py_sends(connection: Connection) -> None:
+    """It encrypts, and connects."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    plain = connection._sock
+    wrapped = context.wrap_socket(plain, do_handshake_on_connect=False)
+    for connection._sock in (wrapped, None):  # type: ignore[assignment]
+        assert not send(connection, b"x")
+    wrapped.close()
+    connection._sock = plain
 
 
 @given(SIMPLE | st.lists(SIMPLE, max_size=5))

@@ -40,7 +40,7 @@ from taskguard.locks.redis.address import (
     from_url,
     refuse_unknown_certificates,
 )
-from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short
+from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short, send
 
 __all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver"]
 
@@ -284,9 +284,10 @@ class RedisLink:
                     known = known and not isinstance(first, self._errors.ReadOnlyError)
                     raise first
                 return first, second
-            connection.send_packed_command(
-                [_ASKING + command if asking else command], check_health=False
-            )
+            if asking or not send(connection, command):
+                connection.send_packed_command(
+                    [_ASKING + command if asking else command], check_health=False
+                )
             try:
                 if asking:
                     # What comes with this reply, redis-py's parser has read already.

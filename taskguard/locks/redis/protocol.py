@@ -1,23 +1,27 @@
 """What goes over the wire to a Redis: commands, scripts, and replies that are read in one piece.
 
-Guarantees: a reply is read whole or not at all. What is not short and whole is left in the socket
-for redis-py's own parser.
+Guarantees: a command is sent whole or an error is raised; a reply is read whole or not at all. What
+is not short and whole is left in the socket for redis-py's own parser.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 from importlib import resources
 from typing import Any
 
-__all__ = ["UNUSUAL", "Script", "pack", "read_short"]
+__all__ = ["UNUSUAL", "Script", "pack", "read_short", "send"]
 
 UNUSUAL: Any = object()  # nothing was read
 
 _LONGEST_BYTES = 4096
 # A look first: what a reply turns out not to be must still be there.
 _PEEK = getattr(socket, "MSG_PEEK", 0)
+# Python asks `poll` before it sends or receives on a socket with a time-out, also where it is known
+# to be ready; elsewhere than here a socket is no file.
+_AS_FILE = os.name == "posix"
 
 
 def pack(*words: bytes) -> bytes:
@@ -25,6 +29,23 @@ def pack(*words: bytes) -> bytes:
     parts = [b"*%d\r\n" % len(words)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
     return b"".join(parts)
+
+
+def send(connection: Any, command: bytes) -> bool:
+    """Send a command on a redis-py connection; False: redis-py has to, as by TLS. Raises OSError.
+
+    redis-py takes longer for it than the server does.
+    """
+    sock = getattr(connection, "_sock", None)  # there is no other way to it
+    if type(sock) is not socket.socket or not _AS_FILE:
+        return False
+    try:
+        sent = os.write(sock.fileno(), command)
+    except BlockingIOError:
+        sent = 0
+    if sent < len(command):
+        sock.sendall(command[sent:])  # which waits
+    return True
 
 
 def read_short(connection: Any) -> Any:
@@ -40,7 +61,8 @@ def read_short(connection: Any) -> Any:
     data = sock.recv(_LONGEST_BYTES, _PEEK)
     reply = _parsed(data)
     if reply is not UNUSUAL:
-        sock.recv(len(data))
+        # It is there: nothing is waited for.
+        os.read(sock.fileno(), len(data)) if _AS_FILE else sock.recv(len(data))
     return reply
 
 

@@ -441,10 +441,9 @@ def _answered(
 def _taken(request: ClaimRequest, found: _Found, row: _Found | None) -> ClaimAnswer | None:
     """The key is another's, or it is the turn of others; None where that is not known."""
     if found.holder == str(request.owner):
-        return None  # already this request's: its call was replaced, and the answer got lost
-    replaced = row is not None and row.state == State.NEW.value and row.final
+        return None  # already this request's, which did not get the work, and heard nothing of it
     held = _held(found, row, found.now_us)
-    if held is not None or replaced or not request.in_line:
+    if held is not None or not request.in_line:
         return held
     # Others wait for it, or it was taken just now: in a line that is the same.
     return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)

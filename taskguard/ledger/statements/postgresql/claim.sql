@@ -70,6 +70,7 @@ claimed as (
         message = excluded.message,
         retries = excluded.retries,
         state = excluded.state,
+        final = 0,
         fence = excluded.fence,
         owner = excluded.owner,
         lease_until = excluded.lease_until,
