@@ -441,7 +441,7 @@ def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
             enqueue(shop.tasks.recover, (1,), session=db, expires=60)
 
 
-@pytest.mark.parametrize("target", ["support.shop:nope", "nowhere:app", "os:path", "os", "", ":"])
+@pytest.mark.parametrize("target", ["support.needs:nope", "nowhere:app", "os:path", "os", "", ":"])
 def test_an_app_that_is_not_there_is_said_in_a_sentence(
     target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
