@@ -67,45 +67,51 @@ _FAILED = "_taskguard_failed"
 # RQ has put the job into its queue, or into its schedule, once more.
 _COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
-# A job whose execution by this worker ends is DEFERRED, in its registry, and noted as parked. Keys
-# are its record, the registry and the set; then come its id, the worker, its meta and the time.
-_DEFER = """
-if redis.call('hget', KEYS[1], 'status') ~= 'started'
-    or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[2] then
-  return 0
-end
-redis.call('hset', KEYS[1], 'status', 'deferred', 'meta', ARGV[3])
-redis.call('zadd', KEYS[2], ARGV[4], ARGV[1])
-redis.call('sadd', KEYS[3], ARGV[1])
-return 1
-"""
-# The same of one that never runs: it is CANCELED, and forgotten later. Keys are all that RQ keeps
-# of it; then come the worker, its meta, and for how many seconds it is kept: -1 for ever.
-_CANCEL = """
+# Of a job whose execution by this worker ends. Its record is the first key; the worker comes first,
+# then its meta.
+_UNLESS_ANOTHERS = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started'
     or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[1] then
   return 0
 end
+"""
+# It is DEFERRED, in the registry, and noted as parked, in the set; then come the time and its id.
+_DEFER = (
+    _UNLESS_ANOTHERS
+    + """
+redis.call('hset', KEYS[1], 'status', 'deferred', 'meta', ARGV[2])
+redis.call('zadd', KEYS[2], ARGV[3], ARGV[4])
+redis.call('sadd', KEYS[3], ARGV[4])
+return 1
+"""
+)
+# It is CANCELED, and forgotten later. Keys are all that RQ keeps of it; then comes for how many
+# seconds: -1 for ever.
+_CANCEL = (
+    _UNLESS_ANOTHERS
+    + """
 redis.call('hset', KEYS[1], 'status', 'canceled', 'meta', ARGV[2])
 for _, key in ipairs(KEYS) do
   if tonumber(ARGV[3]) >= 0 then redis.call('expire', key, ARGV[3]) end
 end
 return 1
 """
+)
 
 
-class ParkedJob(Retry):
+class _NotRun(Retry):
+    """What a job that was not run returns: RQ takes it for no result."""
+
+    def __init__(self) -> None:
+        super().__init__(max=sys.maxsize)
+
+
+class ParkedJob(_NotRun):
     """What a job that waits for its key returns to a worker of this package."""
 
-    def __init__(self) -> None:
-        super().__init__(max=sys.maxsize)
 
-
-class SupersededJob(Retry):
+class SupersededJob(_NotRun):
     """What a job that never runs returns to a worker of this package: a newer one is its key's."""
-
-    def __init__(self) -> None:
-        super().__init__(max=sys.maxsize)
 
 
 class RQParking:
@@ -246,4 +252,4 @@ def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
     registry = DeferredJobRegistry(job.origin, connection=job.connection)
     meta = job.serializer.dumps({**job.meta, LINE_META: WAITS})
     keys = (job.key, registry.key, PARKED_KEY)
-    pipeline.eval(_DEFER, len(keys), *keys, job.id, worker_name, meta, time.time())
+    pipeline.eval(_DEFER, len(keys), *keys, worker_name, meta, time.time(), job.id)

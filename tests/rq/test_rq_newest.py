@@ -34,11 +34,6 @@ def put_older(office: Any, function: Any, number: int, than: Job) -> Job:
     return office.queue.enqueue_job(job)  # type: ignore[no-any-return]
 
 
-def let_go(office: Any) -> None:
-    with office.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
-
-
 def began(office: Any, number: int) -> None:
     wait_until(lambda: f"a {number}" in dict(office.steps("began")), timeout_s=60)
 
@@ -93,7 +88,7 @@ def test_the_newest_waits(office: Any) -> None:
     assert len(office.queue.failed_job_registry) == 0
     assert first.get_status() == "started"
     assert second.id not in office.queue.deferred_job_registry
-    let_go(office)
+    office.let_go()
     wait_until(lambda: third.get_status(refresh=True) == "finished", timeout_s=60)
     assert after.get_status() == "deferred"  # what depends on it does not run, as after a cancel()
     after.delete()
@@ -111,7 +106,7 @@ def test_an_older_one_that_comes_late(office: Any) -> None:
     began(office, 4)
     assert superseded(office, put_older(office, supersede, 3, than=newest))
     assert newest.get_status(refresh=True) == "started"
-    let_go(office)
+    office.let_go()
     expect(office, newer, newest)
 
 
@@ -145,7 +140,7 @@ def test_whoever_waits_is_told_though_its_caller_died(office: Any) -> None:
         ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
         db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
     assert superseded(office, second)
-    let_go(office)
+    office.let_go()
     expect(office, first)
     with office.engine.connect() as db:
         assert db.execute(sa.select(WORK.c.due).where(WORK.c.id == row.id)).scalar() is None
@@ -166,7 +161,7 @@ def test_whoever_was_taken_back_needs_no_telling(office: Any, how: str) -> None:
     with office.engine.connect() as db:
         due = sa.select(WORK.c.id).where(WORK.c.due.is_not(None))
         assert db.execute(due).first() is None
-    let_go(office)
+    office.let_go()
     expect(office, first, third)
     assert (how == "cancel") is Job.exists(second.id, office.connection)
 
@@ -224,7 +219,7 @@ def test_a_stock_worker(office: Any) -> None:
     began(office, 1)
     newer = put(office, latest, 2)
     office.wait_for(lambda: newer.get_status(refresh=True) == "scheduled", "put off")
-    let_go(office)
+    office.let_go()
     office.wait_for(lambda: newer.get_status(refresh=True) == "finished", "the newer one")
     older = put_older(office, latest, 0, than=newer)
     office.wait_for(lambda: older.get_status(refresh=True) == "failed", "the older one")

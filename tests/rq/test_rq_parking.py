@@ -58,11 +58,6 @@ def wait_for_line(office: Any, jobs: list[Job]) -> None:
     office.wait_for(lambda: deferred.get_job_ids() == [job.id for job in jobs], "a line")
 
 
-def let_go(office: Any) -> None:
-    with office.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
-
-
 def numbers_of(office: Any, account: str) -> list[int]:
     """In which order bodies of an account began."""
     items = [item.split() for item, _ in office.steps("began")]
@@ -87,7 +82,7 @@ def test_jobs_run_in_order_and_nobody_is_held(office: Any) -> None:
     cold = put(office, "b", [0])
     wait_for_all(office, cold)
     assert first.get_status() == "started"
-    let_go(office)
+    office.let_go()
     wait_for_all(office, [first, *later])
     assert numbers_of(office, "a") == list(range(9))
     assert [job.return_value() for job in later] == list(range(1, 9))
@@ -122,7 +117,7 @@ def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
     office.wait_for(lambda: 1 in numbers_of(office, "a"), "the next one")
     for worker in workers:
         worker.kill()
-    let_go(office)
+    office.let_go()
     office.worker()
     wait_for_all(office, later[1:])
     assert numbers_of(office, "a") == [0, 1, 2, 3, 4]
@@ -138,7 +133,7 @@ def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
     locks = redis.Redis.from_url(office.environment["TASKGUARD_LOCKS_URL"])
     with contextlib.closing(locks):
         locks.flushdb()
-        let_go(office)
+        office.let_go()
         wait_until(lambda: len(numbers_of(office, "a")) > 3, timeout_s=60)
         locks.flushdb()
     wait_for_all(office, [first, *later])
@@ -158,7 +153,7 @@ def test_who_was_called_and_got_lost_is_called_again(office: Any) -> None:
     for key in office.connection.keys("*"):
         if b"worker" not in key:
             office.connection.delete(key)
-    let_go(office)
+    office.let_go()
     office.wait_for(lambda: len(office.effects()) == 4, "all")
     wait_for_all(office, [Job.fetch(job.id, connection=office.connection) for job in later])
     assert sorted(numbers_of(office, "a")) == [0, 1, 2, 3]
@@ -174,7 +169,7 @@ def test_a_job_that_is_taken_back_does_not_run(office: Any, how: str) -> None:
     first, later = line_up(office, 4)
     for job in later[1:3]:
         getattr(job, how)()
-    let_go(office)
+    office.let_go()
     office.wait_for(lambda: "a 4" in office.effects(), "the last")
     assert numbers_of(office, "a") == [0, 1, 4]
     word = {"cancel": "canceled", "delete": "deleted"}[how]
@@ -197,7 +192,7 @@ def test_rq_says_where_they_are(office: Any) -> None:
     assert "0, 1 executing, 0 finished, 0 failed" in said
     wait_for_line(office, later)
     wait_until(lambda: relays(worker) or relays(other))
-    let_go(office)
+    office.let_go()
     wait_for_all(office, [first, *later])
     assert 0 not in [len(relays(each)) for each in (worker, other)]
 
@@ -234,7 +229,7 @@ def test_what_cannot_be_parked_is_put_off(office: Any) -> None:
     first, later = line_up(office, 1)
     with_ttl = put(office, "a", [2], ttl=600)[0]
     wait_until(lambda: with_ttl.get_status(refresh=True) == "scheduled", timeout_s=60)
-    let_go(office)
+    office.let_go()
     wait_for_all(office, [first, *later, with_ttl])
     assert numbers_of(office, "a") == [0, 1, 2]
 
@@ -248,7 +243,7 @@ def test_a_stock_worker_puts_off(office: Any) -> None:
     [second] = put(office, "a", [1])
     wait_until(lambda: second.get_status(refresh=True) == "scheduled", timeout_s=60)
     assert records(office) == []
-    let_go(office)
+    office.let_go()
     wait_for_all(office, [first, second])
     assert set(office.effects().values()) == {1}
 
@@ -282,7 +277,7 @@ def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
     assert after.get_status() == "deferred"
     with pytest.raises(DuplicateJobError):
         office.queue.enqueue(queue_up, "a", 1, job_id="one", unique=True)
-    let_go(office)
+    office.let_go()
     office.wait_for(lambda: office.effects()["a 1"] == 2, "the repetition")
     wait_for_all(office, [first, after, waits])
     assert numbers_of(office, "a") == [0, 1, 1]

@@ -21,11 +21,6 @@ def began(office: Any) -> list[int]:
     return [n for at, n in enumerate(numbers) if at == 0 or numbers[at - 1] != n]
 
 
-def let_go(office: Any) -> None:
-    with office.engine.begin() as db:
-        db.execute(sa.text("insert into steps values ('', 'go', 0)"))
-
-
 def places(office: Any) -> list[str]:
     """Whose work still has a place."""
     with office.engine.connect() as db:
@@ -43,7 +38,7 @@ def run_behind(
     for number in (1, 2, 3):
         office.queue.enqueue(strictly, "a", number, hows.get(number, ""), retry=retry)
     wait_until(lambda: len(office.ledger.waiting()) == 3)
-    let_go(office)
+    office.let_go()
     office.wait_for(lambda: len(office.effects()) == effects, f"{effects} of them")
     return first
 

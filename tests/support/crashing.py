@@ -39,6 +39,12 @@ STRICTLY: dict[str, Any] = {
     "ttl_s": TTL_S,
     "max_crashes": 20,
 }
+NEWEST: dict[str, Any] = {
+    "key": "line:<kind>",
+    "once_per": "message",
+    "ttl_s": TTL_S,
+    "max_crashes": 20,
+}
 BROKER = os.environ["CRASH_BROKER"]
 FOLDER = Path(os.environ["CRASH_FOLDER"])
 
@@ -229,9 +235,7 @@ def _take_strict_turn(item: str, line: str, guard: Guard) -> None:
 
 @app.task(shared=False)
 @crashing
-@taskguard_celery.guarded_task(
-    key="line:<kind>", once_per="message", busy="latest", ttl_s=TTL_S, max_crashes=20
-)
+@taskguard_celery.guarded_task(busy="latest", **NEWEST)
 def latest(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. Of those that wait the newest runs."""
     del at
@@ -240,9 +244,7 @@ def latest(item: str, kind: str, at: str | None, guard: Guard) -> None:
 
 @app.task(shared=False)
 @crashing
-@taskguard_celery.guarded_task(
-    key="line:<kind>", once_per="message", busy="supersede", ttl_s=TTL_S, max_crashes=20
-)
+@taskguard_celery.guarded_task(busy="supersede", **NEWEST)
 def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """Of the line `kind`. The newest takes the key from the others."""
     del at
@@ -250,9 +252,7 @@ def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
 
 
 @crashing
-@taskguard_rq.guarded_job(
-    key="line:<kind>", once_per="message", busy="latest", ttl_s=TTL_S, max_crashes=20
-)
+@taskguard_rq.guarded_job(busy="latest", **NEWEST)
 def latest_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """The same; a work horse takes longer to come."""
     del at
@@ -260,9 +260,7 @@ def latest_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
 
 
 @crashing
-@taskguard_rq.guarded_job(
-    key="line:<kind>", once_per="message", busy="supersede", ttl_s=TTL_S, max_crashes=20
-)
+@taskguard_rq.guarded_job(busy="supersede", **NEWEST)
 def supersede_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
     """The same."""
     del at

@@ -98,6 +98,11 @@ class Office:
             print(self.logs()[-8000:])
             raise
 
+    def let_go(self) -> None:
+        """Bodies that wait for a step "go" go on."""
+        with self.engine.begin() as db:
+            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+
     @contextmanager
     def holding(self, key: str) -> Iterator[None]:
         """Somebody else holds the key."""
