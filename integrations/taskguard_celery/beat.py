@@ -147,7 +147,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
         if self._leader is not None:
             with contextlib.suppress(Exception):
                 self._leader.step_down()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():  # told before it was started: not
             self._thread.join(_LONGEST_END_S)
 
     # -- leading, in a thread of its own

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import redis
 
 from support.celery_beat import HERE, CeleryBeat
 from support.waiting import wait_until
+from taskguard_celery.beat import LeaderScheduler
 
 EVERY_S = 0.5
 TTL_S = 1.5
@@ -232,6 +234,22 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
             spare_valkey.pause()
         assert told.terminate(10) == 0
         spare_valkey.resume()
+
+
+def test_told_to_end_before_its_thread_is_started(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes in the moment between: it ends all the same, without an error."""
+
+    def interrupted(_: threading.Thread) -> None:
+        raise SystemExit(0)
+
+    scheduler = LeaderScheduler(app=shop.tasks.app, lazy=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(SystemExit):
+            scheduler.tick()
+    scheduler.close()
 
 
 @pytest.mark.once
