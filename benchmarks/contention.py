@@ -40,6 +40,7 @@ WAYS = {
     "taskguard, busy=retry": "retry",
     "python-redis-lock in the body": "blocking",
     "redis-py Lock in the body": "polling",
+    "no guard, each sends the next": "chained",
     "no guard": "bare",
 }
 REFERENCE = "python-redis-lock in the body"

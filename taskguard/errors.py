@@ -279,7 +279,11 @@ class ResultError(TaskguardError, TypeError):
 
 
 class MessageTooOldError(TaskguardError):
-    """The message is older than `retention_s` and its work has no record: it may have been done."""
+    """The message is older than `retention_s` and its work has no record: it may have been done.
+
+    Or a job of RQ waited for its key until its `ttl` was over, and a stock worker got it. Its
+    work is not run.
+    """
 
 
 class FingerprintMismatchError(TaskguardError):

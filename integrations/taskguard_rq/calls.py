@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -29,9 +29,11 @@ from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard_rq.expiry import kept_by_redis
 
 __all__ = [
     "CALLED",
+    "EXPIRED",
     "LINE_META",
     "NAME",
     "PARKED_KEY",
@@ -48,7 +50,7 @@ NAME = "rq"
 
 LINE_META = "taskguard_line"
 """In `job.meta`: the job waits in the line of its key, was called from there, or never runs."""
-WAITS, CALLED, SUPERSEDED = "waits", "called", "superseded"
+WAITS, CALLED, SUPERSEDED, EXPIRED = "waits", "called", "superseded", "expired"
 PARKED_KEY = "taskguard:parked"
 """The set of the ids of jobs that wait for their key, in the queues' Redis."""
 
@@ -63,9 +65,11 @@ _PASSING = frozenset(
 )
 
 
-def call_of(job: Job) -> dict[str, Any]:
-    """A job, as JSON."""
+def call_of(job: Job, *, noted: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A job, as JSON; `noted`: what its meta says beside what stands there."""
     record = job.to_dict(include_meta=True, include_result=False)
+    if noted:
+        record["meta"] = job.serializer.dumps({**job.meta, **noted})
     fields = {name: value for name, value in record.items() if name not in _PASSING}
     encoded = {name: _text(value) for name, value in fields.items()}
     return {"queue": NAME, "id": job.id, "fields": encoded, "serializer": _path(job.serializer)}
@@ -154,7 +158,8 @@ class RQSender:
             for registry in _REGISTRIES:
                 registry(queue=queue).remove(job, pipeline=pipeline)
             pipeline.sadd(Queue.redis_queues_keys, queue.key)
-            queue._enqueue_job(job, pipeline=pipeline, at_front=True)  # noqa: SLF001  # as its retry
+            with kept_by_redis(job, pipeline):
+                queue._enqueue_job(job, pipeline=pipeline, at_front=True)  # noqa: SLF001  # as its retry
 
         self.connection.transaction(put, Job.key_for(call["id"]))
 

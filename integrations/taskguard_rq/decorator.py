@@ -4,8 +4,8 @@ Guarantees: module, name and signature (less `guard`) stay, so that `queue.enque
 finds the function. An `async def` is run as RQ would run it, and to be awaited where anybody else
 calls it (`coroutines.py`). A job that is put off is in the schedule before its execution ends. A
 body that returns `Retry` has asked RQ for another execution: that is no result, so its work is not
-DONE. A job that a newer one has superseded is CANCELED in the workers of this package, and FAILED
-in others.
+DONE. A job that a newer one has superseded, or whose `ttl` was over while it waited for its key, is
+CANCELED in the workers of this package, and FAILED in others.
 
 Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
 `retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
@@ -33,18 +33,22 @@ from taskguard import (
     MessageRef,
     Outcome,
     Parked,
-    errors,
 )
+from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
+from taskguard_rq.expiry import expires_at_s, has_expired
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
+    expired,
+    is_called,
+    rank_of,
     refuse_rate_limit,
     refuse_unkept,
     refuse_used_again,
     superseded,
-    take_called,
+    take_out,
 )
 from taskguard_rq.queue import DEFERRALS, RQQueue
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_redelivered, sent_at
@@ -62,6 +66,7 @@ logger = logging.getLogger("taskguard")
 
 _MARK = "__taskguard_job__"
 _MESSAGE_ID = "__taskguard_message_id__"
+_NOT_NOTED_S = 1.0
 
 
 def guarded_job(
@@ -112,7 +117,6 @@ def guarded_job(
             options=options,
             busy="retry",
         )
-        _refuse_priority(compiled)
         if once_per == "tick":
             name_ticks()
         if compiled.policy.parks:
@@ -224,15 +228,6 @@ def _warn_of_rq_scheduler(name: str) -> None:
     )
 
 
-def _refuse_priority(compiled: GuardedFunction) -> None:
-    """Raise ConfigurationError for an order that RQ's jobs cannot have."""
-    if compiled.policy.order == "priority":
-        raise errors.ConfigurationError(
-            f"{compiled.name}: order='priority' is for Celery's tasks: RQ's jobs have no priority. "
-            "Leave it away: who was sent first goes first."
-        )
-
-
 def _deliver(
     job: Job,
     compiled: GuardedFunction,
@@ -241,13 +236,25 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue, parking = RQQueue(job), None
-    called = take_called(job)
+    called, here = is_called(job), runtime()
     if compiled.policy.parks:
         refuse_rate_limit(job, compiled)
         if compiled.policy.order == "strict":
             refuse_unkept(job, compiled.name)
         parking = RQParking(job)
-    here = runtime()
+    if called and has_expired(job):
+        called_late = compiled.delivery(
+            args, kwargs, namespace=here.namespace, message=message, parking=parking, called=True
+        )
+        try:
+            canceled = expired(job, called_late)
+        except LedgerUnavailableError as error:
+            logger.warning("%s: that it has expired is not noted yet: %s", job.id, error)
+            queue.publish_again(message.deferrals, _NOT_NOTED_S)
+            return queue.deferred()
+        if canceled is not None:
+            return canceled
+    take_out(job)
     # What keeps its place is sent again whoever dies.
     stored = compiled.policy.recoverable or compiled.policy.order == "strict"
     delivery = compiled.delivery(
@@ -260,6 +267,8 @@ def _deliver(
         queue=queue,
         parking=parking,
         called=called,
+        rank=rank_of(job) if compiled.policy.order == "priority" else 0,
+        expires_at_s=None if parking is None else expires_at_s(job),
         orders=(BaseTimeoutException,),
         call=call_of(job) if stored else None,
     )

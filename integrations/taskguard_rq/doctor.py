@@ -84,6 +84,7 @@ def _facts_of_job(job: Job, compiled: GuardedFunction) -> JobFacts:
         limit_s=limit_s if limit_s > 0 else None,
         wait_s=compiled.policy.wait_s,
         lease_s=compiled.policy.ttl_s,
-        kept_s=job.ttl or None,
+        # In a line it expires, and says so.
+        kept_s=None if compiled.policy.parks else job.ttl or None,
         recoverable=compiled.policy.recoverable,
     )

@@ -1,15 +1,16 @@
 """`busy="park"` for RQ: a job leaves its queue for the ledger, and comes back before all others.
 
 Guarantees: what is sent again is the same job, by its record, which does not expire meanwhile.
-While it waits RQ says DEFERRED, and lists it in that registry of its queue. A job with a `ttl` is
-put off instead: RQ would drop it, and nobody would hear of its end in the line. So is each where
-the worker is none of this package's: such a one can be told that a job has ended, has failed or is
-to be tried again, and no more. There it overtakes nobody who waits. With `order="strict"` both are
-refused. A strict job that has failed keeps its place until RQ has said whether it comes again.
+While it waits RQ says DEFERRED, and lists it in that registry of its queue. It is put off instead
+where the worker is none of this package's: such a one can be told that a job has ended, has failed
+or is to be tried again, and no more. There it overtakes nobody who waits. With `order="strict"`
+that is refused, and so is a job with a `ttl`. A strict job that has failed keeps its place until RQ
+has said whether it comes again.
 
-With `busy="latest"` and `"supersede"` a job whose place a newer one took ends as CANCELED, and its
-record says why for as long as that of a finished one. RQ's registry of cancelled jobs, which it
-never cleans, does not list it. A worker that is none of this package's says FAILED.
+A job that never runs, since a newer one took its place (`busy="latest"`, `"supersede"`) or its
+`ttl` was over while it waited (`expiry.py`), ends as CANCELED, and its record says why for as long
+as that of a finished one. RQ's registry of cancelled jobs, which it never cleans, does not list it.
+A worker that is none of this package's says FAILED.
 
 Who is called comes to the front of its queue: at the end it would stand behind all that have to be
 parked before.
@@ -30,9 +31,10 @@ from rq import Retry
 from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
-from taskguard import Claim, GuardedFunction, MessageRef, errors
+from taskguard import Claim, Delivery, GuardedFunction, MessageRef, errors
 from taskguard_rq.calls import (
     CALLED,
+    EXPIRED,
     LINE_META,
     NAME,
     PARKED_KEY,
@@ -41,27 +43,32 @@ from taskguard_rq.calls import (
     RQSender,
     call_of,
 )
+from taskguard_rq.expiry import expiry_of, take_expiry
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
 __all__ = [
+    "CanceledJob",
     "ParkedJob",
     "RQParking",
-    "SupersededJob",
     "allow_parking",
-    "cancel_superseded",
+    "cancel",
     "defer_in_registry",
+    "expired",
+    "is_called",
+    "rank_of",
     "refuse_rate_limit",
     "refuse_unkept",
     "refuse_used_again",
     "superseded",
-    "take_called",
+    "take_out",
     "tell_line",
 ]
 
 logger = logging.getLogger("taskguard")
 
 _ALLOWED = "_taskguard_may_park"
+_RANK = "_taskguard_rank"
 # An attribute of a job whose work has failed, and keeps its place in its key's line.
 _FAILED = "_taskguard_failed"
 # RQ has put the job into its queue, or into its schedule, once more.
@@ -85,14 +92,15 @@ redis.call('sadd', KEYS[3], ARGV[4])
 return 1
 """
 )
-# It is CANCELED, and forgotten later. Keys are all that RQ keeps of it; then comes for how many
-# seconds: -1 for ever.
+# It is CANCELED, noted as parked no more, and forgotten later. Keys are that set, after all that RQ
+# keeps of it; then comes for how many seconds, -1 for ever, and its id.
 _CANCEL = (
     _UNLESS_ANOTHERS
     + """
 redis.call('hset', KEYS[1], 'status', 'canceled', 'meta', ARGV[2])
-for _, key in ipairs(KEYS) do
-  if tonumber(ARGV[3]) >= 0 then redis.call('expire', key, ARGV[3]) end
+redis.call('srem', KEYS[4], ARGV[4])
+for each = 1, 3 do
+  if tonumber(ARGV[3]) >= 0 then redis.call('expire', KEYS[each], ARGV[3]) end
 end
 return 1
 """
@@ -110,8 +118,16 @@ class ParkedJob(_NotRun):
     """What a job that waits for its key returns to a worker of this package."""
 
 
-class SupersededJob(_NotRun):
-    """What a job that never runs returns to a worker of this package: a newer one is its key's."""
+class CanceledJob(_NotRun):
+    """What a job that never runs returns to a worker of this package.
+
+    Attributes:
+        why: "superseded" or "expired", for `job.meta["taskguard_line"]`.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self.why = why
 
 
 class RQParking:
@@ -124,9 +140,9 @@ class RQParking:
 
     def call(self) -> dict[str, Any] | None:
         """The job in hand as a stored call; None where it is to be put off."""
-        if self._job.ttl is not None or not getattr(self._job, _ALLOWED, False):
+        if not getattr(self._job, _ALLOWED, False):
             return None
-        return call_of(self._job)
+        return call_of(self._job, noted=expiry_of(self._job))
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Put a stored job into its queue; raises unless Redis took it."""
@@ -137,29 +153,61 @@ class RQParking:
         setattr(self._job, _FAILED, claim)
 
 
-def allow_parking(job: Job) -> None:
-    """Note that the worker which begins a job knows what a ParkedJob is."""
+def allow_parking(job: Job, *, rank: int = 0) -> None:
+    """Note that the worker which begins a job knows what a ParkedJob is.
+
+    `rank`: how many of the worker's queues it looks into before this job's.
+    """
     setattr(job, _ALLOWED, True)
+    setattr(job, _RANK, rank)
 
 
-def superseded(job: Job, key: str) -> SupersededJob:
+def rank_of(job: Job) -> int:
+    """Its place by priority, which in RQ is that of its queue; lower ones go first."""
+    return int(getattr(job, _RANK, 0))
+
+
+def superseded(job: Job, key: str) -> CanceledJob:
     """What a job returns whose place a newer one took. Raises SupersededError to other workers."""
     if getattr(job, _ALLOWED, False):
-        return SupersededJob()
+        return CanceledJob(SUPERSEDED)
     raise errors.SupersededError(
         f"{job.func_name}: a newer job of {key} took the place of job {job.id}. It never runs.",
         key=key,
     )
 
 
-def cancel_superseded(job: Job, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
+def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
+    """End a called job that came too late: what it returns. None: its work does not wait for it.
+
+    The next in line is called. Raises MessageTooOldError to other workers, and what the ledger
+    raises.
+    """
+    here = runtime()
+    if here.ledger is None or delivery.work is None or delivery.parking is None:
+        return None
+    works = (delivery.work, *delivery.formerly)
+    ended = [here.ledger.expire(work, message=delivery.message) for work in works]
+    if not any(ended):
+        return None
+    here.runner.line.left(delivery)
+    said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
+    if not getattr(job, _ALLOWED, False):
+        take_out(job)
+        raise errors.MessageTooOldError(f"{said}. It never runs.", key=delivery.key)
+    logger.warning("%s; it is CANCELED, and never runs", said)
+    return CanceledJob(EXPIRED)
+
+
+def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
     """Let RQ show for so long that a job never runs, unless it was deleted or cancelled meanwhile.
 
     `ttl_s`: as RQ has it: 0 for no time, and -1 for ever. Jobs that depend on it go on waiting.
     """
-    meta = job.serializer.dumps({**job.meta, LINE_META: SUPERSEDED})
-    keys = (job.key, job.dependents_key, job.dependencies_key)
-    pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s)
+    take_expiry(job)
+    meta = job.serializer.dumps({**job.meta, LINE_META: why})
+    keys = (job.key, job.dependents_key, job.dependencies_key, PARKED_KEY)
+    pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s, job.id)
 
 
 def refuse_used_again(job: Job, function: GuardedFunction, *, named: bool) -> None:
@@ -232,16 +280,21 @@ def tell_line(job: Job, *, in_s: float) -> None:
         logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
 
 
-def take_called(job: Job) -> bool:
-    """Whether the job was called from the line of its key; it is one of its own queue then."""
+def is_called(job: Job) -> bool:
+    """Whether the job was called from the line of its key."""
+    return bool(job.meta.get(LINE_META) == CALLED)
+
+
+def take_out(job: Job) -> None:
+    """Let it be one of its own queue again, if it stood in line."""
     if LINE_META not in job.meta:
-        return False
-    was_called = bool(job.meta.pop(LINE_META) == CALLED)
+        return
+    del job.meta[LINE_META]
+    take_expiry(job)
     with job.connection.pipeline() as pipeline:
         pipeline.srem(PARKED_KEY, job.id)
         pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
         pipeline.execute()
-    return was_called
 
 
 def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
@@ -250,6 +303,6 @@ def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
     Its record says so: another execution has begun, or its status is no longer that of this one.
     """
     registry = DeferredJobRegistry(job.origin, connection=job.connection)
-    meta = job.serializer.dumps({**job.meta, LINE_META: WAITS})
+    meta = job.serializer.dumps({**job.meta, **expiry_of(job), LINE_META: WAITS})
     keys = (job.key, registry.key, PARKED_KEY)
     pipeline.eval(_DEFER, len(keys), *keys, worker_name, meta, time.time(), job.id)

@@ -5,7 +5,8 @@ entry. The stock workers do the same by a retry, whose result record stays; it i
 `GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
 scheduler is on unless `with_scheduler=False` is said in Python. A job that waits for its key
 (`busy="park"`) is DEFERRED, in that registry, and beside a worker that knows of such jobs runs a
-relay (`relay.py`). One that a newer job has superseded is CANCELED.
+relay (`relay.py`). One that a newer job has superseded, or that has expired in its line, is
+CANCELED. Of jobs in line those of a queue that the worker looks into first have priority.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.
@@ -24,15 +25,15 @@ from typing import Any
 
 from rq import Queue, SimpleWorker, Worker
 from rq.job import Job, JobStatus
-from rq.worker import BaseWorker, SpawnWorker
+from rq.worker import BaseWorker, DequeueStrategy, SpawnWorker
 
 from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
 from taskguard_rq.parking import (
+    CanceledJob,
     ParkedJob,
-    SupersededJob,
     allow_parking,
-    cancel_superseded,
+    cancel,
     defer_in_registry,
     tell_line,
 )
@@ -103,7 +104,7 @@ class GuardedWorkerMixin(BaseWorker):
     def prepare_job_execution(self, job: Job, *args: Any, **kwargs: Any) -> None:
         """As RQ's, which forgets here that the job was begun before."""
         note_start(job)
-        allow_parking(job)
+        allow_parking(job, rank=self._rank_of(job))
         super().prepare_job_execution(job, *args, **kwargs)
 
     def handle_job_retry(
@@ -111,15 +112,15 @@ class GuardedWorkerMixin(BaseWorker):
     ) -> None:
         """Schedule a job that was put off, or say that it waits or never runs, and forget this
         execution."""
-        if not isinstance(retry, Deferral | ParkedJob | SupersededJob):
+        if not isinstance(retry, Deferral | ParkedJob | CanceledJob):
             in_s = retry.get_interval(job.number_of_retries or 0, retry.intervals)
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
             tell_line(job, in_s=in_s)
             return
         with self.connection.pipeline() as pipeline:
-            if isinstance(retry, SupersededJob):
+            if isinstance(retry, CanceledJob):
                 ttl_s = job.get_result_ttl(self.default_result_ttl)
-                cancel_superseded(job, self.name, pipeline, ttl_s=ttl_s)
+                cancel(job, retry.why, self.name, pipeline, ttl_s=ttl_s)
             elif isinstance(retry, ParkedJob):
                 defer_in_registry(job, self.name, pipeline)
             else:
@@ -157,6 +158,15 @@ class GuardedWorkerMixin(BaseWorker):
         super().teardown()  # type: ignore[no-untyped-call]  # RQ's
         if self._relay is not None and not self.is_horse:
             self._relay.stop()
+
+    def _rank_of(self, job: Job) -> int:
+        """How many queues it looks into before the job's; 0 if it takes them in turns."""
+        strategy = self._dequeue_strategy or DequeueStrategy.DEFAULT
+        in_order = type(self).reorder_queues is BaseWorker.reorder_queues
+        names = self.queue_names()
+        if strategy != DequeueStrategy.DEFAULT or not in_order or job.origin not in names:
+            return 0
+        return names.index(job.origin)
 
     def _look_for_lines(self) -> None:
         if isinstance(self, SpawnWorker):

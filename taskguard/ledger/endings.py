@@ -35,6 +35,7 @@ __all__ = [
     "expire",
     "fail",
     "give_back",
+    "has_expired",
     "revoke",
     "storable",
     "uncount_crash",
@@ -167,7 +168,8 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
 
     Its caller was told that the message has expired: it is sent no more, holds up nobody, and other
     copies of it are superseded. Not final: another message of the work is run. False if a later
-    retry of the message stands for it, or another one's call.
+    retry of the message stands for it, or another one's call. True once more as long as nothing
+    else has come for it: whoever said so first may have died before its caller heard of it.
     """
 
     def end() -> bool:
@@ -175,7 +177,7 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
             row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
             now_us = database.now_us(db)
             if row is None or not waits_for(row, message, now_us):
-                return False
+                return row is not None and has_expired(row, message)
             values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
             values["retries"] = message.retries + 1
             if row.state != State.FAILED.value or not row.final:  # else it stays superseded
@@ -186,6 +188,12 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
             return True
 
     return database.twice(end)
+
+
+def has_expired(row: Any, message: MessageRef) -> bool:
+    """Whether this is how `expire()` leaves the work of this message."""
+    is_of = row.message == message.name and row.retries == message.retries + 1
+    return bool(is_of and row.state == State.FAILED.value and row.error == EXPIRED)
 
 
 def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:

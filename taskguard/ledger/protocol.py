@@ -533,6 +533,7 @@ class Ledger(Protocol):
 
         Not final: the message has expired, and is sent no more; another one of the work is run.
         False if it was none, or if a later retry of the message, or another one, stands for it.
+        True again as long as it is FAILED for that.
         """
         ...
 

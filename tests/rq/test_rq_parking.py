@@ -21,11 +21,10 @@ from rq.exceptions import DuplicateJobError
 from rq.job import Job
 from rq.registry import clean_registries
 
-from support.invoices import index_in_line, queue_up
+from support.invoices import by_priority, index_in_line, queue_up
 from support.waiting import wait_until
-from taskguard.errors import ConfigurationError
 from taskguard.ledger.tables import WORK
-from taskguard_rq import enqueue, guarded_job
+from taskguard_rq import enqueue
 
 
 def records(office: Any) -> list[Any]:
@@ -222,18 +221,6 @@ def test_a_relay_that_died_is_started_again(office: Any) -> None:
     assert relays(worker) != [relay]
 
 
-def test_what_cannot_be_parked_is_put_off(office: Any) -> None:
-    """A job with a ttl, which RQ drops when that is over: it overtakes nobody, and runs."""
-    office.worker()
-    office.worker()
-    first, later = line_up(office, 1)
-    with_ttl = put(office, "a", [2], ttl=600)[0]
-    wait_until(lambda: with_ttl.get_status(refresh=True) == "scheduled", timeout_s=60)
-    office.let_go()
-    wait_for_all(office, [first, *later, with_ttl])
-    assert numbers_of(office, "a") == [0, 1, 2]
-
-
 def test_a_stock_worker_puts_off(office: Any) -> None:
     """Each comes again, until its key is free."""
     for _ in range(2):
@@ -324,14 +311,21 @@ def test_the_command_relays_lines(office: Any) -> None:
     assert numbers_of(office, "a") == [0, 1]
 
 
-def test_a_priority_is_refused() -> None:
-    """Jobs have none; where the function is decorated, with the reason."""
-    decorate = guarded_job(
-        key="account:<account>", once_per="message", busy="park", order="priority"
-    )
-    with pytest.raises(ConfigurationError, match="order='priority' is for Celery's tasks: "):
-        decorate(book)
+@pytest.mark.parametrize("strategy", ["default", "round_robin"])
+def test_by_priority(office: Any, strategy: str) -> None:
+    """Jobs of the queue that the worker looks into first go first, of one queue who was sent first.
 
-
-def book(account: int) -> None:
-    """What is guarded."""
+    A worker that takes its queues in turns has no such order: who was sent first goes first.
+    """
+    later = rq.Queue("later", connection=office.connection)
+    office.worker("taskguard_rq.GuardedSimpleWorker", "later", "--dequeue-strategy", strategy)
+    with office.holding("queue:a"):
+        jobs = []
+        for number in range(6):
+            queue = office.queue if number % 3 == 2 else later
+            jobs.append(queue.enqueue(by_priority, "a", number))
+            office.wait_for(lambda: len(records(office)) == len(jobs), "a line")
+    wait_for_all(office, jobs)
+    order = [2, 5, 0, 1, 3, 4] if strategy == "default" else [0, 1, 2, 3, 4, 5]
+    assert numbers_of(office, "a") == order
+    assert set(office.effects().values()) == {1}

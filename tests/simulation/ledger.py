@@ -24,7 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
-from taskguard.ledger.endings import EXPIRED, UNDECIDED_S, waits_for
+from taskguard.ledger.endings import EXPIRED, UNDECIDED_S, has_expired, waits_for
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -640,7 +640,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         with self._at_once([("work", work)]):
             row = self.work_items.get(work)
             if row is None or not waits_for(row, message, self.now_us()):
-                return False
+                return row is not None and has_expired(row, message)
             row = replace(row, call=None, due=None, parked=None, retries=message.retries + 1)
             if row.state is not State.FAILED or not row.final:
                 now_us = self.now_us()

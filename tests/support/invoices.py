@@ -201,6 +201,15 @@ def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> in
     return number
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="park", order="priority", ttl_s=TTL_S)
+def by_priority(name: str, number: int, *, guard: Guard) -> int:
+    """The queue says who goes first."""
+    with guard.transaction() as db:
+        step(f"{name} {number}", "began")
+        effect(db, f"{name} {number}", guard)
+    return number
+
+
 @guarded_job(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
 def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
     """In a line in which nobody goes before one that is to be retried; `how` it ends at first."""

@@ -118,7 +118,8 @@ class TestTheEnd:
         row = book.work(1)
         assert (row.state, row.final, row.error) == ("FAILED", 0, "its message expired")
         assert (row.call, row.due, row.parked) == (None, None, None)
-        assert expire(book, 1) is False
+        # Whoever said so may have died before its caller heard of it.
+        assert expire(book, 1) is True
         book.make_due()
         assert book.ledger.overdue() == []
         assert call(book) == "m2"
@@ -131,7 +132,10 @@ class TestTheEnd:
             answer = book.ledger.claim(delivery(1, redelivered=redelivered))
             assert isinstance(answer, Answer)
             assert answer.decision is Decision.SUPERSEDED
-        assert claimed(book, 1, message=MessageRef("another")).attempt == 1
+        another = claimed(book, 1, message=MessageRef("another"))
+        assert another.attempt == 1
+        book.ledger.fail(another.claim, "boom")
+        assert expire(book, 1) is False
 
     def test_is_not_that_of_others(self, book: Any) -> None:
         """Another message, a later retry, a holder, work that has ended."""

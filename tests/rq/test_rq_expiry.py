@@ -1,0 +1,197 @@
+"""Jobs with a `ttl` that stand in the line of their key, with real workers.
+
+Each that expires there is CANCELED, with the reason, and those behind it go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from rq import Retry
+from rq.job import Job
+
+from support.invoices import latest, queue_up
+from support.waiting import wait_until
+from taskguard.ledger.endings import EXPIRED
+from taskguard.ledger.tables import WORK
+from taskguard.parking import send_stored
+from taskguard_rq.calls import RQSender
+
+TTL_S = 5
+
+
+def put(office: Any, number: int, *words: Any, function: Any = queue_up, **options: Any) -> Job:
+    job = office.queue.enqueue(function, "a", number, *words, **options)
+    assert isinstance(job, Job)
+    return job
+
+
+def wait_for_line(office: Any, *jobs: Job) -> None:
+    for job in jobs:
+        wait_for_end(office, job, "deferred")
+    assert len(office.ledger.waiting()) == len(jobs)
+
+
+def wait_for_end(office: Any, job: Job, status: str) -> None:
+    # An emptied Redis has no record of it for a while.
+    office.wait_for(
+        lambda: office.connection.hget(job.key, "status") == status.encode(), status, timeout_s=60
+    )
+
+
+def began(office: Any) -> list[str]:
+    return [item for item, _ in office.steps("began")]
+
+
+def is_announced(office: Any, job: Job) -> bool:
+    """RQ and the ledger say that it has expired, for as long as RQ keeps a result."""
+    wait_for_end(office, job, "canceled")
+    with office.engine.connect() as db:
+        select = sa.select(WORK.c.state, WORK.c.final, WORK.c.error)
+        [row] = db.execute(select.where(WORK.c.message.startswith(job.id)))
+    assert row == ("FAILED", 0, EXPIRED)
+    assert 0 < office.connection.ttl(job.key) <= 500
+    assert len(office.queue.canceled_job_registry) == 0  # RQ never cleans it
+    return bool(job.get_meta()["taskguard_line"] == "expired")
+
+
+def nothing_is_left(office: Any) -> bool:
+    assert office.ledger.waiting() == []
+    assert office.queue.deferred_job_registry.count == 0
+    wait_until(lambda: office.queue.started_job_registry.count == 0)
+    return office.queue.count == office.connection.scard("taskguard:parked") == 0
+
+
+def test_in_line(office: Any) -> None:
+    """Two expire while the key is held, one does not: its record is not deleted, and it runs."""
+    for _ in range(2):
+        office.worker()
+    first = put(office, 0, True)
+    office.wait_for(lambda: began(office), "the first")
+    soon = [put(office, number, ttl=TTL_S, retry=Retry(max=3)) for number in (1, 2)]
+    later = put(office, 3, ttl=600)
+    wait_for_line(office, *soon, later)
+    assert {office.connection.ttl(job.key) for job in (*soon, later)} == {-1}
+    after = office.queue.enqueue(queue_up, "b", 0, depends_on=soon[0])
+    assert all(is_announced(office, job) for job in soon)
+    # The holder is still at work.
+    assert first.get_status(refresh=True) == "started"
+    wait_for_line(office, later)
+    office.let_go()
+    for job in (first, later):
+        wait_for_end(office, job, "finished")
+    assert began(office) == ["a 0", "a 3"]
+    assert set(office.effects().values()) == {1}
+    later.refresh()
+    assert later.ttl == 600
+    assert "taskguard_expires" not in later.meta
+    assert after.get_status() == "deferred"  # as after a cancel()
+    after.delete()
+    assert nothing_is_left(office)
+
+
+def test_on_its_way(office: Any) -> None:
+    """Called in time, and fetched too late: it does not run, and the next one does at once."""
+    office.worker()
+    with office.holding("queue:a"):
+        late, later = put(office, 1, ttl=TTL_S), put(office, 2)
+        wait_for_line(office, late, later)
+        busy = office.queue.enqueue(queue_up, "b", 0, True)
+        office.wait_for(lambda: began(office), "the worker is busy")
+        sent_s = time.time()
+    wait_for_end(office, late, "queued")
+    assert office.connection.ttl(late.key) == -1
+    wait_until(lambda: time.time() > sent_s + TTL_S, timeout_s=60)
+    office.let_go()
+    assert is_announced(office, late)
+    for job in (busy, later):
+        wait_for_end(office, job, "finished")
+    assert began(office) == ["b 0", "a 2"]
+    assert nothing_is_left(office)
+
+
+def test_its_time_ends_with_its_line(office: Any) -> None:
+    """A body that has begun in time is run once more, if its horse is killed after that time."""
+    office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, True, ttl=TTL_S, retry=Retry(max=1))
+        wait_for_line(office, job)
+        parked_s = time.time()
+    office.wait_for(lambda: began(office), "the body")
+    wait_until(lambda: time.time() > parked_s + TTL_S, timeout_s=60)
+    [(_, horse)] = office.steps("began")
+    os.kill(horse, signal.SIGKILL)
+    wait_for_end(office, job, "finished")
+    assert office.effects() == {"a 1": 1}
+    assert nothing_is_left(office)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("expires", [True, False])
+def test_an_emptied_redis(office: Any, expires: bool) -> None:
+    """What waited is enqueued again from the ledger: it expires at the time at which it had to."""
+    office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, ttl=TTL_S if expires else 600)
+        wait_for_line(office, job)
+        office.connection.flushdb()
+        if expires:
+            assert is_announced(office, job)
+    if not expires:
+        wait_for_end(office, job, "finished")
+        assert Job.fetch(job.id, connection=office.connection).ttl == 600
+    assert len(office.effects()) == (not expires)
+
+
+def test_a_horse_that_dies_before_rq_hears_of_it(office: Any) -> None:
+    """Its work is FAILED by then; the job that comes again ends as it would have."""
+    worker = office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, ttl=1)
+        wait_for_line(office, job)
+        worker.kill()
+        wait_until(office.ledger.expired, timeout_s=60)
+        [late] = office.ledger.overdue(parked=True)
+        send_stored(late, {"rq": RQSender(office.connection).hand_off})
+        assert office.ledger.expire(late.work, message=late.message)
+        office.worker()
+        assert is_announced(office, job)
+    assert began(office) == []
+    assert nothing_is_left(office)
+
+
+def test_a_stock_worker_says_failed(office: Any) -> None:
+    """It knows no other end; with the reason."""
+    office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, ttl=TTL_S)
+        wait_for_line(office, job)
+        busy = office.queue.enqueue(queue_up, "b", 0, True)
+        office.wait_for(lambda: began(office), "the worker is busy")
+        office.worker("rq.Worker", "--with-scheduler")
+        wait_for_end(office, job, "failed")
+    assert "until its ttl was over" in job.latest_result().exc_string
+    office.let_go()
+    wait_for_end(office, busy, "finished")
+
+
+def test_the_newest_expires_too(office: Any) -> None:
+    """Of `busy="latest"` the one that waits; an older one, whose place it took, runs no more."""
+    for _ in range(2):
+        office.worker()
+    first = put(office, 1, 600.0, function=latest)
+    office.wait_for(lambda: began(office), "the first")
+    older = put(office, 2, function=latest)
+    wait_for_line(office, older)
+    newest = put(office, 3, function=latest, ttl=TTL_S)
+    assert is_announced(office, newest)
+    assert older.get_status(refresh=True) == "canceled"
+    office.let_go()
+    wait_for_end(office, first, "finished")
+    assert office.effects() == {"a 1": 1}
+    assert nothing_is_left(office)
