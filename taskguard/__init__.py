@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
+    from taskguard.states import EXPIRED
     from taskguard.sweep import Sweeper, Swept
     from taskguard.ticks import interval_due_at, tick_name
 
@@ -75,6 +76,7 @@ _HOMES = {
     "Delivery": "delivery",
     "Dropped": "delivery",
     "ExternalConnection": "ledger.transactions.external",
+    "EXPIRED": "states",
     "Former": "former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
@@ -131,6 +133,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "EXPIRED",
     "NOT_BEFORE",
     "UNSET",
     "Answered",

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 __all__ = [
     "BY_ROW",
+    "EXPIRED",
     "OUTDATED",
     "TRANSITIONS",
     "Decision",
@@ -64,6 +65,9 @@ TRANSITIONS: dict[tuple[State, State], str] = {
 
 OUTDATED = "superseded by a newer message"
 """How the record of FAILED work begins its reason, where a newer message took its place. Final."""
+
+EXPIRED = "its message expired"
+"""What the record says of FAILED work whose message has expired before its turn."""
 
 BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.PROCESSING): "claimed after its own row was set back to new",

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -65,11 +65,9 @@ _PASSING = frozenset(
 )
 
 
-def call_of(job: Job, *, noted: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A job, as JSON; `noted`: what its meta says beside what stands there."""
+def call_of(job: Job) -> dict[str, Any]:
+    """A job, as JSON."""
     record = job.to_dict(include_meta=True, include_result=False)
-    if noted:
-        record["meta"] = job.serializer.dumps({**job.meta, **noted})
     fields = {name: value for name, value in record.items() if name not in _PASSING}
     encoded = {name: _text(value) for name, value in fields.items()}
     return {"queue": NAME, "id": job.id, "fields": encoded, "serializer": _path(job.serializer)}

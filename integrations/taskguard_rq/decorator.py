@@ -37,7 +37,7 @@ from taskguard import (
 from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.expiry import expires_at_s, has_expired
+from taskguard_rq.expiry import expires_at_s
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
@@ -66,7 +66,7 @@ logger = logging.getLogger("taskguard")
 
 _MARK = "__taskguard_job__"
 _MESSAGE_ID = "__taskguard_message_id__"
-_NOT_NOTED_S = 1.0
+_NO_ANSWER_S = 1.0
 
 
 def guarded_job(
@@ -242,31 +242,29 @@ def _deliver(
         if compiled.policy.order == "strict":
             refuse_unkept(job, compiled.name)
         parking = RQParking(job)
-    if called and has_expired(job):
-        called_late = compiled.delivery(
-            args, kwargs, namespace=here.namespace, message=message, parking=parking, called=True
-        )
-        try:
-            canceled = expired(job, called_late)
-        except LedgerUnavailableError as error:
-            logger.warning("%s: that it has expired is not noted yet: %s", job.id, error)
-            queue.publish_again(message.deferrals, _NOT_NOTED_S)
-            return queue.deferred()
-        if canceled is not None:
-            return canceled
-    take_out(job)
-    # What keeps its place is sent again whoever dies.
-    stored = compiled.policy.recoverable or compiled.policy.order == "strict"
-    delivery = compiled.delivery(
+    delivery_of = functools.partial(
+        compiled.delivery,
         args,
         kwargs,
         namespace=here.namespace,
         message=message,
+        parking=parking,
+        called=called,
+    )
+    try:
+        if (canceled := expired(job, delivery_of())) is not None:
+            return canceled
+    except LedgerUnavailableError as error:
+        logger.warning("%s: whether it has expired got no answer: %s", job.id, error)
+        queue.publish_again(message.deferrals, _NO_ANSWER_S)
+        return queue.deferred()
+    take_out(job)
+    # What keeps its place is sent again whoever dies.
+    stored = compiled.policy.recoverable or compiled.policy.order == "strict"
+    delivery = delivery_of(
         published_at_s=sent_at(job).timestamp(),
         redelivered=not called and is_redelivered(job),
         queue=queue,
-        parking=parking,
-        called=called,
         rank=rank_of(job) if compiled.policy.order == "priority" else 0,
         expires_at_s=None if parking is None else expires_at_s(job),
         orders=(BaseTimeoutException,),

@@ -1,12 +1,15 @@
-"""A job's `ttl` while it waits for its key: for how long it may stand in a queue, and then in line.
+"""A job's `ttl`: for how long it may wait in its queue, and then in the line of its key.
 
 RQ lets Redis delete the record of a job whose `ttl` is over, and tells nobody. In a line that could
-not be told from a record that an emptied Redis has lost, so here the record stays, and carries when
-it expires: `ttl` seconds after RQ put the job into its queue. That holds until its body begins; if
-it is retried then, RQ counts anew, as it does whenever it puts a job into a queue.
+not be told from a record that an emptied Redis has lost. So the ledger says when a job expires that
+waits: `ttl` seconds after it was put into its queue, by the clock of whoever did so, and of several
+such moments the first. A record that waits, or was called, is not deleted meanwhile.
 
-Guarantees: while a job waits, and after it was called, its record is not deleted by Redis. What
-was called and has expired by the clock of the worker that gets it is not run.
+Guarantees: what has expired in its line, by the ledger's clock, is not run, whatever became of its
+record: it ends as CANCELED. That holds until its body begins: from then on the `ttl` is RQ's alone.
+So it is for a job that somebody enqueues again after it has expired.
+
+Read next: `parking.py`.
 """
 
 from __future__ import annotations
@@ -18,39 +21,21 @@ from contextlib import contextmanager
 from redis.client import Pipeline
 from rq.job import Job
 
-__all__ = ["expires_at_s", "expiry_of", "has_expired", "kept_by_redis", "take_expiry"]
+__all__ = ["expires_at_s", "kept_by_redis", "may_have_expired"]
 
-# In `job.meta` of a job in line, and an attribute of one that has left it: when it expires, in
-# seconds since 1970.
-_EXPIRES_META = "taskguard_expires"
-_EXPIRES = "_taskguard_expires"
+_LONGEST_S = 1e9
 
 
 def expires_at_s(job: Job) -> float | None:
-    """When the job in hand expires, in seconds since 1970; None: never."""
-    noted = job.meta.get(_EXPIRES_META, getattr(job, _EXPIRES, None))
-    if noted is not None:
-        return float(noted)
-    if job.ttl is None or job.enqueued_at is None:
+    """When the job in hand expires if it waits, in seconds since 1970; None: never."""
+    if job.ttl is None or job.ttl > _LONGEST_S or job.enqueued_at is None:
         return None
     return job.enqueued_at.timestamp() + job.ttl
 
 
-def expiry_of(job: Job) -> dict[str, float]:
-    """What the meta of a job that is parked says of that, beside what stands there."""
-    at_s = expires_at_s(job)
-    return {} if at_s is None else {_EXPIRES_META: at_s}
-
-
-def take_expiry(job: Job) -> None:
-    """Take that out of its meta: it has left its line, but may stand there again."""
-    setattr(job, _EXPIRES, job.meta.pop(_EXPIRES_META, None))
-
-
-def has_expired(job: Job) -> bool:
-    """Whether a job that was called from its line came too late."""
-    noted = job.meta.get(_EXPIRES_META)
-    return noted is not None and float(noted) <= time.time()
+def may_have_expired(job: Job) -> bool:
+    """Whether the ledger has to be asked: no earlier than so long after the job was made."""
+    return job.ttl is not None and job.created_at.timestamp() + job.ttl <= time.time()
 
 
 @contextmanager

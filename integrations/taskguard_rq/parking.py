@@ -20,6 +20,7 @@ Read next: `calls.py`, `worker.py`; in taskguard `parking.py`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -31,6 +32,7 @@ from rq import Retry
 from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
+import taskguard
 from taskguard import Claim, Delivery, GuardedFunction, MessageRef, errors
 from taskguard_rq.calls import (
     CALLED,
@@ -43,7 +45,7 @@ from taskguard_rq.calls import (
     RQSender,
     call_of,
 )
-from taskguard_rq.expiry import expiry_of, take_expiry
+from taskguard_rq.expiry import may_have_expired
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -142,7 +144,7 @@ class RQParking:
         """The job in hand as a stored call; None where it is to be put off."""
         if not getattr(self._job, _ALLOWED, False):
             return None
-        return call_of(self._job, noted=expiry_of(self._job))
+        return call_of(self._job)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Put a stored job into its queue; raises unless Redis took it."""
@@ -178,25 +180,35 @@ def superseded(job: Job, key: str) -> CanceledJob:
 
 
 def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
-    """End a called job that came too late: what it returns. None: its work does not wait for it.
+    """What a job returns whose `ttl` was over while it waited for its key; None: it was not.
 
-    The next in line is called. Raises MessageTooOldError to other workers, and what the ledger
+    The next in line is called. Raises MessageTooOldError to workers of others, and what the ledger
     raises.
     """
-    here = runtime()
-    if here.ledger is None or delivery.work is None or delivery.parking is None:
+    if delivery.parking is None or not may_have_expired(job) or not _has_expired(delivery):
         return None
-    works = (delivery.work, *delivery.formerly)
-    ended = [here.ledger.expire(work, message=delivery.message) for work in works]
-    if not any(ended):
-        return None
-    here.runner.line.left(delivery)
+    runtime().runner.line.left(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
     if not getattr(job, _ALLOWED, False):
         take_out(job)
+        job.retries_left = 0  # or RQ would take what is raised for a failed attempt
         raise errors.MessageTooOldError(f"{said}. It never runs.", key=delivery.key)
     logger.warning("%s; it is CANCELED, and never runs", said)
     return CanceledJob(EXPIRED)
+
+
+def _has_expired(delivery: Delivery) -> bool:
+    ledger, message = runtime().ledger, delivery.message
+    if ledger is None or delivery.work is None:
+        return False
+    # By its number as it is: a job that is enqueued again after this is run.
+    expire = functools.partial(ledger.expire, message=message, retries=message.retries, due=True)
+    ended = [expire(work) for work in (delivery.work, *delivery.formerly)]
+    if any(ended) or not delivery.called:
+        return any(ended)
+    # Whoever said so first may have died before RQ heard of it.
+    found = ledger.view(delivery.work)
+    return found is not None and found.error == taskguard.EXPIRED and found.message == message.name
 
 
 def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
@@ -204,7 +216,6 @@ def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: i
 
     `ttl_s`: as RQ has it: 0 for no time, and -1 for ever. Jobs that depend on it go on waiting.
     """
-    take_expiry(job)
     meta = job.serializer.dumps({**job.meta, LINE_META: why})
     keys = (job.key, job.dependents_key, job.dependencies_key, PARKED_KEY)
     pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s, job.id)
@@ -290,7 +301,6 @@ def take_out(job: Job) -> None:
     if LINE_META not in job.meta:
         return
     del job.meta[LINE_META]
-    take_expiry(job)
     with job.connection.pipeline() as pipeline:
         pipeline.srem(PARKED_KEY, job.id)
         pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
@@ -303,6 +313,6 @@ def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
     Its record says so: another execution has begun, or its status is no longer that of this one.
     """
     registry = DeferredJobRegistry(job.origin, connection=job.connection)
-    meta = job.serializer.dumps({**job.meta, **expiry_of(job), LINE_META: WAITS})
+    meta = job.serializer.dumps({**job.meta, LINE_META: WAITS})
     keys = (job.key, registry.key, PARKED_KEY)
     pipeline.eval(_DEFER, len(keys), *keys, worker_name, meta, time.time(), job.id)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -54,6 +55,7 @@ logger = logging.getLogger("taskguard")
 
 # Until RQ 3 a worker had one execution at a time, and cleaned up that one.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
+_RANK_VARIABLE = "TASKGUARD_RQ_RANK"
 _SAID_BY_RQ = frozenset({"queue_server_away"})
 _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_scheduler") - 1
 
@@ -196,6 +198,15 @@ class GuardedSimpleWorker(GuardedWorkerMixin, SimpleWorker):
 
 class GuardedSpawnWorker(GuardedWorkerMixin, SpawnWorker):
     """The same with a fresh interpreter for each job."""
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        """As RQ's, which does not tell the horse how this worker takes its queues."""
+        os.environ[_RANK_VARIABLE] = str(super()._rank_of(job))
+        super().fork_work_horse(job, queue)
+
+    def _rank_of(self, job: Job) -> int:
+        del job
+        return int(os.environ.get(_RANK_VARIABLE, "0"))
 
 
 def _is_default_of_command() -> bool:

@@ -17,10 +17,7 @@ from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.records import message_of
 from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK, holding, standing
-from taskguard.states import State
-
-EXPIRED = "its message expired"
-"""What the record says of FAILED work whose message has expired before its turn."""
+from taskguard.states import EXPIRED, State
 
 UNDECIDED_S = 30.0
 """So long FAILED work that keeps its place waits to be told whether its message comes again.
@@ -29,13 +26,12 @@ In seconds; then it is overdue, for the process that was to tell is gone.
 """
 
 __all__ = [
-    "EXPIRED",
     "crash",
     "end_round",
     "expire",
     "fail",
     "give_back",
-    "has_expired",
+    "is_over",
     "revoke",
     "storable",
     "uncount_crash",
@@ -163,13 +159,20 @@ def revoke(database: Database, work: str, *, message: str) -> bool:
     return changed == 1
 
 
-def expire(database: Database, work: str, *, message: MessageRef) -> bool:
+def expire(
+    database: Database,
+    work: str,
+    *,
+    message: MessageRef,
+    retries: int | None = None,
+    due: bool = False,
+) -> bool:
     """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
 
     Its caller was told that the message has expired: it is sent no more, holds up nobody, and other
     copies of it are superseded. Not final: another message of the work is run. False if a later
-    retry of the message stands for it, or another one's call. True once more as long as nothing
-    else has come for it: whoever said so first may have died before its caller heard of it.
+    retry of the message stands for it, or another one's call. `due`: only what stands in line, and
+    was to wait no longer than until now. `retries`: see `protocol.py`.
     """
 
     def end() -> bool:
@@ -177,9 +180,11 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
             row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
             now_us = database.now_us(db)
             if row is None or not waits_for(row, message, now_us):
-                return row is not None and has_expired(row, message)
+                return False
+            if due and not is_over(row, now_us):
+                return False
             values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
-            values["retries"] = message.retries + 1
+            values["retries"] = message.retries + 1 if retries is None else retries
             if row.state != State.FAILED.value or not row.final:  # else it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
                 values |= {"error": EXPIRED, "finished": now_us}
@@ -190,10 +195,10 @@ def expire(database: Database, work: str, *, message: MessageRef) -> bool:
     return database.twice(end)
 
 
-def has_expired(row: Any, message: MessageRef) -> bool:
-    """Whether this is how `expire()` leaves the work of this message."""
-    is_of = row.message == message.name and row.retries == message.retries + 1
-    return bool(is_of and row.state == State.FAILED.value and row.error == EXPIRED)
+def is_over(row: Any, now_us: int) -> bool:
+    """Whether it stands in a line, and has waited for as long as it was to."""
+    in_line = row.parked is not None and row.state == State.NEW.value
+    return bool(in_line and row.expires is not None and row.expires <= now_us)
 
 
 def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:

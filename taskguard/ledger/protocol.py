@@ -528,12 +528,21 @@ class Ledger(Protocol):
         """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
         ...
 
-    def expire(self, work: str, *, message: MessageRef) -> bool:
+    def expire(
+        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+    ) -> bool:
         """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
 
         Not final: the message has expired, and is sent no more; another one of the work is run.
         False if it was none, or if a later retry of the message, or another one, stands for it.
-        True again as long as it is FAILED for that.
+
+        Args:
+            work: what was to be done.
+            message: what has expired.
+            retries: the number with which the message would come if somebody sent it anew, so that
+                it is run; None: one more than its own.
+            due: only if it stands in line, and its `expires_us` is over by this clock; of several
+                that it was parked with, the first.
         """
         ...
 

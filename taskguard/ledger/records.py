@@ -21,6 +21,7 @@ __all__ = [
     "UNHARMED",
     "Called",
     "Overdue",
+    "expiry_of",
     "message_of",
     "new_record",
     "overdue_from",
@@ -50,6 +51,14 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
         "error": None,
         "finished": None,
     }
+
+
+def expiry_of(row: Any, request: ClaimRequest) -> int | None:
+    """When a message that is parked expires: in its place it keeps the first that was said."""
+    in_place = row.state == State.NEW.value and row.parked is not None
+    if not in_place or row.message != request.message.name or row.expires is None:
+        return request.expires_us
+    return int(row.expires if request.expires_us is None else min(row.expires, request.expires_us))
 
 
 def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict[str, Any]:

@@ -243,9 +243,11 @@ class SqlLedger:
         """NEW, PROCESSING or FAILED of this message -> FAILED, final."""
         return endings.revoke(self._database, work, message=message)
 
-    def expire(self, work: str, *, message: MessageRef) -> bool:
+    def expire(
+        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+    ) -> bool:
         """Work that nobody is at, of a message that has expired -> FAILED, and out of its line."""
-        return endings.expire(self._database, work, message=message)
+        return endings.expire(self._database, work, message=message, retries=retries, due=due)
 
     # -- renewals -----------------------------------------------------------------------------
 

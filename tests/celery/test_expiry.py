@@ -20,8 +20,8 @@ from celery.signals import before_task_publish, task_revoked
 from support.ear import Ear
 from support.waiting import wait_until
 from taskguard import MessageRef
-from taskguard.ledger.endings import EXPIRED
 from taskguard.ledger.tables import WORK
+from taskguard.states import EXPIRED
 from taskguard_celery.calls import CelerySender, call_of
 from taskguard_celery.hand_off import CALLED_HEADER
 from taskguard_celery.message import CeleryQueue

@@ -5,6 +5,7 @@ Each that expires there is CANCELED, with the reason, and those behind it go on.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,9 +18,10 @@ from rq.job import Job
 
 from support.invoices import latest, queue_up
 from support.waiting import wait_until
-from taskguard.ledger.endings import EXPIRED
+from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.parking import send_stored
+from taskguard.states import EXPIRED
 from taskguard_rq.calls import RQSender
 
 TTL_S = 5
@@ -89,7 +91,6 @@ def test_in_line(office: Any) -> None:
     assert set(office.effects().values()) == {1}
     later.refresh()
     assert later.ttl == 600
-    assert "taskguard_expires" not in later.meta
     assert after.get_status() == "deferred"  # as after a cancel()
     after.delete()
     assert nothing_is_left(office)
@@ -126,6 +127,58 @@ def test_its_time_ends_with_its_line(office: Any) -> None:
     wait_until(lambda: time.time() > parked_s + TTL_S, timeout_s=60)
     [(_, horse)] = office.steps("began")
     os.kill(horse, signal.SIGKILL)
+    wait_for_end(office, job, "finished")
+    assert office.effects() == {"a 1": 1}
+    assert nothing_is_left(office)
+
+
+def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
+    """Its meta is written over by whoever enqueued it, and its Redis emptied: the ledger knows."""
+    office.worker()
+    with office.holding("queue:a"):
+        jobs = [put(office, number, ttl=TTL_S) for number in (1, 2)]
+        wait_for_line(office, *jobs)
+        jobs[0].save_meta()
+        busy = office.queue.enqueue(queue_up, "b", 0, True)
+        office.wait_for(lambda: began(office), "the worker is busy")
+        sent_s = time.time()
+    wait_for_end(office, jobs[0], "queued")
+    office.connection.delete(*(job.key for job in jobs), "taskguard:parked")
+    wait_until(lambda: time.time() > sent_s + TTL_S, timeout_s=60)
+    office.let_go()
+    assert all(is_announced(office, job) for job in jobs)
+    wait_for_end(office, busy, "finished")
+    assert began(office) == ["b 0"]
+
+
+def test_put_off_by_a_stock_worker(office: Any) -> None:
+    """Called, and put off there, for the key is taken again: its time is that of its line."""
+    worker = office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, ttl=TTL_S)
+        wait_for_line(office, job)
+        parked_s = time.time()
+        worker.kill()
+        [waits] = office.ledger.waiting()
+        sender = RQSender(office.connection)
+        sender.hand_off(json.loads(office.ledger.view(waits.work).call), MessageRef(waits.message))
+        worker = office.worker("rq.Worker", "--with-scheduler")
+        wait_for_end(office, job, "scheduled")
+        worker.kill()
+        wait_until(lambda: time.time() > parked_s + TTL_S, timeout_s=60)
+    # RQ's record may be gone by now, as that of any job with a ttl that is put off.
+    office.worker()
+    assert is_announced(office, job)
+    assert began(office) == []
+
+
+def test_it_runs_if_it_is_enqueued_again(office: Any) -> None:
+    """After it has expired: that was not for good, and its time counts anew."""
+    office.worker()
+    with office.holding("queue:a"):
+        job = put(office, 1, ttl=TTL_S)
+        assert is_announced(office, job)
+    office.queue.enqueue_job(job)
     wait_for_end(office, job, "finished")
     assert office.effects() == {"a 1": 1}
     assert nothing_is_left(office)
@@ -169,8 +222,9 @@ def test_a_stock_worker_says_failed(office: Any) -> None:
     """It knows no other end; with the reason."""
     office.worker()
     with office.holding("queue:a"):
-        job = put(office, 1, ttl=TTL_S)
+        job = put(office, 1, ttl=TTL_S, retry=Retry(max=3))
         wait_for_line(office, job)
+        after = office.queue.enqueue(queue_up, "c", 0, depends_on=job)
         busy = office.queue.enqueue(queue_up, "b", 0, True)
         office.wait_for(lambda: began(office), "the worker is busy")
         office.worker("rq.Worker", "--with-scheduler")
@@ -178,6 +232,8 @@ def test_a_stock_worker_says_failed(office: Any) -> None:
     assert "until its ttl was over" in job.latest_result().exc_string
     office.let_go()
     wait_for_end(office, busy, "finished")
+    assert after.get_status() == "deferred"
+    assert office.effects() == {"b 0": 1}
 
 
 def test_the_newest_expires_too(office: Any) -> None:

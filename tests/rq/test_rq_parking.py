@@ -312,13 +312,23 @@ def test_the_command_relays_lines(office: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["default", "round_robin"])
-def test_by_priority(office: Any, strategy: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "GuardedWorker",
+        pytest.param(
+            "GuardedSpawnWorker",
+            marks=pytest.mark.skipif(not hasattr(rq, "RateLimit"), reason="parks from RQ 3 on"),
+        ),
+    ],
+)
+def test_by_priority(office: Any, kind: str, strategy: str) -> None:
     """Jobs of the queue that the worker looks into first go first, of one queue who was sent first.
 
     A worker that takes its queues in turns has no such order: who was sent first goes first.
     """
     later = rq.Queue("later", connection=office.connection)
-    office.worker("taskguard_rq.GuardedSimpleWorker", "later", "--dequeue-strategy", strategy)
+    office.worker(f"taskguard_rq.{kind}", "later", "--dequeue-strategy", strategy)
     with office.holding("queue:a"):
         jobs = []
         for number in range(6):

@@ -24,7 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.lease import Owner
 from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
-from taskguard.ledger.endings import EXPIRED, UNDECIDED_S, has_expired, waits_for
+from taskguard.ledger.endings import UNDECIDED_S, is_over, waits_for
 from taskguard.ledger.protocol import (
     Answer,
     Busy,
@@ -38,7 +38,7 @@ from taskguard.ledger.protocol import (
 from taskguard.ledger.records import Overdue
 from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.states import EXPIRED, Decision, State
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
 
@@ -636,12 +636,17 @@ class MemoryLedger(NewestMessages, StoredCalls):
             )
             return True
 
-    def expire(self, work: str, *, message: MessageRef) -> bool:
+    def expire(
+        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+    ) -> bool:
         with self._at_once([("work", work)]):
             row = self.work_items.get(work)
             if row is None or not waits_for(row, message, self.now_us()):
-                return row is not None and has_expired(row, message)
-            row = replace(row, call=None, due=None, parked=None, retries=message.retries + 1)
+                return False
+            if due and not is_over(row, self.now_us()):
+                return False
+            again = message.retries + 1 if retries is None else retries
+            row = replace(row, call=None, due=None, parked=None, expires=None, retries=again)
             if row.state is not State.FAILED or not row.final:
                 now_us = self.now_us()
                 values = {"error": EXPIRED, "lease_until": 0, "finished": now_us, "owner": FREE}

@@ -368,7 +368,10 @@ class PortLedger(Boundary):
     def revoke(self, work: str, *, message: str) -> bool:
         return self._ask("revoke", lambda: self.world.ledger.revoke(work, message=message))
 
-    def expire(self, work: str, *, message: MessageRef) -> bool:
+    def expire(
+        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+    ) -> bool:
+        assert (retries, due) == (None, False), "what RQ's jobs say, which are not simulated"
         return self._ask("expire", lambda: self.world.expire(work, message))
 
     def view(self, work: str) -> WorkView | None:

@@ -17,7 +17,7 @@ from taskguard.bounds import Bounds, is_slot
 from taskguard.errors import LineFullError
 from taskguard.ledger.outbox import Overdue, overdue_of
 from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
-from taskguard.ledger.records import message_of, sends_of, waiting_values
+from taskguard.ledger.records import expiry_of, message_of, sends_of, waiting_values
 from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 
@@ -183,6 +183,7 @@ class StoredCalls:
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
                 waits = waits_again(before, request, due=None)
+                place["expires"] = expiry_of(before, request)
                 self.work_items[before.id] = replace(waits, **place)
                 return True
         finally:

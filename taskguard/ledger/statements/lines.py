@@ -234,13 +234,17 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     # A retry stands at the end, unless its work has kept its place.
     anew = sa.case((sa.or_(waits, sa.literal(request.strict)), place["parked"]), else_=now_us)
     parked = sa.func.coalesce(WORK.c.parked, anew)
-    # `parked` first: MariaDB and MySQL evaluate what follows with what was set before.
+    # In its place a message keeps the first that was said; see `expiry_of()`.
+    first = sa.and_(waits, WORK.c.parked.is_not(None), WORK.c.message == request.message.name)
+    if request.expires_us is not None:
+        first = sa.and_(first, WORK.c.expires < request.expires_us)
+    expires = sa.case((first, WORK.c.expires), else_=request.expires_us)
+    # These first: MariaDB and MySQL evaluate what follows with what was set before.
+    ordered = {"expires": expires, "parked": parked}
     changed = db.execute(
         sa.update(WORK)
         .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
-        .ordered_values(
-            (WORK.c.parked, parked), *((n, v) for n, v in values.items() if n != "parked")
-        )
+        .ordered_values(*ordered.items(), *((n, v) for n, v in values.items() if n not in ordered))
     )
     return changed.rowcount == 1
 

@@ -38,7 +38,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     ParkedNewest,
 )
-from taskguard.ledger.records import Overdue, new_record, overdue_of, waiting_values
+from taskguard.ledger.records import Overdue, expiry_of, new_record, overdue_of, waiting_values
 from taskguard.ledger.statements.claims import LockedClaim, decision_of
 from taskguard.ledger.statements.lines import (
     WRITE_LOCK_S,
@@ -277,6 +277,7 @@ def park(
             db.execute(sa.insert(WORK).values(new_record(request, created_us=now_us, **values)))
         else:
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+            values["expires"] = expiry_of(row, request)
             db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
         return ParkedNewest(line.replace(by=str(request.work)))
 

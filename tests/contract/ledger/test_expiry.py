@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ class TestWhoWaits:
         assert expired(book, queues=["other"]) == expired(book, app="other") == []
         assert expired(book, queues=["other", "test"]) == ["m1"]
 
-    @pytest.mark.parametrize("became", ["begun", "revoked", "requeued", "called", "parked again"])
+    @pytest.mark.parametrize("became", ["begun", "revoked", "requeued", "called"])
     def test_what_waits_no_more(self, book: Any, became: str) -> None:
         """Nor what waits for another message."""
         park(book, 1, -1)
@@ -93,8 +94,6 @@ class TestWhoWaits:
             assert book.ledger.give_back(holder.claim)
         elif became == "called":
             assert call(book) == "m1"
-        elif became == "parked again":
-            park(book, 1)
         else:
             book.ledger.revoke("ship order:1", message="m1")
         if became == "requeued":
@@ -118,11 +117,31 @@ class TestTheEnd:
         row = book.work(1)
         assert (row.state, row.final, row.error) == ("FAILED", 0, "its message expired")
         assert (row.call, row.due, row.parked) == (None, None, None)
-        # Whoever said so may have died before its caller heard of it.
-        assert expire(book, 1) is True
+        assert expire(book, 1) is False
         book.make_due()
         assert book.ledger.overdue() == []
         assert call(book) == "m2"
+
+    def test_is_noted_when_its_time_is_over(self, book: Any) -> None:
+        """By the ledger's clock, and only for what stands in line; by a number of its queue's."""
+        message = MessageRef("m1")
+        ask = partial(book.ledger.expire, "ship order:1", message=message, retries=0, due=True)
+        assert ask() is False
+        park(book, 1)
+        assert ask() is False
+        park(book, 1, HOUR_US)
+        assert ask() is False
+        # It has its place, and the first time that was said.
+        for later in (-1, HOUR_US, None):
+            park(book, 1, later)
+        assert ask() is True
+        assert ask() is False
+        assert (book.work(1).state, book.work(1).retries) == ("FAILED", 0)
+        # Its queue brings it once more, for somebody wants that: with a time of its own.
+        park(book, 1, HOUR_US)
+        assert ask() is False
+        claimed(book, 1)
+        assert ask() is False
 
     def test_another_message_of_the_work_runs(self, book: Any) -> None:
         """And a copy of the one that has expired, whose caller was told, does not."""
@@ -132,10 +151,7 @@ class TestTheEnd:
             answer = book.ledger.claim(delivery(1, redelivered=redelivered))
             assert isinstance(answer, Answer)
             assert answer.decision is Decision.SUPERSEDED
-        another = claimed(book, 1, message=MessageRef("another"))
-        assert another.attempt == 1
-        book.ledger.fail(another.claim, "boom")
-        assert expire(book, 1) is False
+        assert claimed(book, 1, message=MessageRef("another")).attempt == 1
 
     def test_is_not_that_of_others(self, book: Any) -> None:
         """Another message, a later retry, a holder, work that has ended."""

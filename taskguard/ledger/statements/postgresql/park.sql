@@ -33,7 +33,12 @@ on conflict (id) do update set
     due = null,
     rank = excluded.rank,
     strict = excluded.strict,
-    expires = excluded.expires,
+    -- In its place a message keeps the first that was said; least() leaves out what is NULL.
+    expires = case
+        when w.state = 'NEW' and w.parked is not null and w.message = excluded.message
+            then least(w.expires, excluded.expires)
+        else excluded.expires
+    end,
     parked = coalesce(
         w.parked,
         -- A retry stands at the end, unless its work has kept its place.
