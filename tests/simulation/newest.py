@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
 from taskguard.ledger.decisions import Records
 from taskguard.ledger.protocol import Answer, Busy, ClaimRequest, ParkedNewest
-from taskguard.ledger.records import Overdue, overdue_of
+from taskguard.ledger.records import Overdue, expiry_of, overdue_of
 from taskguard.ledger.statements.lines import place_of
 from taskguard.ledger.statements.newest import mark_of
 from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
@@ -134,7 +134,7 @@ class NewestMessages:
                 if answer is not None:
                     return answer
                 before = self.new_work(request) if row is None else row
-                place = place_of(request, before.created)
+                place = {**place_of(request, before.created), "expires": expiry_of(before, request)}
                 waits = waits_again(before, request, due=None)
                 self.work_items[before.id] = replace(waits, **place)
                 return ParkedNewest(_replace_waiting(self, request))

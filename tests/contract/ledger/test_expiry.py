@@ -10,7 +10,7 @@ import pytest
 
 from support.claims import request
 from taskguard import MessageRef
-from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest
+from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, ParkedNewest
 from taskguard.states import Decision
 
 KEY = "account:1"
@@ -142,6 +142,15 @@ class TestTheEnd:
         assert ask() is False
         claimed(book, 1)
         assert ask() is False
+
+    def test_the_newest_keeps_the_first_time_too(self, book: Any) -> None:
+        """As any message does in its place."""
+        sent_us = book.ledger.now_us()
+        for in_us in (HOUR_US, -1, HOUR_US):
+            expires_us = book.ledger.now_us() + in_us
+            asked = delivery(1, newest="latest", sent_us=sent_us, expires_us=expires_us)
+            assert isinstance(book.ledger.park_newest(asked), ParkedNewest)
+        assert expired(book) == ["m1"]
 
     def test_another_message_of_the_work_runs(self, book: Any) -> None:
         """And a copy of the one that has expired, whose caller was told, does not."""
