@@ -118,7 +118,7 @@ def room(
     slots, next_start = (None, None) if noted is None else noted
     limit = bounds.limit if bounds is not None else slots or 1
     called = sa.select(sa.func.count()).select_from(WORK)
-    called = called.where(WORK.c.key == key, lines.stands(WORK), lines.expected(WORK, now_us))
+    called = called.where(lines.called_of(WORK, key, now_us))
     expected = int(db.execute(called).scalar_one())
     alone = sa.select(KEYS.c.key).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     held = 0

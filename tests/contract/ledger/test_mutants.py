@@ -285,14 +285,18 @@ def without_those_before(made: Mutation) -> None:
 def without_those_called(made: Mutation) -> None:
     """The next one is called while another one is on his way."""
     made.replace(lines, "expected", lambda *_: sa.false())
-    made.edit(postgresql, "_CALL_NEXT", ("and o.due > asked.now_us", "and false"))
+    made.edit(postgresql, "_CALL_NEXT", ("and o.due > (select now_us from asked)", "and false"))
 
 
 def with_those_called_for_ever(made: Mutation) -> None:
     """Who was called and does not come holds up all who stand behind him."""
     made.replace(lines, "expected", lambda work, now_us: work.c.due.is_not(None))
-    overdue = """and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'"""
-    made.edit(postgresql, "_CALL_NEXT", (overdue, "and o.due is not null"))
+    made.edit(
+        postgresql,
+        "_CALL_NEXT",
+        ("""o.strict is null and left(o.call, 8) <> '{"sent":'""", "o.strict is null"),
+        ("and o.due > (select now_us from asked)", "and o.due is not null"),
+    )
 
 
 def with_any_messages_place(made: Mutation) -> None:

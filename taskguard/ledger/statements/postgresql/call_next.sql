@@ -1,7 +1,8 @@
 -- Note that the first who waits for a key is called, if it is free and nobody else is expected.
 -- Unflushed: who is called twice is claimed once. What is asked of a line's work is a CASE that is not
 -- NULL: for that the planner has no guess. Others it takes for rare, without statistics, so that it
--- sorts all who wait instead of taking the first one by the index.
+-- sorts all who wait instead of taking the first one by the index. And where nothing says that a place
+-- is not NULL: of statistics from before a line the index of lines is empty, and would be read whole.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -19,7 +20,8 @@ head as materialized (
 called as (
     update taskguard_work w set due = asked.now_us + %(expected_us)s::bigint
     from head, asked
-    where w.id = head.id and w.state = 'NEW' and w.parked = head.parked and w.due is null
+    where w.id = head.id and w.state = 'NEW' and w.parked is not distinct from head.parked
+        and w.due is null
         and coalesce(w.call::json ->> 'app', '') = %(app)s::text
         and (%(queues)s::jsonb is null or %(queues)s::jsonb ? (w.call::json ->> 'queue'))
         and not exists (
@@ -28,8 +30,11 @@ called as (
         )
         and not exists (
             select from taskguard_work o
-            where o.key = %(key)s::text and o.parked is not null and o.state = 'NEW'
-                and o.strict is null and o.due > asked.now_us and left(o.call, 8) <> '{"sent":'
+            where o.key = %(key)s::text and coalesce(o.parked, 0) > 0 and o.state = 'NEW'
+                and o.strict is null and left(o.call, 8) <> '{"sent":'
+                and o.due > (select now_us from asked)
+                -- Who is due much later was enqueued: there may be many, whom nobody has to read.
+                and o.due < (select now_us from asked) + %(expected_us)s::bigint + 60000000
         )
         -- Nor who keeps his place before him until his work has ended.
         and (
