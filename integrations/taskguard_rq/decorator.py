@@ -37,7 +37,7 @@ from taskguard import (
 from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
-from taskguard_rq.expiry import expires_at_s
+from taskguard_rq.expiry import expires_at_s, may_have_expired
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
@@ -251,13 +251,15 @@ def _deliver(
         parking=parking,
         called=called,
     )
-    try:
-        if (canceled := expired(job, delivery_of())) is not None:
+    if parking is not None and may_have_expired(job):
+        try:
+            canceled = expired(job, delivery_of())
+        except LedgerUnavailableError as error:
+            logger.warning("%s: whether it has expired got no answer: %s", job.id, error)
+            queue.publish_again(message.deferrals, _NO_ANSWER_S)
+            return queue.deferred()
+        if canceled is not None:
             return canceled
-    except LedgerUnavailableError as error:
-        logger.warning("%s: whether it has expired got no answer: %s", job.id, error)
-        queue.publish_again(message.deferrals, _NO_ANSWER_S)
-        return queue.deferred()
     take_out(job)
     # What keeps its place is sent again whoever dies.
     stored = compiled.policy.recoverable or compiled.policy.order == "strict"

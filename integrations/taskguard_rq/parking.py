@@ -45,7 +45,6 @@ from taskguard_rq.calls import (
     RQSender,
     call_of,
 )
-from taskguard_rq.expiry import may_have_expired
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -185,7 +184,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     The next in line is called. Raises MessageTooOldError to workers of others, and what the ledger
     raises.
     """
-    if delivery.parking is None or not may_have_expired(job) or not _has_expired(delivery):
+    if not _has_expired(delivery):
         return None
     runtime().runner.line.left(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
