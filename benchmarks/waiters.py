@@ -26,6 +26,7 @@ from rich.table import Table
 
 import taskguard
 from benchmarks.measure import CONSOLE
+from taskguard.locks.redis import link
 from taskguard_sandbox.servers import Valkey
 
 PROCESSES = 5
@@ -136,15 +137,21 @@ def _locker(kind: str, url: str) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def _count_commands() -> None:
-    """Everybody here sends by redis-py's connections."""
+    """Everybody here sends by redis-py's connections, or past them what fits into one write."""
     kind = redis.connection.AbstractConnection
-    send = kind.send_packed_command
+    send, by_socket = kind.send_packed_command, link.send
 
     def counting(self: Any, *words: Any, **options: Any) -> Any:
         next(_commands)
         return send(self, *words, **options)
 
-    kind.send_packed_command = counting
+    def counting_too(connection: Any, command: bytes) -> bool:
+        was_sent = by_socket(connection, command)
+        if was_sent:
+            next(_commands)
+        return was_sent
+
+    kind.send_packed_command, link.send = counting, counting_too
 
 
 def _work(kind: str, url: str, threads: int, turns: int) -> None:
