@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from redis.client import Pipeline
 from rq.job import Job
 
-__all__ = ["expires_at_s", "kept_by_redis", "may_have_expired"]
+__all__ = ["expires_at_s", "kept_by_redis", "may_have_expired", "sent_before"]
 
 _LONGEST_S = 1e9
 
@@ -36,6 +36,13 @@ def expires_at_s(job: Job) -> float | None:
 def may_have_expired(job: Job) -> bool:
     """Whether the ledger has to be asked: no earlier than so long after the job was made."""
     return job.ttl is not None and job.created_at.timestamp() + job.ttl <= time.time()
+
+
+def sent_before(job: Job, at_s: float | None) -> bool:
+    """Whether the job was put into its queue before that moment, the last time that it was."""
+    if at_s is None or job.enqueued_at is None:
+        return False
+    return job.enqueued_at.timestamp() <= at_s
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from taskguard_rq.calls import (
     RQSender,
     call_of,
 )
+from taskguard_rq.expiry import sent_before
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -184,7 +185,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     The next in line is called. Raises MessageTooOldError to workers of others, and what the ledger
     raises.
     """
-    if not _has_expired(delivery):
+    if not _has_expired(job, delivery):
         return None
     runtime().runner.line.left(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
@@ -196,18 +197,21 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     return CanceledJob(EXPIRED)
 
 
-def _has_expired(delivery: Delivery) -> bool:
+def _has_expired(job: Job, delivery: Delivery) -> bool:
     ledger, message = runtime().ledger, delivery.message
     if ledger is None or delivery.work is None:
         return False
     # By its number as it is: a job that is enqueued again after this is run.
     expire = functools.partial(ledger.expire, message=message, retries=message.retries, due=True)
     ended = [expire(work) for work in (delivery.work, *delivery.formerly)]
-    if any(ended) or not delivery.called:
-        return any(ended)
-    # Whoever said so first may have died before RQ heard of it.
+    if any(ended):
+        return True
     found = ledger.view(delivery.work)
-    return found is not None and found.error == taskguard.EXPIRED and found.message == message.name
+    if found is None or found.error != taskguard.EXPIRED or found.message != message.name:
+        return False
+    # Whoever said so first may have died before RQ heard of it. And the job may stand in its queue
+    # more than once, if its Redis was emptied, and it was sent again: what was enqueued later runs.
+    return delivery.called or sent_before(job, found.finished_s)
 
 
 def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
