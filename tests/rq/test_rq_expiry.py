@@ -66,7 +66,7 @@ def is_announced(office: Any, job: Job) -> bool:
 def nothing_is_left(office: Any) -> bool:
     assert office.ledger.waiting() == []
     assert office.queue.deferred_job_registry.count == 0
-    wait_until(lambda: office.queue.started_job_registry.count == 0)
+    wait_until(lambda: office.queue.started_job_registry.count == 0, timeout_s=60)
     return office.queue.count == office.connection.scard("taskguard:parked") == 0
 
 
@@ -149,7 +149,8 @@ def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
     office.let_go()
     wait_for_end(office, busy, "finished")
     # Each may stand there several times by now: it was sent again.
-    wait_until(lambda: office.queue.count == office.queue.started_job_registry.count == 0)
+    started = office.queue.started_job_registry
+    wait_until(lambda: office.queue.count == started.count == 0, timeout_s=60)
     assert all(is_announced(office, job) for job in jobs)
     assert began(office) == ["b 0"]
 
