@@ -23,6 +23,7 @@ from rq.job import Job
 
 __all__ = ["expires_at_s", "kept_by_redis", "may_have_expired", "sent_before"]
 
+# 30 years, which are as good as none: a ledger's columns have room for a moment in µs.
 _LONGEST_S = 1e9
 
 

@@ -215,7 +215,7 @@ def test_a_horse_that_dies_before_rq_hears_of_it(office: Any) -> None:
         wait_until(office.ledger.expired, timeout_s=60)
         [late] = office.ledger.overdue(parked=True)
         send_stored(late, {"rq": RQSender(office.connection).hand_off})
-        assert office.ledger.expire(late.work, message=late.message)
+        assert office.ledger.expire(late.work, message=late.message, retries=0, due=True)
         office.worker()
         assert is_announced(office, job)
     assert began(office) == []

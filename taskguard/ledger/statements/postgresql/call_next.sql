@@ -1,8 +1,9 @@
 -- Note that the first who waits for a key is called, if it is free and nobody else is expected.
 -- Unflushed: who is called twice is claimed once. What is asked of a line's work is a CASE that is not
 -- NULL: for that the planner has no guess. Others it takes for rare, without statistics, so that it
--- sorts all who wait instead of taking the first one by the index. And where nothing says that a place
--- is not NULL: of statistics from before a line the index of lines is empty, and would be read whole.
+-- sorts all who wait instead of taking the first one by the index. Beside that nothing may imply that a
+-- place is not NULL: by statistics from before a line the index of lines is empty, and so the cheapest
+-- way to any of its rows, and all of it would be read.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
