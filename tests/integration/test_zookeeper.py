@@ -261,6 +261,24 @@ class TestSession:
             server.resume()
         wait_until(lambda: not set(threading.enumerate()) - before, timeout_s=30.0)
 
+    def test_a_connection_that_is_never_answered(
+        self, zookeeper: ZooKeeper, client: KazooClient
+    ) -> None:
+        """Accepted, and then silent, as by a server that just starts: another is made while there
+        is time, so that a session lasts, and with it what it holds."""
+        with Proxy(zookeeper.port) as proxy:
+            url = f"zookeeper://127.0.0.1:{proxy.port}"
+            with locks_on(url, connect_timeout_s=0.3) as locks:
+                owner = new_owner("m")
+                wait_until(lambda: granted(locks, KEY, owner))
+                session, asked = locks._session(), proxy.requests
+                proxy.mode = Mode.BLACK_HOLE
+                proxy.cut()
+                wait_until(lambda: proxy.requests > asked)
+                proxy.mode = Mode.PASS
+                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED, timeout_s=30.0)
+                assert locks._session() is session
+
     def test_a_server_that_is_not_there(self) -> None:
         """The error says which one, and what the system said. Once it is there, it is used; a
         client that gave up in the meantime leaves no thread behind."""

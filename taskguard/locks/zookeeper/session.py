@@ -3,6 +3,8 @@
 Guarantees
 * A request waits for a connection and for its reply no longer than the time-outs say. Whatever goes
   wrong comes out as LockServerUnavailableError, except what the server says about nodes.
+* A server that takes a connection and says nothing costs a part of the session's time, not all: it
+  is asked again, and the others are.
 * A session that has ended stays so: nothing that another one answered is taken for its answer. It
   has ended when the server says so, when nothing was heard of it for its time-out, and by `end()`.
 * What is doubtful is undone before anything else that this session asks from then on.
@@ -68,16 +70,18 @@ class _Secret(str):
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
 
-    With TLS it connects by itself, for kazoo also believes authorities that `ca=` leaves out, and
-    leaves connections open that failed.
+    It waits for one no longer than `timeout_s`. With TLS it connects by itself, for kazoo also
+    believes authorities that `ca=` leaves out, and leaves connections open that failed.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None, *, timeout_s: float) -> None:
         super().__init__()
         self.failure: BaseException | None = None
         self._tls = tls
+        self._timeout_s = timeout_s
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
+        options["timeout"] = self._timeout_s
         try:
             if self._tls is None:
                 return super().create_connection(*args, **options)
@@ -109,7 +113,11 @@ class Session:
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
-        self._handler = _Handler(address.tls)
+        # For each step of making a connection: kazoo would give one server that is silent all the
+        # time that the session has.
+        fair_s = address.session_s / (len(address.endpoints) + 2)
+        self._patience_s = min(address.session_s, max(socket_timeout_s, fair_s))
+        self._handler = _Handler(address.tls, timeout_s=self._patience_s)
         user = _Secret(f"{address.user}:{address.password}")
         self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
         self._client = KazooClient(
@@ -127,22 +135,23 @@ class Session:
                 sleep_func=self._handler.sleep_func,
             ),
         )
-        self._hear_timeout()
+        self._attend_connecting()
         self._client.add_listener(self._heed)
         self._live = self._client.start_async()
 
-    def _hear_timeout(self) -> None:
-        """kazoo keeps to itself for how long the server keeps the session."""
+    def _attend_connecting(self) -> None:
+        """See to how long kazoo waits for a server that it connects to, and hear for how long the
+        server keeps the session: kazoo keeps that to itself."""
         connection = self._client._connection  # noqa: SLF001  # see above
-        invoke = connection._invoke  # noqa: SLF001
+        invoke = connection._invoke  # noqa: SLF001  # asks what is asked before all else
 
-        def heard(timeout: float, request: Any, xid: int | None = None) -> Any:
-            answer = invoke(timeout, request, xid)
+        def attended(timeout_s: float, request: Any, xid: int | None = None) -> Any:
+            answer = invoke(min(timeout_s, self._patience_s), request, xid)
             if isinstance(request, Connect) and answer[0].time_out > 0:
                 self.timeout_s = answer[0].time_out / 1000
             return answer
 
-        connection._invoke = heard  # noqa: SLF001
+        connection._invoke = attended  # noqa: SLF001
 
     # -- its life -----------------------------------------------------------------------------
 
