@@ -40,11 +40,13 @@ def in_turns(
     rounds: int,
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
+    but: Mapping[str, str] = {},
 ) -> list[Figure]:
     """µs per call of each case; in each round every case runs `repeats` times.
 
     The ratio is the median of the rounds' own ratios: a slow minute is slow for both. `clock`:
-    `time.process_time` for the time that this process's threads have on a processor.
+    `time.process_time` for the time that this process's threads have on a processor. `but`: cases
+    that have another reference.
     """
     for case in cases.values():
         for _ in range(max(20, repeats // 5)):
@@ -61,13 +63,18 @@ def in_turns(
                 case()
             samples[name].append((clock() - began) / repeats * 1e6)
             gc.enable()
-    return figures(samples, reference=reference)
+    return figures(samples, reference=reference, but=but)
 
 
-def figures(samples: Mapping[str, list[float]], *, reference: str) -> list[Figure]:
+def figures(
+    samples: Mapping[str, list[float]], *, reference: str, but: Mapping[str, str] = {}
+) -> list[Figure]:
     """Medians, and medians of the ratios to the reference's sample of the same round."""
-    base = samples[reference]
-    return [_figure(name, values, base) for name, values in samples.items()]
+    base = {other: other for other in but.values()} | dict(but)
+    return [
+        _figure(name, values, samples[base.get(name, reference)])
+        for name, values in samples.items()
+    ]
 
 
 def _figure(name: str, values: list[float], base: list[float]) -> Figure:
